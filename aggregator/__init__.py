@@ -1,0 +1,1 @@
+"""What runs on the GPU box: rounds, admission, replay-based aggregation, publishing, store."""

@@ -1,0 +1,1 @@
+"""What a board can do: profiles, probing, execution providers."""

@@ -1,0 +1,1 @@
+"""What runs on a device: camera, inference, round data, local training, upload, download, hot swap."""

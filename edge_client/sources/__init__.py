@@ -1,0 +1,1 @@
+"""Where a device's labelled samples and frames come from."""

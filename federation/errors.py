@@ -1,0 +1,63 @@
+"""The errors an operator meets, each with a machine-readable reason.
+
+Every message says what is wrong, what was expected and what happens next. ``docs/errors.md`` has a
+heading for every reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Iterable
+
+
+class Reason(str, enum.Enum):
+    """Why an upload was rejected or an artefact refused; the value travels in a ``Verdict``."""
+
+    WRONG_ROUND = "wrong-round"
+    WRONG_FLEET = "wrong-fleet"
+    WRONG_LAYOUT = "wrong-layout"
+    WRONG_DIGEST = "wrong-digest"
+    WRONG_COUNTS = "wrong-counts"
+    NOT_FINITE = "not-finite"
+    TOO_LARGE = "too-large"
+    STALE_VERSION = "stale-version"
+    MALFORMED = "malformed"
+    PROBE_MISMATCH = "probe-mismatch"
+    LOAD_FAILED = "load-failed"
+    UNKNOWN_CLIENT = "unknown-client"
+    BUSY = "busy"
+
+
+class ReplayfleetError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class SettingsError(ReplayfleetError):
+    """What the operator wrote can't be used; nothing was started or written."""
+
+
+class MalformedMessage(ReplayfleetError):
+    """Bytes that don't decode as what they claim to be."""
+
+
+class _Refused(ReplayfleetError):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"({reason.value}): {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class UploadRejected(_Refused):
+    """A well-formed upload that this round won't use."""
+
+
+class ArtefactRejected(_Refused):
+    """A manifest or blob that must not be served."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` or, without a near name, ``"; known: a, b"``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"

@@ -1,0 +1,130 @@
+"""The values that cross a method's boundary.
+
+Axes: B batch, C channels, H height, W width, K classes, Z latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+ClientId: TypeAlias = str
+Parameters: TypeAlias = Mapping[str, Tensor]
+"""Named tensors of one model: parameters and buffers, as in its state dict. Never mutated in place."""
+
+Facts: TypeAlias = Mapping[str, Any]
+"""Small msgpack-able values: None, bool, int, float, str, and lists and str-keyed dicts of them."""
+
+Draw: TypeAlias = Callable[[Tensor], Tensor]
+"""Latents (B, Z) float32 -> images (B, C, H, W) float32 in [-1, 1], the generator in eval mode."""
+
+Sampler: TypeAlias = Callable[[Parameters], Draw]
+"""Binds one sub-generator's parameters: eager PyTorch in simulation, ONNX Runtime on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundData:
+    """The labelled samples a client may use in this round, and only in this round.
+
+    Attributes:
+        images: (B, C, H, W) float32 in [-1, 1].
+        labels: (B,) int64 class ids.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.float32:
+            raise ValueError(f"images must be (B, C, H, W) float32, got {tuple(self.images.shape)} {self.images.dtype}")
+        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+            raise ValueError(f"labels must be (B,) int64, got {tuple(self.labels.shape)} {self.labels.dtype}")
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"round data has {len(self.images)} images but {len(self.labels)} labels")
+
+    def counts(self) -> dict[int, int]:
+        """Samples per class id, classes in rising order, absent classes left out."""
+        classes, counts = torch.unique(self.labels, return_counts=True)
+        return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Artefacts:
+    """Any state, upload or download in the one form that travels and is stored.
+
+    Attributes:
+        parameter_sets: name -> parameters. Each becomes one content-addressed blob, so an unchanged set costs nothing.
+            Names are ``[a-z0-9_/-]{1,128}``, for example ``task`` or ``sub-generator/3``.
+        facts: everything else.
+    """
+
+    parameter_sets: Mapping[str, Parameters] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+
+
+class Packable(Protocol):
+    """A method's typed state, upload or download; ``unpack(pack(x))`` equals ``x`` to the bit."""
+
+    def pack(self) -> Artefacts:
+        """Return the value as parameter sets and facts."""
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> Any:
+        """Return the value again.
+
+        Raises:
+            ValueError: A set or fact is missing, unexpected or out of range; says which.
+        """
+
+
+class Download(Packable, Protocol):
+    """What a client gets for a round."""
+
+    @property
+    def task_parameters(self) -> Parameters:
+        """The task model that the device serves."""
+
+
+class Method(Protocol):
+    """What the simulator and the services rely on; a method need not inherit from anything.
+
+    A method is a frozen dataclass: ``task: TaskSpec`` first, then its settings, all with defaults.
+    Both functions are pure: same arguments, same bits, arguments untouched.
+    """
+
+    name: ClassVar[str]
+    stores_data: ClassVar[bool]
+    """True if the client's state holds real samples, which operators must see."""
+    Upload: ClassVar[type[Any]]
+    Download: ClassVar[type[Any]]
+    ClientState: ClassVar[type[Any]]
+    AggregatorState: ClassVar[type[Any]]
+
+    def initial_states(self) -> tuple[Any, Any]:
+        """Return (a client's state, the aggregator's state) before round 0."""
+
+    def initial_download(self, rng: torch.Generator) -> Any:
+        """Return the download that every client starts round 0 from."""
+
+    def local_round(
+        self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[Any, Any]:
+        """One client's half of a round: (state, upload)."""
+
+    def aggregate(
+        self, state: Any, uploads: Mapping[ClientId, Any], rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[Any, dict[ClientId, Any]]:
+        """The aggregator's half: (state, a download for every client the state knows, absent ones included)."""
+
+    def download_for(self, state: Any, client_id: ClientId, initial: Any) -> Any:
+        """The latest download for one client; ``initial`` (round 0's) where nothing better exists yet."""
+
+    def upload_layout(self, name: str) -> Parameters | None:
+        """Tensors on the meta device that an upload's parameter set ``name`` must match, or None if the name is unknown."""
+
+    def check_upload(self, upload: Any) -> None:
+        """Raise ValueError if counts or other facts of an upload are impossible."""

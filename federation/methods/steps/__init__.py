@@ -1,0 +1,1 @@
+"""The mathematics that methods share; pure functions."""

@@ -1,0 +1,1 @@
+"""Words and bytes of the fleet: pure values, no sockets, no files."""

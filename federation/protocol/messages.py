@@ -1,0 +1,231 @@
+"""Every message of the wire format, version 1.
+
+How a round runs (A aggregator, C client):
+
+1. A keeps an ``Announcement`` retained on ``<fleet>/round``: the open round, the method, the task.
+2. C keeps a ``Presence`` retained on its ``state`` topic. When C comes online, and at every new round, A offers C its
+   download: an ``Offer`` whose manifest says ``round = r``: what C trains round r from.
+3. C trains round r when it holds the manifest of round r and r is open, then offers its upload, also ``round = r``.
+4. Either way a transfer is: ``Offer`` and at once a first window of blocks on the data topic (``up`` or ``down``);
+   the receiver answers on ``control`` with ``Progress`` (what it has, how far the sender may go), with ``Want`` for
+   blobs of the manifest that neither the bundle nor its store holds, and at the end with one ``Verdict``.
+5. ``Verdict(accepted=True)`` means verified and on disk; nothing weaker counts as delivered. All steps are
+   idempotent: an ``Offer`` whose content is already there gets its ``Verdict`` again.
+6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks with ``Want``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Role: TypeAlias = Literal["client", "aggregator"]
+
+
+class BlobEntry(msgspec.Struct, frozen=True):
+    """One content-addressed blob of a manifest.
+
+    Attributes:
+        name: its role, for example ``task``, ``sub-generator/3``, ``graph/task``.
+        digest: sha256 of the decoded bytes, 64 hex digits; the blob's id in every store.
+        size_bytes: length of the decoded bytes.
+        shared: all clients get the same, so it travels on the shared topic.
+    """
+
+    name: str
+    digest: str
+    size_bytes: int
+    shared: bool = False
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The golden vector: a model that doesn't reproduce it is never served.
+
+    Attributes:
+        seed: input is ``numpy.random.default_rng(seed).uniform(-1, 1, (batch_size, C, H, W))`` as float32.
+        batch_size: B.
+        logits: (B x K) expected float32 values, row by row.
+        tolerance: largest absolute difference accepted.
+    """
+
+    seed: int
+    batch_size: int
+    logits: tuple[float, ...]
+    tolerance: float
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """How to serve the download's task model: blob names within the same manifest, and the probe."""
+
+    graph: str
+    parameters: str
+    probe: Probe
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A complete list of what an upload or download consists of.
+
+    Attributes:
+        direction: ``up`` or ``down``.
+        fleet: fleet name.
+        client_id: whose it is.
+        round: the round whose training it comes from (up) or is for (down).
+        version: rises with every manifest of one sender for one client; an older one never replaces a newer one.
+        blobs: all blobs, also those that the receiver already holds.
+        facts: msgpack-encoded ``Artefacts.facts``.
+        serving: downloads only.
+        key_id: reserved for signing: which key signed.
+        signature: reserved for signing: over the manifest with this field empty.
+    """
+
+    direction: Literal["up", "down"]
+    fleet: str
+    client_id: str
+    round: int
+    version: int
+    blobs: tuple[BlobEntry, ...]
+    facts: bytes = b""
+    serving: Serving | None = None
+    key_id: str = ""
+    signature: bytes = b""
+
+
+class BundlePart(msgspec.Struct, frozen=True):
+    """One blob inside a bundle: ``encoded_bytes`` bytes, decoded by ``encoding``, yield the blob ``digest``."""
+
+    digest: str
+    encoded_bytes: int
+    encoding: Literal["raw", "zstd", "shuffle4-zstd"]
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
+    """A manifest, and a bundle of those of its blobs that the sender believes the receiver lacks.
+
+    Attributes:
+        sender: who offers.
+        transfer_id: 32 hex digits, derived from the content, so the same bundle resumes after any crash.
+        parts: the bundle's blobs, concatenated in this order; may be empty.
+        block_bytes: size of all blocks but the last.
+        block_digests: sha256 of every block, 32 bytes each, concatenated.
+    """
+
+    sender: Role
+    transfer_id: str
+    manifest: Manifest
+    parts: tuple[BundlePart, ...]
+    block_bytes: int
+    block_digests: bytes
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
+    """What the receiver has of a bundle, and how far the sender may go.
+
+    Attributes:
+        next_missing: index of the first block that is missing; the number of blocks when all are there.
+        missing: ranges ``(first, last)``, inclusive, of missing blocks below the highest one received.
+        credit: the sender may have this many blocks beyond ``next_missing`` in flight.
+    """
+
+    sender: Role
+    transfer_id: str
+    next_missing: int
+    missing: tuple[tuple[int, int], ...]
+    credit: int
+
+
+class Want(msgspec.Struct, frozen=True, tag="want", tag_field="kind"):
+    """Blobs of an offered manifest that the receiver lacks and that the bundle doesn't carry."""
+
+    sender: Role
+    transfer_id: str
+    digests: tuple[str, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
+    """The end of a transfer: accepted (verified and on disk), or refused and why."""
+
+    sender: Role
+    transfer_id: str
+    round: int
+    version: int
+    accepted: bool
+    reason: str = ""
+    detail: str = ""
+
+
+class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
+    """A client's retained state; ``offline`` is its last will.
+
+    ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead.
+    """
+
+    client_id: str
+    status: Literal["online", "sleeping", "stopped", "offline"]
+    boot_id: str
+    sequence: int
+    device: str = ""
+    provider: str = ""
+    phase: str = ""
+    round: int = -1
+    serving_version: int = -1
+
+
+class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):
+    """What a client measured, once per round, after it swapped the model of that round's download in.
+
+    ``metrics`` keys are listed in ``docs/architecture.md``: ``accuracy``, ``num_test``, ``swap_s``, ``train_s``,
+    ``bytes_up``, ``bytes_down``, ``frames``, ``latency_p95_s``, ``sub_generators_sent``, ``sub_generators_held``.
+    """
+
+    client_id: str
+    round: int
+    version: int
+    metrics: dict[str, float]
+
+
+class FleetSpec(msgspec.Struct, frozen=True):
+    """What all members of a fleet agree on; the aggregator owns it.
+
+    Attributes:
+        method: a key of ``METHODS``.
+        settings: the method's fields other than ``task``.
+        task: the fields of ``TaskSpec``.
+        run_seed: every random generator derives from it.
+    """
+
+    fleet: str
+    method: str
+    settings: dict[str, Any]
+    task: dict[str, Any]
+    run_seed: int
+
+
+class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="kind"):
+    """The aggregator's retained word to all.
+
+    Attributes:
+        epoch: changes when the aggregator restarts; clients then offer again what has no verdict yet.
+        state: ``open`` takes uploads for ``round``; ``aggregating`` takes none; ``finished`` is the end of the run;
+            ``offline`` is the aggregator's last will.
+        deadline_s: seconds from now to the round's deadline, 0 unless open.
+    """
+
+    epoch: str
+    round: int
+    state: Literal["open", "aggregating", "finished", "offline"]
+    deadline_s: float
+    spec: FleetSpec
+
+
+Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | Announcement
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One block of a bundle; travels in its own binary frame, not as msgpack."""
+
+    transfer_id: str
+    index: int
+    payload: bytes | memoryview

@@ -1,0 +1,1 @@
+"""Data streams, metrics, simulator, charts."""

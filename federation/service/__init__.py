@@ -1,0 +1,1 @@
+"""Settings, logging, metrics endpoint: what every long-running process shares."""

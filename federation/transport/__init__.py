@@ -1,0 +1,1 @@
+"""MQTT session, in-memory broker, resumable block transfer, embedded broker."""
