@@ -1,0 +1,112 @@
+"""A data dir belongs to one fleet, one role and one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+
+from federation.errors import SettingsError
+from federation.service.atomic import write_atomic
+
+FORMAT_VERSION = 1
+"""Of everything below a data dir; a newer one is refused instead of misread."""
+
+_MARKER = "fleet.json"
+_LOCK = "lock"
+
+
+class DataDir:
+    """A claimed data dir; ``close`` (or ``with``) gives it back. A killed process gives it back by itself."""
+
+    def __init__(self, path: Path, lock_handle: int) -> None:
+        self.path = path
+        self._lock_handle: int | None = lock_handle
+
+    def close(self) -> None:
+        """Let another process claim the folder. Idempotent."""
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
+            self._lock_handle = None
+
+    def __enter__(self) -> DataDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> DataDir:
+    """Create or take over ``path`` for one process of one fleet.
+
+    Args:
+        path: the folder.
+        fleet: fleet name.
+        role: ``client`` or ``aggregator``.
+        owner: which client; empty for the aggregator.
+
+    Raises:
+        SettingsError: It is no folder, not writable, used by another process, of another fleet, role or client, or
+            written by a newer version. Nothing was written.
+    """
+    claimed = {"format": FORMAT_VERSION, "fleet": fleet, "role": role, "owner": owner}
+    if path.exists():
+        read_owner(path, claimed)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(f"data dir {path}: not writable ({reason}); choose another with --data-dir") from error
+    try:
+        _lock(handle, path)
+        if not read_owner(path, claimed):
+            write_atomic(path / _MARKER, json.dumps(claimed, indent=1).encode() + b"\n")
+    except BaseException as error:
+        os.close(handle)
+        if isinstance(error, OSError):
+            raise SettingsError(f"data dir {path}: not writable ({error.strerror or error})") from error
+        raise
+    return DataDir(path, handle)
+
+
+def read_owner(path: Path, expected: dict[str, object]) -> bool:
+    """Whether ``path`` carries the marker of exactly this owner; False if it carries none.
+
+    Raises:
+        SettingsError: It belongs to somebody else, or isn't a readable folder.
+    """
+    if not path.is_dir():
+        raise SettingsError(f"data dir {path}: not a folder; choose another with --data-dir")
+    marker = path / _MARKER
+    try:
+        found = json.loads(marker.read_bytes())
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise SettingsError(f"data dir {path}: not readable ({error.strerror or error})") from error
+    except ValueError as error:
+        raise SettingsError(f"data dir {path}: {_MARKER} is damaged; restore it or choose another folder") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"data dir {path}: {_MARKER} is damaged; restore it or choose another folder")
+    for key, wanted in expected.items():
+        if found.get(key) != wanted:
+            raise SettingsError(
+                f"data dir {path}: belongs to {key} {found.get(key)!r}, this process is of {key} {wanted!r}; "
+                "choose another with --data-dir"
+            )
+    return True
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise SettingsError(f"data dir {path}: in use by process {holder}; stop it or choose another folder") from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

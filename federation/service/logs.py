@@ -1,0 +1,103 @@
+"""Logs as lines of ``event key=value``, or of JSON; credentials in URLs never reach them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import datetime, timezone
+from typing import Any, TextIO
+
+_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
+_NEEDS_QUOTES = re.compile(r"[\s\"=]|^$")
+
+
+def redact(text: str) -> str:
+    """Return ``text`` with the user and password of every URL replaced by ``***``."""
+    return _CREDENTIALS.sub(r"\g<scheme>***@", text)
+
+
+class EventLogger:
+    """A logger whose calls are an event and its fields: ``log.info("round opened", round=3)``."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Log what only a developer wants to see."""
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Log a step of the story of rounds and swaps."""
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log what an operator should look at; the process goes on by itself."""
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Log a failure that needs an operator."""
+        self._log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """Log a failure with the traceback of the exception being handled."""
+        self._log(logging.ERROR, event, fields, exc_info=True)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, exc_info=exc_info, extra={"fields": fields})
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-11-02T10:00:00Z INFO round opened round=3 clients=5``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line, or more where a traceback belongs to it."""
+        words = [_timestamp(record), record.levelname, record.getMessage()]
+        words += [f"{key}={_plain(value)}" for key, value in _fields(record).items()]
+        line = " ".join(words)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return redact(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time``, ``level``, ``event``, ``logger`` and the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        entry: dict[str, Any] = {
+            "time": _timestamp(record),
+            "level": record.levelname,
+            "event": record.getMessage(),
+            "logger": record.name,
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return redact(json.dumps(entry, default=str))
+
+
+def configure_logging(*, as_json: bool = False, level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Send all logs of this process to ``stream`` (standard error), replacing earlier handlers."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return json.dumps(text) if _NEEDS_QUOTES.search(text) else text
