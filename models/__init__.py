@@ -1,0 +1,36 @@
+"""The networks of a fleet and their specs.
+
+The classes are imported on first use, so that ``import models.specs`` (a device that only serves, a CLI's ``--help``)
+never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.resnet import ResNet20
+    from models.specs import TaskSpec
+    from models.wgan import Critic, Generator
+
+__all__ = ["Critic", "Generator", "ResNet20", "TaskSpec"]
+
+_HOMES = {
+    "Critic": "models.wgan",
+    "Generator": "models.wgan",
+    "ResNet20": "models.resnet",
+    "TaskSpec": "models.specs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public class from its module (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'models' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

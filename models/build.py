@@ -1,0 +1,102 @@
+"""From a ``TaskSpec`` to modules, and from an explicit generator to their first parameters.
+
+Modules are made on the meta device, where PyTorch's own initialisation draws nothing: global randomness stays untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from models.resnet import ResNet20
+from models.specs import TaskSpec
+from models.wgan import Critic, Generator
+
+M = TypeVar("M", bound=nn.Module)
+
+_DCGAN_STD = 0.02
+"""Radford et al. 2016, "Unsupervised Representation Learning with DCGANs", section 4."""
+
+
+def build_task_model(spec: TaskSpec, *, device: str = "cpu") -> ResNet20:
+    """Return the task model of ``spec``, its parameters zero until ``initialise`` or ``load_state_dict``.
+
+    ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
+    """
+    return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem), device)
+
+
+def build_generator(spec: TaskSpec, *, device: str = "cpu") -> Generator:
+    """Return a sub-generator of ``spec``; see ``build_task_model``."""
+    return _build(lambda: Generator(spec.image_channels, spec.generator_width, spec.image_size), device)
+
+
+def build_critic(spec: TaskSpec, *, device: str = "cpu") -> Critic:
+    """Return a sub-generator's critic; see ``build_task_model``."""
+    return _build(lambda: Critic(spec.image_channels, spec.generator_width, spec.image_size), device)
+
+
+@torch.no_grad()
+def initialise(module: M, rng: torch.Generator) -> M:
+    """Draw all parameters of ``module`` anew from ``rng``, reset all buffers, and return it.
+
+    Convolutions and linear layers get PyTorch's default, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (He et al. 2015 with
+    a = sqrt 5), and normalisations scale 1 and shift 0. A ``Generator`` or ``Critic`` gets DCGAN's N(0, 0.02) and
+    scales from N(1, 0.02). Layers are visited in the order of ``module.modules()``.
+
+    Args:
+        module: not on the meta device; changed in place.
+        rng: on the module's device.
+
+    Raises:
+        TypeError: A layer with parameters for which no scheme is defined here.
+    """
+    draw = _draw_dcgan if isinstance(module, (Generator, Critic)) else _draw_default
+    for layer in module.modules():
+        if isinstance(layer, (nn.modules.batchnorm._NormBase)):
+            layer.reset_running_stats()
+        if any(True for _ in layer.parameters(recurse=False)):
+            draw(layer, rng)
+    return module
+
+
+def _build(construct: Callable[[], M], device: str) -> M:
+    with torch.device("meta"):
+        module = construct()
+    if device == "meta":
+        return module
+    module = module.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.reset_running_stats()
+    return module
+
+
+def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
+    if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        bound = 1 / math.sqrt(layer.weight[0].numel())
+        layer.weight.uniform_(-bound, bound, generator=rng)
+        if layer.bias is not None:
+            layer.bias.uniform_(-bound, bound, generator=rng)
+    elif isinstance(layer, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+        layer.weight.fill_(1.0)
+        layer.bias.zero_()
+    else:
+        raise TypeError(f"no initialisation is defined for {type(layer).__name__}; add one to models.build")
+
+
+def _draw_dcgan(layer: nn.Module, rng: torch.Generator) -> None:
+    if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
+        layer.weight.normal_(0.0, _DCGAN_STD, generator=rng)
+    elif isinstance(layer, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+        layer.weight.normal_(1.0, _DCGAN_STD, generator=rng)
+        layer.bias.zero_()
+    else:
+        raise TypeError(f"no DCGAN initialisation is defined for {type(layer).__name__}; add one to models.build")
