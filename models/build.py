@@ -1,6 +1,6 @@
 """From a ``TaskSpec`` to modules, and from an explicit generator to their first parameters.
 
-Modules are made on the meta device, where PyTorch's own initialisation draws nothing: global randomness stays untouched.
+Modules are made on the meta device, where PyTorch's own initialisation draws nothing: global randomness is untouched.
 """
 
 from __future__ import annotations
