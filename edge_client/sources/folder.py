@@ -1,0 +1,167 @@
+"""Images that somebody, or something, puts into ``PATH/<class>/``: each becomes round data once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.sources.base import Frame, Samples, paced
+from edge_client.sources.uri import FolderUri
+from federation.errors import SettingsError, nearest
+from federation.service.atomic import write_atomic
+from federation.service.logs import EventLogger
+from models.specs import TaskSpec
+
+log = EventLogger(__name__)
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+MAX_FILE_BYTES = 32 * 2**20
+_EXPECTED = "expected PATH/<class>/*.png or *.jpg"
+_NUM_FIRST_FRAMES = 32
+"""Images that are served before the first round has loaded its own."""
+
+Decode = Callable[[bytes, TaskSpec], "NDArray[np.float32]"]
+
+
+def decode_image(data: bytes, task: TaskSpec) -> NDArray[np.float32]:
+    """Return an encoded image as (C, H, W) float32 in [-1, 1], resized to the task's size.
+
+    Raises:
+        ValueError: Not an image.
+    """
+    import cv2
+
+    colour = cv2.IMREAD_GRAYSCALE if task.image_channels == 1 else cv2.IMREAD_COLOR
+    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), colour) if data else None
+    if pixels is None:
+        raise ValueError("not a PNG or JPEG image")
+    side = task.image_size
+    if pixels.shape[:2] != (side, side):
+        shrinks = pixels.shape[0] > side or pixels.shape[1] > side
+        pixels = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    planes = pixels[None] if pixels.ndim == 2 else pixels[:, :, ::-1].transpose(2, 0, 1)  # BGR -> RGB, (C, H, W)
+    image: NDArray[np.float32] = np.ascontiguousarray(planes, dtype=np.float32) / np.float32(127.5) - np.float32(1.0)
+    return image
+
+
+class FolderSource:
+    """A growing folder of class folders.
+
+    Args:
+        uri: where, how much a round takes, how fast frames are served.
+        task: whose class names the class folders must carry.
+        ledger: a folder of this source's own, one small file per round with the names it used, so that a restart
+            neither repeats a sample in a later round nor changes a round that has begun.
+        decode: how a file becomes an image.
+
+    Raises:
+        SettingsError: No such folder, or a class folder that the task doesn't know.
+    """
+
+    def __init__(self, uri: FolderUri, task: TaskSpec, ledger: Path, decode: Decode = decode_image) -> None:
+        self._uri = uri
+        self._task = task
+        self._decode = decode
+        self._ledger = ledger
+        check_folder(uri)
+        self._class_ids = _class_ids(uri.path, task)
+        ledger.mkdir(parents=True, exist_ok=True)
+        self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
+        first = self._load(self._files()[-_NUM_FIRST_FRAMES:])
+        self._scene = first.images if first else np.empty((0, *task.image_shape), np.float32)
+
+    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+        """Serve the round's images over and over."""
+        return paced(lambda: self._scene, self._uri.rate, stop, time.monotonic)
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        """Up to ``per_round`` images that no round has used, the oldest first; None if there are none."""
+        entry = self._ledger / f"{round_index:08d}.json"
+        names = _names(entry)
+        if not names:
+            names = [name for name in self._files() if name not in self._used][: self._uri.per_round]
+            if not names:
+                return None
+            write_atomic(entry, json.dumps(names).encode())
+            self._used.update(names)
+        samples = self._load(names)
+        if samples is not None:
+            self._scene = samples.images
+        return samples
+
+    def test_samples(self, round_index: int) -> Samples | None:
+        """A folder holds no test data."""
+        return None
+
+    def describe(self) -> str:
+        """One line for logs."""
+        return f"folder {self._uri.path}, {self._uri.per_round} images per round, {self._uri.rate:g} frames/s"
+
+    def _files(self) -> list[str]:
+        """Names relative to the folder, ``<class>/<file>``, in the order they arrived."""
+        files = (
+            (folder, file)
+            for folder in self._class_ids
+            for file in (self._uri.path / folder).iterdir()
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        )
+        return [name for _, name in sorted((_arrival(file), f"{folder}/{file.name}") for folder, file in files)]
+
+    def _load(self, names: Sequence[str]) -> Samples | None:
+        images: list[NDArray[np.float32]] = []
+        labels: list[int] = []
+        for name in names:
+            file = self._uri.path / name
+            try:
+                if file.stat().st_size > MAX_FILE_BYTES:
+                    raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+                images.append(self._decode(file.read_bytes(), self._task))
+                labels.append(self._class_ids[name.split("/", 1)[0]])
+            except (OSError, ValueError) as error:
+                log.warning("image skipped", file=file, reason=error)
+        return Samples(np.stack(images), np.array(labels, dtype=np.int64)) if images else None
+
+
+def check_folder(uri: FolderUri) -> None:
+    """Raise SettingsError unless the folder exists and has class folders."""
+    if not uri.path.is_dir():
+        raise SettingsError(f"source folder {str(uri.path)!r} doesn't exist; expected PATH/<class>/*.png or *.jpg")
+    if not any(entry.is_dir() for entry in uri.path.iterdir()):
+        raise SettingsError(
+            f"source folder {str(uri.path)!r} has no class folders; expected PATH/<class>/*.png or *.jpg"
+        )
+
+
+def _arrival(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:  # gone since the folder was listed; loading it says so
+        return 0
+
+
+def _class_ids(path: Path, task: TaskSpec) -> dict[str, int]:
+    """Class folder -> class id."""
+    ids = {name: index for index, name in enumerate(task.class_names)}
+    folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for folder in folders:
+        if folder not in ids:
+            raise SettingsError(f"source folder {str(path)!r}: unknown class {folder!r}{nearest(folder, ids)}")
+    return {folder: ids[folder] for folder in folders}
+
+
+def _names(entry: Path) -> list[str]:
+    """What a round used, or nothing if it hasn't begun or its entry is damaged."""
+    try:
+        names = json.loads(entry.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError):
+        log.warning("ledger entry is damaged, its images may be used once more", file=entry)
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
