@@ -1,0 +1,139 @@
+"""When a round opens, closes and ends: decisions only, no clocks, no I/O.
+
+``open`` takes uploads until the quorum or the deadline; ``aggregating`` takes none; committing a round opens the next
+one, or finishes the run. Which uploads count depends on neither their order nor on how often they arrive.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from federation.errors import SettingsError
+
+
+class Phase(str, enum.Enum):
+    """What the aggregator does right now; the values are those of ``Announcement.state``."""
+
+    OPEN = "open"
+    AGGREGATING = "aggregating"
+    FINISHED = "finished"
+
+
+class Decision(str, enum.Enum):
+    """What the clock or an upload made of an open round."""
+
+    WAIT = "wait"
+    CLOSE_QUORUM = "quorum"
+    CLOSE_DEADLINE = "deadline"
+    EXTEND = "extended"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRules:
+    """When rounds close.
+
+    Attributes:
+        num_clients: a round closes at once with uploads from this many clients.
+        min_clients: at its deadline a round closes with at least this many, else it is extended.
+        deadline_s: seconds that a round stays open, and by which it is extended.
+        num_rounds: the run is finished after this many; None runs for ever.
+    """
+
+    num_clients: int
+    min_clients: int = 1
+    deadline_s: float = 600.0
+    num_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise SettingsError(f"clients is {self.num_clients}, expected at least 1")
+        if not 1 <= self.min_clients <= self.num_clients:
+            raise SettingsError(f"min_clients is {self.min_clients}, expected 1 to clients ({self.num_clients})")
+        if not 0 < self.deadline_s <= 30 * 86400:
+            raise SettingsError(f"deadline_s is {self.deadline_s}, expected more than 0 and at most 30 days")
+        if self.num_rounds is not None and self.num_rounds < 1:
+            raise SettingsError(f"rounds is {self.num_rounds}, expected at least 1")
+
+
+class Rounds:
+    """The round machine of one run; ``now`` is any clock that never runs backwards, in seconds.
+
+    Args:
+        rules: when rounds close.
+        now: the present; the current round's deadline counts from here, also after a restart.
+        index: the current round.
+        accepted: clients whose upload for it is durable.
+        closed: it was closed before a restart, and awaits its aggregation.
+    """
+
+    def __init__(
+        self, rules: RoundRules, now: float, *, index: int = 0, accepted: Iterable[str] = (), closed: bool = False
+    ) -> None:
+        self.rules = rules
+        self.index = index
+        self._accepted = set(accepted)
+        self._deadline = now + rules.deadline_s
+        self.phase = Phase.AGGREGATING if closed else Phase.OPEN
+        self._finish_if_last()
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Clients that this round counts, sorted."""
+        return tuple(sorted(self._accepted))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether uploads for ``index`` are taken."""
+        return self.phase is Phase.OPEN
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds to the deadline; 0 unless open."""
+        return max(0.0, self._deadline - now) if self.is_open else 0.0
+
+    def accept(self, client_id: str) -> bool:
+        """Count a client's upload; False if it was counted before.
+
+        Raises:
+            ValueError: The round isn't open.
+        """
+        if not self.is_open:
+            raise ValueError(f"round {self.index} is {self.phase.value}, it takes no uploads")
+        if client_id in self._accepted:
+            return False
+        self._accepted.add(client_id)
+        return True
+
+    def decide(self, now: float) -> Decision:
+        """Close or extend the open round if it is time; call after uploads and regularly."""
+        if not self.is_open:
+            return Decision.WAIT
+        if len(self._accepted) >= self.rules.num_clients:
+            self.phase = Phase.AGGREGATING
+            return Decision.CLOSE_QUORUM
+        if now < self._deadline:
+            return Decision.WAIT
+        if len(self._accepted) >= self.rules.min_clients:
+            self.phase = Phase.AGGREGATING
+            return Decision.CLOSE_DEADLINE
+        self._deadline = now + self.rules.deadline_s
+        return Decision.EXTEND
+
+    def committed(self, now: float) -> None:
+        """The aggregated round is durable: open the next one, or finish.
+
+        Raises:
+            ValueError: No round was closed.
+        """
+        if self.phase is not Phase.AGGREGATING:
+            raise ValueError(f"round {self.index} is {self.phase.value}, it can't be committed")
+        self.index += 1
+        self._accepted.clear()
+        self._deadline = now + self.rules.deadline_s
+        self.phase = Phase.OPEN
+        self._finish_if_last()
+
+    def _finish_if_last(self) -> None:
+        if self.rules.num_rounds is not None and self.index >= self.rules.num_rounds:
+            self.phase = Phase.FINISHED

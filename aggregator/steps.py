@@ -1,0 +1,40 @@
+"""The places where a crash must be harmless; a test kills the process at each of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TypeAlias
+
+
+class Step(str, enum.Enum):
+    """What has just become durable or left the process."""
+
+    ROUND_OPENED = "round-opened"
+    """The round is in the store, nobody was told."""
+    DOWNLOAD_PREPARED = "download-prepared"
+    """One client's manifest is in the store, it was not offered."""
+    UPLOAD_ARRIVED = "upload-arrived"
+    """The upload's blobs are in the store, it is not accepted."""
+    UPLOAD_STORED = "upload-stored"
+    """The upload is accepted, its client was not told."""
+    UPLOAD_CONCLUDED = "upload-concluded"
+    """The client was told."""
+    ROUND_CLOSED = "round-closed"
+    """The set of uploads is fixed, nothing is aggregated."""
+    AGGREGATED = "aggregated"
+    """The results' blobs are in the store, nothing refers to them."""
+    COMMITTED = "committed"
+    """State, downloads and the next round are durable, nobody was told."""
+    PUBLISHED = "published"
+    """Announced and offered; old blobs still lie around."""
+    COLLECTED = "collected"
+    """Old blobs are gone."""
+
+
+Checkpoint: TypeAlias = Callable[[Step], None]
+"""Called after every step."""
+
+
+def no_checkpoint(step: Step) -> None:
+    """Do nothing: production."""
