@@ -11,7 +11,8 @@ How a round runs (A aggregator, C client):
    blobs of the manifest that neither the bundle nor its store holds, and at the end with one ``Verdict``.
 5. ``Verdict(accepted=True)`` means verified and on disk; nothing weaker counts as delivered. All steps are
    idempotent: an ``Offer`` whose content is already there gets its ``Verdict`` again.
-6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks with ``Want``.
+6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks
+   with ``Want``.
 """
 
 from __future__ import annotations
