@@ -78,15 +78,14 @@ def next_step(now: Situation) -> Step:
         return Step.DROP_UPLOAD
     if now.training_round is not None:
         return Step.TRAINING
-    if word.state == "aggregating":
-        return Step.WAIT_VERDICT if now.pending is not None else Step.WAIT_ROUND
     if now.pending is not None:
-        return Step.OFFER if now.pending.offered_epoch != word.epoch else Step.WAIT_VERDICT
-    return _in_an_open_round(now, word.round)
+        must_offer = word.state == "open" and now.pending.offered_epoch != word.epoch
+        return Step.OFFER if must_offer else Step.WAIT_VERDICT
+    return _in_an_open_round(now, word.round) if word.state == "open" else Step.WAIT_ROUND
 
 
 def _in_an_open_round(now: Situation, open_round: int) -> Step:
-    if open_round in {now.trained_round, now.abandoned_round} or open_round < now.trained_round:
+    if open_round <= now.trained_round or open_round == now.abandoned_round:
         return Step.WAIT_ROUND
     if now.held_round != open_round:
         return Step.WAIT_DOWNLOAD

@@ -1,0 +1,148 @@
+"""The model that serves frames, and how another takes its place while frames flow.
+
+load -> warm up -> probe against the manifest's golden vector -> swap one reference -> keep the previous -> roll back.
+Whoever answers a frame reads ``active`` once, so every answer comes from exactly one version.
+
+Axes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.errors import ArtefactRejected, Reason
+
+Model: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""(B, C, H, W) float32 in [-1, 1] -> logits (B, K) float32; safe to call from several threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A verified download that wants to be served.
+
+    Attributes:
+        version: of its manifest.
+        round: of its manifest.
+        load: builds the model; slow, and may raise anything.
+        probe_images: (B, C, H, W) golden input.
+        probe_logits: (B, K) what the aggregator's model made of it.
+        tolerance: largest absolute difference accepted.
+    """
+
+    version: int
+    round: int
+    load: Callable[[], Model]
+    probe_images: NDArray[np.float32]
+    probe_logits: NDArray[np.float32]
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that passed its probe."""
+
+    version: int
+    round: int
+    model: Model
+
+
+class ModelSlot:
+    """One active model, the one before it, and the rule that versions only rise.
+
+    ``active`` may be read from any thread; changes are serialised.
+    """
+
+    def __init__(self) -> None:
+        self._active: ServedModel | None = None
+        self._previous: ServedModel | None = None
+        self._newest_seen = -1
+        self._changing = threading.Lock()
+        self.num_swaps = 0
+        self.num_rollbacks = 0
+
+    @property
+    def active(self) -> ServedModel | None:
+        """The model that answers frames now; None before the first."""
+        return self._active
+
+    @property
+    def previous(self) -> ServedModel | None:
+        """The model that ``roll_back`` returns to."""
+        return self._previous
+
+    def install(self, candidate: Candidate) -> ServedModel:
+        """Serve the candidate from the next frame on; the active model answers until it passed every check.
+
+        Installing the active version again changes nothing.
+
+        Raises:
+            ArtefactRejected: Older than, or rolled back as, a version this slot has seen; doesn't load; or doesn't
+                reproduce the golden vector. The active model stays.
+        """
+        with self._changing:
+            active = self._active
+            if active is not None and active.version == candidate.version:
+                return active
+            if candidate.version <= self._newest_seen:
+                serving = "nothing" if active is None else f"version {active.version}"
+                raise ArtefactRejected(
+                    Reason.STALE_VERSION,
+                    f"version {candidate.version} is not newer than {self._newest_seen}; still serving {serving}",
+                )
+            fresh = ServedModel(candidate.version, candidate.round, _load(candidate))
+            _probe(candidate, fresh.model)
+            self._previous, self._active = active, fresh
+            self._newest_seen = candidate.version
+            self.num_swaps += 1
+            return fresh
+
+    def roll_back(self, failed_version: int) -> ServedModel | None:
+        """Return to the previous model, for good: the failed version isn't installed again.
+
+        Returns:
+            The model that serves now, or None if ``failed_version`` isn't active or nothing precedes it.
+        """
+        with self._changing:
+            if self._active is None or self._active.version != failed_version or self._previous is None:
+                return None
+            self._active, self._previous = self._previous, None
+            self.num_rollbacks += 1
+            return self._active
+
+
+def _load(candidate: Candidate) -> Model:
+    """Build the model and warm it up at batch 1, the size that frames come in."""
+    try:
+        model = candidate.load()
+        model(candidate.probe_images[:1])
+    except ArtefactRejected:
+        raise
+    except Exception as error:  # runtimes share no exception class
+        reason = " ".join(str(error).split())[:300]
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"version {candidate.version}: {reason}") from error
+    return model
+
+
+def _probe(candidate: Candidate, model: Model) -> None:
+    try:
+        logits = model(candidate.probe_images)
+    except Exception as error:  # runtimes share no exception class
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"version {candidate.version}: {error}") from error
+    if logits.shape != candidate.probe_logits.shape:
+        raise ArtefactRejected(
+            Reason.PROBE_MISMATCH,
+            f"version {candidate.version} answers {logits.shape}, expected {candidate.probe_logits.shape}",
+        )
+    difference = float(np.max(np.abs(logits.astype(np.float64) - candidate.probe_logits.astype(np.float64))))
+    if not difference <= candidate.tolerance:  # NaN fails too
+        raise ArtefactRejected(
+            Reason.PROBE_MISMATCH,
+            f"version {candidate.version} differs from its golden vector by {difference:.3g}, "
+            f"expected at most {candidate.tolerance:.3g}",
+        )

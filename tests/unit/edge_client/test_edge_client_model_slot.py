@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_client.model_slot import Candidate, Model, ModelSlot
+from federation.errors import ArtefactRejected, Reason
+
+Images = NDArray[np.float32]
+PROBE = np.ones((2, 1, 2, 2), np.float32)
+
+
+def constant(*logits: float) -> Model:
+    return lambda images: np.tile(np.array(logits, np.float32), (len(images), 1))
+
+
+def candidate(version: int, model: Model | None = None, load: Callable[[], Model] | None = None) -> Candidate:
+    served = model or constant(version, 0)
+    return Candidate(
+        version, version, load or (lambda: served), PROBE, np.array([[version, 0]] * 2, np.float32), tolerance=1e-4
+    )
+
+
+def _reason(slot: ModelSlot, refused: Candidate) -> Reason:
+    with pytest.raises(ArtefactRejected) as caught:
+        slot.install(refused)
+    return caught.value.reason
+
+
+def test_an_installed_model_serves_and_the_one_before_is_kept() -> None:
+    slot = ModelSlot()
+    assert slot.active is None
+    slot.install(candidate(1))
+    first = slot.active
+    slot.install(candidate(2))
+    assert slot.active is not None
+    assert (slot.active.version, slot.previous, slot.num_swaps) == (2, first, 2)
+
+
+def test_an_older_model_never_replaces_a_newer_one() -> None:
+    slot = ModelSlot()
+    slot.install(candidate(5))
+    assert _reason(slot, candidate(4)) is Reason.STALE_VERSION
+    assert slot.active is not None
+    assert slot.active.version == 5
+
+
+def test_installing_the_active_version_again_changes_nothing() -> None:
+    slot = ModelSlot()
+    served = slot.install(candidate(5))
+    assert slot.install(candidate(5)) is served
+    assert slot.num_swaps == 1
+
+
+def test_a_model_that_misses_its_golden_vector_is_not_served() -> None:
+    slot = ModelSlot()
+    good = slot.install(candidate(1))
+    for wrong in (constant(2.0 + 2e-4, 0), constant(float("nan"), 0), constant(2, 0, 0)):
+        assert _reason(slot, candidate(2, wrong)) is Reason.PROBE_MISMATCH
+    assert slot.active is good
+    assert slot.install(candidate(2)).version == 2
+
+
+def test_a_model_that_does_not_load_or_run_is_not_served() -> None:
+    def missing() -> Model:
+        raise RuntimeError("no such operator\nFoo")
+
+    def crashes(images: Images) -> Images:
+        raise RuntimeError("bad shape")
+
+    slot = ModelSlot()
+    assert _reason(slot, candidate(1, load=missing)) is Reason.LOAD_FAILED
+    assert _reason(slot, candidate(1, crashes)) is Reason.LOAD_FAILED
+    assert slot.active is None
+
+
+def test_a_rolled_back_version_is_not_installed_again() -> None:
+    slot = ModelSlot()
+    slot.install(candidate(1))
+    slot.install(candidate(2))
+    back = slot.roll_back(2)
+    assert back is not None
+    assert back.version == 1
+    assert slot.roll_back(1) is None, "nothing precedes version 1"
+    assert _reason(slot, candidate(2)) is Reason.STALE_VERSION
+    assert slot.install(candidate(3)).version == 3
+
+
+def test_a_late_failure_report_does_not_roll_a_newer_model_back() -> None:
+    slot = ModelSlot()
+    slot.install(candidate(1))
+    slot.install(candidate(2))
+    assert slot.roll_back(1) is None
+    assert slot.active is not None
+    assert slot.active.version == 2
+
+
+def test_the_old_model_answers_while_the_new_one_loads() -> None:
+    slot = ModelSlot()
+    slot.install(candidate(1))
+    loading, finish = threading.Event(), threading.Event()
+
+    def slow() -> Model:
+        loading.set()
+        assert finish.wait(10)
+        return constant(2, 0)
+
+    swap = threading.Thread(target=slot.install, args=(candidate(2, load=slow),))
+    swap.start()
+    assert loading.wait(10)
+    assert slot.active is not None
+    assert slot.active.version == 1
+    finish.set()
+    swap.join(10)
+    assert slot.active.version == 2
