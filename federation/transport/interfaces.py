@@ -19,6 +19,15 @@ Send: TypeAlias = Callable[[str, bytes], None]
 """(topic, payload): publish with QoS 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker says in our name when we vanish without a goodbye."""
+
+    topic: str
+    payload: bytes
+    retain: bool = True
+
+
 class Session(Protocol):
     """One connection to a broker; reconnects by itself with back-off and subscribes again."""
 
@@ -45,6 +54,10 @@ class Session(Protocol):
     @property
     def state(self) -> str:
         """One line for operators: ``connected``, ``connecting (attempt 3, next in 4 s): connection refused``."""
+
+    @property
+    def num_connections(self) -> int:
+        """How often the broker has accepted us; when it rises, the service calls ``Courier.resume``."""
 
     @property
     def max_payload_bytes(self) -> int:
@@ -77,7 +90,7 @@ class BlobStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A peer wants to send; the service decides with ``Courier.accept`` or ``Courier.refuse``. Nothing was written yet."""
+    """A peer wants to send; the service decides with ``accept`` or ``refuse``. Nothing was written yet."""
 
     peer: str
     offer: Offer
@@ -150,7 +163,9 @@ class Courier(Protocol):
     def refuse(self, peer: str, offer: Offer, reason: str, detail: str, now: float) -> None:
         """Send a negative verdict; blocks that still come are dropped."""
 
-    def conclude(self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str = "", detail: str = "") -> None:
+    def conclude(
+        self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str = "", detail: str = ""
+    ) -> None:
         """Send the verdict on what ``Arrived``, after it is durable. Repeated if the peer offers the same again."""
 
     def resume(self, now: float) -> None:
