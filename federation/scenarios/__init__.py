@@ -1,1 +1,18 @@
 """Data streams, metrics, simulator, charts."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from federation.scenarios.streams import SCENARIOS
+
+__all__ = ["SCENARIOS"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the scenarios on first use (PEP 562), so that ``fleet-sim --help`` loads no numpy."""
+    if name != "SCENARIOS":
+        raise AttributeError(f"module 'federation.scenarios' has no attribute {name!r}")
+    return importlib.import_module("federation.scenarios.streams").SCENARIOS

@@ -25,10 +25,43 @@ TASKS: dict[str, TaskSpec] = {
 SETTINGS = ("paper", "small", "tiny")
 """Names of ``--settings``: the paper's own, a demo's on two cores, a test's."""
 
+_TINY_TASK_MODEL = {"local_epochs": 2, "batch_size": 16}
+_SMALL_TASK_MODEL = {"local_epochs": 8}
+
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "small": {},
-    "tiny": {},
+    "small": {
+        "centralized": _SMALL_TASK_MODEL,
+        "fedavg": _SMALL_TASK_MODEL,
+        "pfedgrp": {
+            **_SMALL_TASK_MODEL,
+            "sub_generator_epochs": 60,
+            "replay_per_client": 320,
+            "aggregation_epochs": 8,
+            "aggregation_learning_rate": 0.03,
+        },
+    },
+    "tiny": {
+        "centralized": _TINY_TASK_MODEL,
+        "fedavg": _TINY_TASK_MODEL,
+        "pfedgrp": {
+            **_TINY_TASK_MODEL,
+            "sub_generator_epochs": 2,
+            "critic_steps_per_generator_step": 1,
+            "gan_batch_size": 16,
+            "gate_samples": 16,
+            "max_tries_factor": 2,
+            "replay_per_client": 32,
+            "aggregation_epochs": 2,
+        },
+    },
 }
+"""Preset -> method -> the fields that differ from the method's defaults."""
+
+_PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
+    32: {"pfedgrp": {"sub_generator_epochs": 500}},
+    64: {"pfedgrp": {"sub_generator_epochs": 1000}},
+}
+"""Where the paper's settings depend on the data set (appendix B.2); the defaults are those for 28 pixels."""
 
 
 def task_for(dataset: str) -> TaskSpec:
@@ -43,7 +76,7 @@ def task_for(dataset: str) -> TaskSpec:
         raise SettingsError(f"unknown data set {dataset!r}{nearest(dataset, TASKS)}") from None
 
 
-def settings_for(method: str, name: str) -> dict[str, Any]:
+def settings_for(method: str, name: str, image_size: int = 28) -> dict[str, Any]:
     """Return the fields, other than ``task``, that preset ``name`` changes in ``method``'s defaults.
 
     Raises:
@@ -51,5 +84,7 @@ def settings_for(method: str, name: str) -> dict[str, Any]:
     """
     if name not in SETTINGS:
         raise SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
-    presets: Mapping[str, Mapping[str, Any]] = _PRESETS.get(name, {})
+    presets: Mapping[str, Mapping[str, Any]] = (
+        _PAPER_BY_IMAGE_SIZE.get(image_size, {}) if name == "paper" else _PRESETS[name]
+    )
     return dict(presets.get(method, {}))

@@ -1,0 +1,14 @@
+"""From a stream's indices to the tensors that a method trains on. The only place where streams meet torch."""
+
+from __future__ import annotations
+
+import torch
+
+from federation.methods.records import RoundData
+from federation.scenarios.labelled_images import LabelledImages, normalise
+from federation.scenarios.streams import Indices
+
+
+def round_data(part: LabelledImages, indices: Indices) -> RoundData:
+    """Return these samples, normalised, in this order. Pixels stay uint8 in ``part``; only the round's become float."""
+    return RoundData(torch.from_numpy(normalise(part.images[indices])), torch.from_numpy(part.labels[indices]))

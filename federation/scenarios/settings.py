@@ -1,0 +1,132 @@
+"""``--settings`` and ``--set`` of the simulator: sizes of the stream by name, a method's fields, checked overrides.
+
+The methods' own numbers stand in ``federation.service.presets``, which the deployed fleet reads too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from federation.errors import SettingsError, nearest
+from federation.scenarios.streams import StreamSettings
+from federation.service.presets import SETTINGS, settings_for
+from models.specs import TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSize:
+    """How large a stream a preset stands for; the names are those of ``StreamSettings``."""
+
+    num_clients: int
+    num_rounds: int | None
+    samples_per_class: int
+    test_samples_per_class: int | None = None
+    classes_per_task: int = 2
+
+
+SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=200),
+    "small": StreamSize(num_clients=3, num_rounds=6, samples_per_class=200, test_samples_per_class=100),
+    "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20, test_samples_per_class=10),
+}
+"""Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), as many rounds as the data last."""
+
+_PAPER_SAMPLES_AT_64_PIXELS = 50
+
+
+def unknown_settings(name: str) -> SettingsError:
+    """Return the error for a preset that doesn't exist."""
+    return SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
+
+
+def split_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """Return ``key=value`` texts as a mapping.
+
+    Raises:
+        SettingsError: A text has no ``=``, or a key comes twice.
+    """
+    overrides: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {text}: expected KEY=VALUE")
+        if key in overrides:
+            raise SettingsError(f"--set {key} is given twice")
+        overrides[key] = value
+    return overrides
+
+
+def stream_settings(
+    preset: str, image_size: int, overrides: Mapping[str, str], given: Mapping[str, Any]
+) -> StreamSettings:
+    """Return the stream of a preset.
+
+    Args:
+        preset: a key of ``SIZES``.
+        image_size: of the data set; the paper's sizes depend on it.
+        overrides: from ``--set``; keys that no stream has are left to the method.
+        given: ``scenario``, ``seed`` and what the operator gave as options of their own; None means "not given".
+
+    Raises:
+        SettingsError: The preset is unknown, or a value is of the wrong type or range.
+    """
+    if preset not in SIZES:
+        raise unknown_settings(preset)
+    size = dataclasses.asdict(SIZES[preset])
+    if preset == "paper" and image_size == 64:
+        size["samples_per_class"] = _PAPER_SAMPLES_AT_64_PIXELS
+    size |= _converted(StreamSize, {key: value for key, value in overrides.items() if key in size})
+    return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})
+
+
+def method_from(kind: type[Any], task: TaskSpec, preset: str, overrides: Mapping[str, str]) -> Any:
+    """Return a method with a preset's fields, and with overrides on top.
+
+    Args:
+        kind: a class of ``METHODS``.
+        task: what the fleet learns.
+        preset: a key of ``SETTINGS``.
+        overrides: from ``--set``; keys of ``StreamSize`` are passed over.
+
+    Raises:
+        SettingsError: The preset is unknown, the method lacks a key (names the nearest), or refuses a value.
+    """
+    stream_keys = {field.name for field in dataclasses.fields(StreamSize)}
+    own = {key: value for key, value in overrides.items() if key not in stream_keys}
+    known = method_fields(kind)
+    for key in own:
+        if key not in known:
+            raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
+    fields = {**settings_for(kind.name, preset, task.image_size), **_converted(kind, own)}
+    try:
+        return kind(task=task, **fields)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{kind.name}: {error}") from error
+
+
+def method_fields(kind: type[Any]) -> list[str]:
+    """Return the names of a method's settings."""
+    return [field.name for field in dataclasses.fields(kind) if field.init and field.name != "task"]
+
+
+def settings_of(method: Any) -> dict[str, Any]:
+    """Return a method's settings as plain values."""
+    return {name: getattr(method, name) for name in method_fields(type(method))}
+
+
+def _converted(kind: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {key: _convert(key, text, hints[key]) for key, text in texts.items()}
+
+
+def _convert(key: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"--set {key}={text}: {str(error).replace('`', '')}") from error
