@@ -1,0 +1,197 @@
+"""Local training from the client's side: one job at a time, in a process of its own that is replaced when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from edge_client.backoff import Backoff
+from edge_client.training_job import (
+    FromTrainer,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    event_from_line,
+    to_line,
+)
+from federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
+
+MAX_ATTEMPTS = 5
+"""Deaths of the process during one round, after which that round is given up."""
+
+TRAINER_COMMAND = (sys.executable, "-m", "edge_client.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerExited:
+    """The process is gone; ``code`` as of ``subprocess.Popen.returncode``, ``pid`` of which one."""
+
+    pid: int
+    code: int
+
+
+TrainerEvent: TypeAlias = FromTrainer | TrainerExited
+
+
+class Trainer(Protocol):
+    """What ``LocalTraining`` needs of a process."""
+
+    pid: int
+
+    def submit(self, job: TrainJob) -> None:
+        """Hand over a job; a process that died meanwhile is reported by its exit event."""
+
+    def stop(self) -> None:
+        """End the process and wait for it. Idempotent."""
+
+
+class TrainerProcess:
+    """One child process; events arrive on a thread of its own.
+
+    Args:
+        on_event: called on that thread; it may only enqueue.
+        command: what to run.
+    """
+
+    def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
+        self._on_event = on_event
+        self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: TrainJob) -> None:
+        """Write the job to the process."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(to_line(job))
+            self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """Close its input, which ends it at once, also in the middle of a job."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._thread.join(timeout=5)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._heard(line)
+        self._on_event(TrainerExited(self.pid, self._process.wait()))
+
+    def _heard(self, line: bytes) -> None:
+        try:
+            self._on_event(event_from_line(line))
+        except msgspec.MsgspecError as error:
+            log.warning("unreadable line from the training process", error=error)
+
+
+class LocalTraining:
+    """Keeps a training process and at most one job; decisions with ``now``, no waiting.
+
+    Args:
+        spawn: starts a process.
+        backoff: delays between restarts.
+        max_attempts: deaths after which a round is given up.
+    """
+
+    def __init__(
+        self, spawn: Callable[[], Trainer], backoff: Backoff | None = None, max_attempts: int = MAX_ATTEMPTS
+    ) -> None:
+        self._spawn = spawn
+        self._backoff = backoff or Backoff()
+        self._max_attempts = max_attempts
+        self._trainer: Trainer | None = None
+        self._ready = False
+        self._restart_at: float | None = None
+        self._deaths = 0
+        self.job: TrainJob | None = None
+        self.num_restarts = 0
+
+    @property
+    def round(self) -> int | None:
+        """The round in work, or None."""
+        return None if self.job is None else self.job.manifest.round
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return None if self._trainer is None else self._trainer.pid
+
+    def start(self) -> None:
+        """Start the process, so that it has imported torch when the first round opens."""
+        if self._trainer is None and self._restart_at is None:
+            self._trainer = self._spawn()
+            self._ready = False
+
+    def begin(self, job: TrainJob) -> None:
+        """Train a round.
+
+        Raises:
+            ValueError: Another one is in work.
+        """
+        if self.job is not None:
+            raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
+        self.job = job
+        self._deaths = 0
+        self.start()
+        if self._trainer is not None and self._ready:
+            self._trainer.submit(job)
+
+    def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | None:
+        """Take an event; returns the end of the job, once."""
+        if isinstance(event, TrainerReady):
+            self._ready = True
+            if self.job is not None and self._trainer is not None:
+                self._trainer.submit(self.job)
+            return None
+        if isinstance(event, TrainerExited):
+            return self._exited(event, now)
+        if self.job is None or event.round != self.round:
+            return None
+        self.job = None
+        self._backoff.reset()
+        return event
+
+    def tick(self, now: float) -> None:
+        """Start the process again when its back-off is over."""
+        if self._restart_at is not None and now >= self._restart_at:
+            self._restart_at = None
+            self.num_restarts += 1
+            self.start()
+
+    def stop(self) -> None:
+        """End the process; a job in work is lost, what was committed stays."""
+        if self._trainer is not None:
+            trainer, self._trainer = self._trainer, None
+            trainer.stop()
+
+    def _exited(self, event: TrainerExited, now: float) -> TrainFailed | None:
+        if self._trainer is None or event.pid != self._trainer.pid:
+            return None
+        self._trainer, self._ready = None, False
+        delay_s = self._backoff.next_s()
+        self._restart_at = now + delay_s
+        self._deaths += 1
+        log.warning("training process died", code=event.code, round=self.round, restart_in_s=delay_s)
+        if self.job is None or self._deaths < self._max_attempts:
+            return None
+        failed = TrainFailed(self.job.manifest.round, f"the training process died {self._deaths} times")
+        self.job = None
+        return failed

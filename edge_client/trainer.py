@@ -1,0 +1,201 @@
+"""The training process: ``python -m edge_client.trainer``, one JSON job per line on standard input.
+
+It is the only part of a client that imports torch. It ends when its input does, so it never outlives the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from edge_client.training_job import (
+    SUB_GENERATOR_GRAPH,
+    FromTrainer,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    job_from_line,
+    parameter_sets_of,
+    read_round_data,
+    to_line,
+)
+from federation.errors import ArtefactRejected, MalformedMessage
+from federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
+from federation.service.logs import EventLogger, configure_logging
+from federation.transport.blob_store import DiskBlobStore
+from models.specs import TaskSpec
+
+log = EventLogger(__name__)
+
+NICENESS = 10
+"""Serving frames and heartbeats come first."""
+
+BLOBS = "blobs"
+"""The blob store's folder in a client's data dir."""
+
+
+def run_job(job: TrainJob) -> TrainDone:
+    """Train one round and make it durable: blobs first, then the one record that names them.
+
+    Raises:
+        ArtefactRejected: The download doesn't decode.
+        ValueError: It isn't one of this method, or the method refuses its settings or data.
+        OSError: The disk is full, or the round data are gone.
+    """
+    import torch
+
+    from federation.methods.records import RoundData
+    from federation.methods.seeding import seeded_generator
+
+    torch.set_num_threads(job.num_threads)
+    data_dir, manifest = Path(job.data_dir), job.manifest
+    blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
+    method = build_method(job)
+    samples = read_round_data(data_dir)
+    data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
+    download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
+    state, note = _load_state(method, records, blobs, spec_digest(job.spec))
+    began = time.monotonic()
+    rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
+    state, upload = method.local_round(state, data, download, rng, sampler=_sampler(job, blobs, method))
+    train_s = time.monotonic() - began
+    packed = state.pack()
+    kept, sent = encode_artefacts(packed, blobs), encode_artefacts(upload.pack(), blobs)
+    records.commit_training(
+        TrainingCommit(
+            round=manifest.round,
+            version=job.version,
+            spec_digest=spec_digest(job.spec),
+            state=kept.blobs,
+            state_facts=kept.facts,
+            upload=sent.blobs,
+            upload_facts=sent.facts,
+            train_s=train_s,
+            num_samples=len(samples),
+            num_sub_generators=sum(name.startswith("sub-generator/") for name in packed.parameter_sets),
+        )
+    )
+    return TrainDone(manifest.round, note)
+
+
+def build_method(job: TrainJob) -> Any:
+    """Return the method that the fleet agreed on.
+
+    Raises:
+        ValueError: This build doesn't know it, or not with these settings.
+    """
+    from federation.methods import METHODS
+
+    kind = METHODS.get(job.spec.method)
+    if kind is None:
+        raise ValueError(f"method {job.spec.method!r} is unknown to this build; known: {', '.join(sorted(METHODS))}")
+    try:
+        return kind(task=task_spec(job), **job.spec.settings)
+    except TypeError as error:
+        raise ValueError(f"method {job.spec.method!r} refuses the fleet's settings: {error}") from error
+
+
+def task_spec(job: TrainJob) -> TaskSpec:
+    """Return the task that the fleet agreed on.
+
+    Raises:
+        ValueError: Not a task that this build knows.
+    """
+    fields = dict(job.spec.task)
+    try:
+        return TaskSpec(**fields | {"class_names": tuple(fields.get("class_names", ()))})
+    except TypeError as error:
+        raise ValueError(f"the fleet's task is not understood: {error}") from error
+
+
+def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
+    """Return (the client's state, what an operator should know): the committed one, or a new client's."""
+    commit = records.training()
+    fresh = method.initial_states()[0]
+    if commit is None:
+        return fresh, ""
+    if commit.spec_digest != digest:
+        return fresh, "the fleet's agreement changed, so the earlier state was left behind"
+    try:
+        return method.ClientState.unpack(decode_artefacts(commit.state, commit.state_facts, blobs)), ""
+    except (ArtefactRejected, KeyError, ValueError) as error:
+        return fresh, f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
+
+
+def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
+    graphs = [entry for entry in job.manifest.blobs if entry.name == SUB_GENERATOR_GRAPH]
+    if job.sampler == "onnx" and graphs:
+        from export.sampler import onnx_sampler
+
+        return onnx_sampler(blobs.read(graphs[0].digest), num_threads=job.num_threads)
+    from federation.methods.steps.replay import eager_sampler
+
+    return eager_sampler(method.task)
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    answers = _private_stdout()
+    import torch  # the slow part, before the first job
+
+    torch.set_num_threads(1)
+    _say(answers, TrainerReady())
+    for job in _jobs(sys.stdin.buffer):
+        _say(answers, _answer(job))
+
+
+def _answer(job: TrainJob) -> FromTrainer:
+    try:
+        return run_job(job)
+    except (ArtefactRejected, MalformedMessage, ValueError, OSError) as error:
+        return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])
+    except Exception as error:  # root of the process
+        log.exception("training failed", round=job.manifest.round)
+        return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])
+
+
+def _jobs(stream: BinaryIO) -> Iterator[TrainJob]:
+    """Yield jobs; a thread of its own watches the stream, so that the client's death ends a job in progress too."""
+    import queue
+    import threading
+
+    jobs: queue.SimpleQueue[TrainJob] = queue.SimpleQueue()
+
+    def watch() -> None:
+        for line in stream:
+            jobs.put(job_from_line(line))
+        os._exit(0)  # whatever is half done is on no record
+
+    threading.Thread(target=watch, name="jobs", daemon=True).start()
+    while True:
+        yield jobs.get()
+
+
+def _private_stdout() -> BinaryIO:
+    """Keep standard output for answers; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: BinaryIO, message: FromTrainer) -> None:
+    try:
+        answers.write(to_line(message))
+    except BrokenPipeError:
+        os._exit(0)  # the client is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import queue
+import sys
+
+import pytest
+
+from edge_client.backoff import Backoff
+from edge_client.local_training import LocalTraining, TrainerEvent, TrainerExited, TrainerProcess
+from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob, job_from_line, to_line
+from federation.protocol.messages import FleetSpec, Manifest
+
+
+def job(round_index: int) -> TrainJob:
+    spec = FleetSpec("fleet", "fedavg", {}, {}, 7)
+    return TrainJob("/data", "c1", spec, Manifest("down", "fleet", "c1", round_index, 1, (), b"\x80"), 2, "onnx", 1)
+
+
+class FakeTrainer:
+    next_pid = 0
+
+    def __init__(self) -> None:
+        FakeTrainer.next_pid += 1
+        self.pid = FakeTrainer.next_pid
+        self.jobs: list[TrainJob] = []
+        self.stopped = False
+
+    def submit(self, job: TrainJob) -> None:
+        self.jobs.append(job)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Spawner:
+    def __init__(self) -> None:
+        self.trainers: list[FakeTrainer] = []
+
+    def __call__(self) -> FakeTrainer:
+        self.trainers.append(FakeTrainer())
+        return self.trainers[-1]
+
+    @property
+    def last(self) -> FakeTrainer:
+        return self.trainers[-1]
+
+
+def test_delays_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(1.0, 5.0)
+    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+    assert Backoff(1.0, 60.0).next_s() == 1.0
+    with pytest.raises(ValueError, match="first_s"):
+        Backoff(0.0)
+
+
+def test_a_job_is_handed_over_once_the_process_is_ready_and_ends_once() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.begin(job(3))
+    assert spawn.last.jobs == []
+    assert training.round == 3
+    assert training.handle(TrainerReady(), 0.0) is None
+    assert spawn.last.jobs == [job(3)]
+    assert training.handle(TrainDone(2), 1.0) is None, "another round's answer ends nothing"
+    assert training.handle(TrainDone(3, "note"), 1.0) == TrainDone(3, "note")
+    assert training.handle(TrainDone(3, "note"), 1.0) is None
+    training.begin(job(4))
+    assert spawn.last.jobs == [job(3), job(4)]
+    assert len(spawn.trainers) == 1, "the process stays"
+
+
+def test_one_round_at_a_time() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    with pytest.raises(ValueError, match="round 3 is in work"):
+        training.begin(job(4))
+
+
+def test_a_process_that_dies_is_replaced_after_its_back_off_and_gets_the_job_again() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(2.0, 60.0))
+    training.begin(job(3))
+    training.handle(TrainerReady(), 0.0)
+    assert training.handle(TrainerExited(spawn.last.pid, -9), 10.0) is None
+    training.tick(11.9)
+    assert len(spawn.trainers) == 1
+    training.tick(12.0)
+    assert len(spawn.trainers) == 2
+    training.handle(TrainerReady(), 13.0)
+    assert spawn.last.jobs == [job(3)]
+    assert training.handle(TrainDone(3), 14.0) == TrainDone(3)
+    assert training.num_restarts == 1
+
+
+def test_a_round_that_kills_the_process_too_often_is_given_up_but_the_next_is_tried() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0), max_attempts=2)
+    training.begin(job(3))
+    assert training.handle(TrainerExited(spawn.last.pid, -9), 0.0) is None
+    training.tick(1.0)
+    ended = training.handle(TrainerExited(spawn.last.pid, -9), 2.0)
+    assert ended == TrainFailed(3, "the training process died 2 times")
+    training.begin(job(4))
+    assert len(spawn.trainers) == 2, "still backing off"
+    training.tick(3.0)
+    training.handle(TrainerReady(), 3.0)
+    assert spawn.last.jobs == [job(4)]
+
+
+def test_a_late_exit_of_an_earlier_process_changes_nothing() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0))
+    training.start()
+    first = spawn.last.pid
+    training.handle(TrainerExited(first, 1), 0.0)
+    training.tick(1.0)
+    training.handle(TrainerExited(first, 1), 1.0)
+    training.tick(9.0)
+    assert len(spawn.trainers) == 2
+
+
+def test_stopping_ends_the_process() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.stop()
+    assert spawn.last.stopped
+    assert training.handle(TrainerExited(spawn.last.pid, 0), 0.0) is None
+    training.tick(100.0)
+    assert len(spawn.trainers) == 1
+
+
+def test_a_job_survives_its_line() -> None:
+    line = to_line(job(3))
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert job_from_line(line) == job(3)
+
+
+ECHO = """
+import sys
+print("a library prints this", flush=True)
+sys.stdout.write('{"type":"ready"}\\n'); sys.stdout.flush()
+for line in sys.stdin:
+    sys.stdout.write('{"type":"done","round":3}\\n'); sys.stdout.flush()
+"""
+
+
+def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
+    events: queue.Queue[TrainerEvent] = queue.Queue()
+    process = TrainerProcess(events.put, (sys.executable, "-c", ECHO))
+    assert events.get(timeout=10) == TrainerReady()
+    process.submit(job(3))
+    assert events.get(timeout=10) == TrainDone(3)
+    process.stop()
+    assert events.get(timeout=10) == TrainerExited(process.pid, 0)
+    process.submit(job(4))  # to a process that is gone: no exception, its exit was reported
+    process.stop()
