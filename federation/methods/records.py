@@ -58,7 +58,7 @@ class Artefacts:
 
     Attributes:
         parameter_sets: name -> parameters. Each becomes one content-addressed blob, so an unchanged set costs nothing.
-            Names are ``[a-z0-9_/-]{1,128}``, for example ``task`` or ``sub-generator/3``.
+            Names are ``[A-Za-z0-9_/-]{1,128}``, for example ``task`` or ``sub-generator/3``.
         facts: everything else.
     """
 
@@ -124,7 +124,7 @@ class Method(Protocol):
         """The latest download for one client; ``initial`` (round 0's) where nothing better exists yet."""
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Tensors on the meta device that an upload's parameter set ``name`` must match, or None if the name is unknown."""
+        """Meta tensors that an upload's parameter set ``name`` must match, or None if the name is unknown."""
 
     def check_upload(self, upload: Any) -> None:
         """Raise ValueError if counts or other facts of an upload are impossible."""

@@ -17,3 +17,13 @@ def seeded_generator(run_seed: int, round_index: int, who: str) -> torch.Generat
     generator = torch.Generator()
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return generator
+
+
+def split_generator(rng: torch.Generator) -> torch.Generator:
+    """Return a new generator seeded from the next number of ``rng``.
+
+    Steps that draw a varying amount get one each, so what one step draws never shifts another's numbers.
+    """
+    child = torch.Generator()
+    child.manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
+    return child

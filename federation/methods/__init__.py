@@ -1,0 +1,20 @@
+"""One file per federated continual-learning method; ``METHODS`` lists them.
+
+Pure: no sockets, clocks, threads or paths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federation.methods.centralized import Centralized
+from federation.methods.fedavg import FedAvg
+from federation.methods.pfedgrp import PFedGRP
+
+METHODS: dict[str, type[Any]] = {
+    "centralized": Centralized,
+    "fedavg": FedAvg,
+    "pfedgrp": PFedGRP,
+}
+
+__all__ = ["METHODS"]

@@ -1,0 +1,159 @@
+"""Personalised aggregation: one set of mixing weights per client (Eq. 3 of pFedGRP).
+
+Axes: N clients that mix, M clients that are mixed for, B batch, K classes, P entries of all floating tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from federation.methods.records import Parameters
+from federation.methods.seeding import split_generator
+from federation.methods.steps.averaging import check_equal_layouts
+from federation.methods.steps.replay import Replay
+from federation.methods.steps.simplex import project_to_simplex
+from models.folding import build_folded_task_model, fold_batch_norm
+from models.specs import TaskSpec
+
+EVALUATION_BATCH = 256
+
+
+class StackedParameters:
+    """N parameter sets as one (N, P) matrix, so that mixing them is one product with the weights.
+
+    Integer buffers have no place in a mixture of an evaluated model and are left out.
+
+    Raises:
+        ValueError: The sets disagree on keys, shapes or dtypes.
+    """
+
+    def __init__(self, parameter_sets: Sequence[Parameters]) -> None:
+        check_equal_layouts(parameter_sets)
+        first = parameter_sets[0]
+        self._shapes = {name: tensor.shape for name, tensor in first.items() if tensor.is_floating_point()}
+        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self.matrix = torch.stack(
+            [torch.cat([parameters[name].flatten() for name in self._shapes]) for parameters in parameter_sets]
+        )
+
+    def mix(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return ``sum_n weights[n] * parameters[n]`` as views of one vector; differentiable. ``weights``: (N,)."""
+        flat = weights @ self.matrix
+        pieces = flat.split(self._sizes)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightSearch:
+    """Projected gradient descent with momentum on the simplex.
+
+    Attributes:
+        num_epochs: passes over a client's replay.
+        batch_size: samples per step.
+        learning_rate: step size on the weights.
+        momentum: of the step.
+    """
+
+    num_epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The outcome of Eq. 3 for one client.
+
+    Attributes:
+        weights: (N,) float32, non-negative, summing to 1.
+        loss: cross-entropy of the mixed model on the whole replay.
+        chosen: which candidate won: ``optimised``, ``own`` or ``average``.
+    """
+
+    weights: Tensor
+    loss: float
+    chosen: str
+
+
+def personalised_weights(
+    spec: TaskSpec,
+    stacked: StackedParameters,
+    own_index: int,
+    replay: Replay,
+    search: WeightSearch,
+    rng: torch.Generator,
+) -> Mixture:
+    """Return the weights on the simplex that minimise the task loss of the mixed parameters on one client's replay.
+
+    ``argmin_w  sum_(x,y) CE(f(sum_u w_u theta_u; x), y)`` subject to ``w >= 0, sum w = 1`` (Eq. 3), by projected
+    gradient descent from the uniform weights. BatchNorm statistics are mixed with the same weights and the model
+    is evaluated in eval mode. The descent takes mini-batches, so its last point need not be its best: the answer is the
+    point of least loss on the whole replay among the descent's end, the client's own model and the average.
+
+    Args:
+        spec: the task.
+        stacked: the N models to mix.
+        own_index: which of them is the client's own.
+        replay: labelled images that stand for the client's distribution.
+        search: length and step size of the descent.
+        rng: draws the order of samples.
+
+    Raises:
+        ValueError: The replay is empty.
+    """
+    if len(replay.labels) == 0:
+        raise ValueError("personalised weights need at least one replayed sample")
+    module = build_folded_task_model(spec)
+    num_sets = len(stacked.matrix)
+
+    def loss_of(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(module, fold_batch_norm(stacked.mix(weights)), (images,))
+        return F.cross_entropy(logits, labels)
+
+    uniform = torch.full((num_sets,), 1 / num_sets)
+    weights, velocity = uniform.clone(), torch.zeros(num_sets)
+    for _ in range(search.num_epochs if num_sets > 1 else 0):
+        for batch in torch.randperm(len(replay.labels), generator=rng).split(search.batch_size):
+            variable = weights.clone().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(loss_of(variable, replay.images[batch], replay.labels[batch]), variable)
+            velocity = search.momentum * velocity + gradient
+            weights = project_to_simplex(weights - search.learning_rate * velocity)
+    own = F.one_hot(torch.tensor(own_index), num_sets).to(torch.float32)
+    candidates = {"optimised": weights, "own": own, "average": uniform}
+    losses = {name: _total_loss(loss_of, point, replay) for name, point in candidates.items()}
+    chosen = min(candidates, key=lambda name: (not math.isfinite(losses[name]), losses[name]))
+    return Mixture(candidates[chosen], losses[chosen], chosen)
+
+
+def personalise_all(
+    spec: TaskSpec,
+    stacked: StackedParameters,
+    replays: Sequence[tuple[int, Replay]],
+    search: WeightSearch,
+    rng: torch.Generator,
+) -> list[Mixture]:
+    """Return Eq. 3's mixture for each of M (own index, replay); the N models are stacked once for all.
+
+    Every client gets a generator of its own split off ``rng``, so one client's replay never changes another's weights.
+    """
+    return [
+        personalised_weights(spec, stacked, own_index, replay, search, split_generator(rng))
+        for own_index, replay in replays
+    ]
+
+
+@torch.no_grad()
+def _total_loss(loss_of: object, weights: Tensor, replay: Replay) -> float:
+    assert callable(loss_of)
+    total = 0.0
+    pairs = zip(replay.images.split(EVALUATION_BATCH), replay.labels.split(EVALUATION_BATCH), strict=True)
+    for images, labels in pairs:
+        total += float(loss_of(weights, images, labels)) * len(labels)
+    return total / len(replay.labels)

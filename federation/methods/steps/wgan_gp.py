@@ -1,0 +1,154 @@
+"""Training one class's sub-generator as a Wasserstein GAN with gradient penalty.
+
+Gulrajani et al. 2017, "Improved Training of Wasserstein GANs", Algorithm 1.
+Axes: B batch, C channels, H height, W width, Z latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from federation.methods.records import Parameters
+from models.build import build_critic, build_generator, initialise
+from models.specs import LATENT_SIZE, TaskSpec
+
+PENALTY_WEIGHT = 10.0
+"""Factor of the gradient penalty (Gulrajani et al., section 4)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GanSchedule:
+    """How long and how to train a sub-generator.
+
+    Attributes:
+        num_epochs: passes over the class's samples; every batch is one critic step.
+        batch_size: samples per critic step.
+        learning_rate: of both Adams.
+        betas: of both Adams.
+        critic_steps_per_generator_step: critic steps before each generator step (n_critic).
+    """
+
+    num_epochs: int
+    batch_size: int
+    learning_rate: float
+    betas: tuple[float, float]
+    critic_steps_per_generator_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubGenerator:
+    """One class's generative model on the client that trained it.
+
+    Attributes:
+        generator: parameters that draw; the only part that is uploaded.
+        critic: parameters to go on training from; empty on a client that got its generator back from the aggregator.
+    """
+
+    generator: Parameters
+    critic: Parameters
+
+
+def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
+    """Return the mean of ``(norm - 1)^2``, without its factor 10.
+
+    ``norm`` is the Euclidean norm of the critic's gradient at ``u * real + (1 - u) * fake``, with one ``u`` from
+    U(0, 1) per sample (Gulrajani et al., Algorithm 1, line 7).
+
+    Args:
+        critic: images (B, C, H, W) -> (B, ...) with one value per sample that depends on that sample alone.
+        real: (B, C, H, W).
+        fake: (B, C, H, W).
+        rng: draws ``u``.
+
+    Returns:
+        Scalar, differentiable with respect to the critic's parameters.
+    """
+    share = torch.rand(len(real), 1, 1, 1, generator=rng).to(real.device)
+    between = (share * real.detach() + (1 - share) * fake.detach()).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    norms = gradient.flatten(1).norm(dim=1)
+    penalty: Tensor = ((norms - 1) ** 2).mean()
+    return penalty
+
+
+def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
+    """Return ``E[critic(fake)] - E[critic(real)] + 10 * gradient_penalty`` (Algorithm 1, line 7)."""
+    fake = fake.detach()
+    scores = critic(torch.cat([real, fake])).flatten()
+    wasserstein = scores[len(real) :].mean() - scores[: len(real)].mean()
+    loss: Tensor = wasserstein + PENALTY_WEIGHT * gradient_penalty(critic, real, fake, rng)
+    return loss
+
+
+def new_sub_generator(spec: TaskSpec, rng: torch.Generator) -> SubGenerator:
+    """Return freshly initialised generator and critic."""
+    generator, critic = build_generator(spec), build_critic(spec)
+    initialise(generator, rng)
+    initialise(critic, rng)
+    return SubGenerator(_detached(generator), _detached(critic))
+
+
+def train_sub_generator(
+    spec: TaskSpec, start: SubGenerator, images: Tensor, schedule: GanSchedule, rng: torch.Generator
+) -> SubGenerator:
+    """Return the sub-generator after training on the samples of one class; ``start`` is left untouched.
+
+    Args:
+        spec: image shape and width.
+        start: where training starts; a missing critic is initialised anew.
+        images: (B, C, H, W) float32 in [-1, 1], all of one class.
+        schedule: lengths and step sizes.
+        rng: draws batches, latents and interpolates.
+
+    Raises:
+        ValueError: There are no images.
+    """
+    if len(images) == 0:
+        raise ValueError("a sub-generator needs at least one image of its class")
+    generator, critic = build_generator(spec), build_critic(spec)
+    _load(generator, start.generator)
+    if start.critic:
+        _load(critic, start.critic)
+    else:
+        initialise(critic, rng)
+    generator.train()
+    critic.train()
+    generator_adam = torch.optim.Adam(generator.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
+    critic_adam = torch.optim.Adam(critic.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
+    step = 0
+    for _ in range(schedule.num_epochs):
+        for batch in torch.randperm(len(images), generator=rng).split(schedule.batch_size):
+            real = images[batch]
+            with torch.no_grad():
+                fake = generator(torch.randn(max(2, len(real)), LATENT_SIZE, generator=rng))[: len(real)]
+            critic_adam.zero_grad(set_to_none=True)
+            critic_loss(critic, real, fake, rng).backward()
+            critic_adam.step()
+            step += 1
+            if step % schedule.critic_steps_per_generator_step == 0:
+                _generator_step(generator, critic, generator_adam, schedule.batch_size, rng)
+    return SubGenerator(_detached(generator), _detached(critic))
+
+
+def _generator_step(
+    generator: nn.Module, critic: nn.Module, adam: torch.optim.Adam, batch_size: int, rng: torch.Generator
+) -> None:
+    """Descend ``-E[critic(generator(z))]`` (Algorithm 1, line 12)."""
+    critic.requires_grad_(False)
+    adam.zero_grad(set_to_none=True)
+    latents = torch.randn(max(2, batch_size), LATENT_SIZE, generator=rng)
+    (-critic(generator(latents)).mean()).backward()
+    adam.step()
+    critic.requires_grad_(True)
+
+
+def _load(module: nn.Module, parameters: Parameters) -> None:
+    module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()}, assign=True)
+    module.requires_grad_(True)
+
+
+def _detached(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in module.state_dict().items()}
