@@ -79,9 +79,7 @@ class TrainerProcess:
 
     def stop(self) -> None:
         """Close its input, which ends it at once, also in the middle of a job."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._close_input()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -93,7 +91,14 @@ class TrainerProcess:
         with self._process.stdout as lines:
             for line in lines:
                 self._heard(line)
-        self._on_event(TrainerExited(self.pid, self._process.wait()))
+        code = self._process.wait()
+        self._close_input()
+        self._on_event(TrainerExited(self.pid, code))
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
     def _heard(self, line: bytes) -> None:
         try:

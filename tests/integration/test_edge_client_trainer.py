@@ -1,0 +1,249 @@
+"""The training process for real: it computes what the method computes, and a kill leaves the old state or the new."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from edge_client.backoff import Backoff
+from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from edge_client.sources.base import Samples
+from edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from edge_client.trainer import BLOBS, run_job
+from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data, write_round_data
+from federation.methods import METHODS
+from federation.methods.records import RoundData
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
+from federation.protocol.messages import FleetSpec, Manifest
+from federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from federation.transport.blob_store import DiskBlobStore
+from models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=1)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedavg": {"local_epochs": 1, "batch_size": 8},
+    "pfedgrp": {
+        "local_epochs": 1,
+        "batch_size": 8,
+        "sub_generator_epochs": 1,
+        "first_sub_generator_epochs": 1,
+        "gan_batch_size": 8,
+        "gate_samples": 8,
+        "max_tries_factor": 2,
+    },
+}
+
+
+def spec(method: str, **more: Any) -> FleetSpec:
+    task = {"image_channels": 1, "image_size": 28, "class_names": TASK.class_names, "generator_width": 1}
+    return FleetSpec("fleet", method, SETTINGS[method] | more, task, run_seed=3)
+
+
+def method_of(agreed: FleetSpec) -> Any:
+    return METHODS[agreed.method](task=TASK, **agreed.settings)
+
+
+def samples(seed: int = 0) -> Samples:
+    rng = np.random.default_rng(seed)
+    return Samples(rng.uniform(-1, 1, (16, 1, 28, 28)).astype(np.float32), rng.integers(0, 2, 16))
+
+
+def job(data_dir: Path, agreed: FleetSpec, round_index: int = 0, sampler: str = "eager") -> TrainJob:
+    store = DiskBlobStore(data_dir / BLOBS)
+    initial = method_of(agreed).initial_download(seeded_generator(3, 0, "initial"))
+    encoded = encode_artefacts(initial.pack(), store)
+    manifest = Manifest("down", "fleet", "c1", round_index, round_index + 1, encoded.blobs, encoded.facts)
+    write_round_data(data_dir, samples(round_index))
+    return TrainJob(str(data_dir), "c1", agreed, manifest, round_index + 2, sampler, num_threads=1)  # type: ignore[arg-type]
+
+
+def simulate(agreed: FleetSpec, num_rounds: int, store: DiskBlobStore) -> tuple[Any, Any]:
+    """What the simulator would compute: (state, upload) as encoded artefacts."""
+    method = method_of(agreed)
+    download = method.initial_download(seeded_generator(3, 0, "initial"))
+    state, upload = method.initial_states()[0], None
+    for round_index in range(num_rounds):
+        held = samples(round_index)
+        data = RoundData(torch.from_numpy(held.images), torch.from_numpy(held.labels))
+        rng = seeded_generator(3, round_index, "c1")
+        state, upload = method.local_round(state, data, download, rng, sampler=eager_sampler(TASK))
+    assert upload is not None
+    return encode_artefacts(state.pack(), store), encode_artefacts(upload.pack(), store)
+
+
+class Harness:
+    """A ``LocalTraining`` with real processes and a test's clock."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[TrainerEvent] = queue.Queue()
+        self.training = LocalTraining(lambda: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
+
+    def until_end(self) -> TrainDone | TrainFailed:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                ended = self.training.handle(self.events.get(timeout=0.05), time.monotonic())
+            except queue.Empty:
+                ended = None
+            self.training.tick(time.monotonic())
+            if ended is not None:
+                return ended
+        raise AssertionError("training did not end")
+
+
+@pytest.fixture
+def harness() -> Any:
+    made = Harness()
+    yield made
+    made.training.stop()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def committed(data_dir: Path) -> TrainingCommit:
+    commit = StateStore(data_dir).training()
+    assert commit is not None
+    return commit
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedgrp"])
+def test_the_process_computes_what_the_simulator_computes_to_the_bit(
+    method: str, harness: Harness, tmp_path: Path
+) -> None:
+    agreed = spec(method)
+    for round_index in (0, 1):
+        harness.training.begin(job(tmp_path, agreed, round_index))
+        assert harness.until_end() == TrainDone(round_index)
+    commit = committed(tmp_path)
+    state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
+    assert (commit.state, commit.state_facts) == (state.blobs, state.facts)
+    assert (commit.upload, commit.upload_facts) == (upload.blobs, upload.facts)
+    assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
+    assert commit.num_sub_generators == (2 if method == "pfedgrp" else 0)
+    assert commit.train_s > 0
+
+
+def test_a_killed_process_leaves_the_earlier_commit_and_the_round_is_trained_again(
+    harness: Harness, tmp_path: Path
+) -> None:
+    agreed = spec("fedavg")
+    harness.training.begin(job(tmp_path, agreed, 0))
+    assert harness.until_end() == TrainDone(0)
+    before = committed(tmp_path)
+    endless = spec("fedavg", local_epochs=100_000)
+    harness.training.begin(job(tmp_path, endless, 1))
+    pid = harness.training.pid
+    assert pid is not None
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    while harness.training.num_restarts == 0:
+        event = harness.events.get(timeout=10) if harness.training.pid == pid else TrainerReady()
+        harness.training.handle(event, time.monotonic())
+        harness.training.tick(time.monotonic())
+    assert committed(tmp_path) == before
+    harness.training.job = job(tmp_path, agreed, 1)  # the same round, now one that ends
+    assert harness.until_end() == TrainDone(1)
+    assert committed(tmp_path).round == 1
+
+
+@pytest.mark.parametrize("survivors", range(4))
+def test_a_kill_between_any_two_writes_leaves_the_old_state_or_the_new(
+    survivors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = spec("pfedgrp")
+    run_job(job(tmp_path, agreed, 0))
+    before = committed(tmp_path)
+    writes = 0
+    real = DiskBlobStore.put
+
+    class Killed(BaseException):
+        pass
+
+    def dies(self: DiskBlobStore, data: bytes) -> str:
+        nonlocal writes
+        writes += 1
+        if writes > survivors:
+            raise Killed
+        return real(self, data)
+
+    second = job(tmp_path, agreed, 1)
+    monkeypatch.setattr(DiskBlobStore, "put", dies)
+    with pytest.raises(Killed):
+        run_job(second)
+    monkeypatch.undo()
+    torch.set_num_threads(1)
+    assert committed(tmp_path) == before
+    store = DiskBlobStore(tmp_path / BLOBS)
+    decode_artefacts(before.state, before.state_facts, store)
+    run_job(second)
+    state, _ = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
+    assert committed(tmp_path).state == state.blobs
+
+
+def test_a_damaged_state_is_noticed_and_the_round_is_trained_from_the_download(tmp_path: Path) -> None:
+    agreed = spec("pfedgrp")
+    run_job(job(tmp_path, agreed, 0))
+    lost = next(entry for entry in committed(tmp_path).state if entry.name.startswith("critic/"))
+    path = DiskBlobStore(tmp_path / BLOBS).path(lost.digest)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    done = run_job(job(tmp_path, agreed, 1))
+    assert "state of round 0 is damaged" in done.note
+    assert committed(tmp_path).round == 1
+
+
+def test_a_state_of_another_agreement_is_left_behind(tmp_path: Path) -> None:
+    run_job(job(tmp_path, spec("pfedgrp"), 0))
+    done = run_job(job(tmp_path, spec("fedavg"), 0))
+    assert "agreement changed" in done.note
+    assert committed(tmp_path).spec_digest == spec_digest(spec("fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "fedavgg"}, "method 'fedavgg' is unknown to this build"),
+        ({"settings": {"epochs": 3}}, "refuses the fleet's settings"),
+        ({"task": {"image_channels": 1, "image_size": 28, "class_names": ["a", "b"], "depth": 3}}, "not understood"),
+    ],
+)
+def test_an_agreement_that_this_build_does_not_know_fails_in_one_line(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    asked = job(tmp_path, spec("fedavg"))
+    with pytest.raises(ValueError, match=message):
+        run_job(msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, **change)))
+    assert StateStore(tmp_path).training() is None
+
+
+def test_a_failing_round_is_reported_and_the_process_lives_on(harness: Harness, tmp_path: Path) -> None:
+    harness.training.begin(msgspec.structs.replace(job(tmp_path, spec("fedavg")), spec=spec("fedavg", epochs=1)))
+    failed = harness.until_end()
+    assert isinstance(failed, TrainFailed)
+    assert "refuses the fleet's settings" in failed.error
+    pid = harness.training.pid
+    harness.training.begin(job(tmp_path, spec("fedavg")))
+    assert harness.until_end() == TrainDone(0)
+    assert harness.training.pid == pid
+
+
+def test_round_data_survive_their_file(tmp_path: Path) -> None:
+    write_round_data(tmp_path, samples(4))
+    again = read_round_data(tmp_path)
+    assert np.array_equal(again.images, samples(4).images)
+    assert np.array_equal(again.labels, samples(4).labels)
