@@ -57,7 +57,7 @@ class Generator(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         """Return images: (B, Z) -> (B, C, H, W)."""
-        images: Tensor = self.layers(latents[:, :, None, None])
+        images: Tensor = self.layers(latents.unsqueeze(2).unsqueeze(3))
         return images
 
 

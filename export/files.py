@@ -1,0 +1,87 @@
+"""Files that an export reads and writes: all or nothing, and errors that name the file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_safetensors
+
+from export.artefact import Array
+from federation.errors import SettingsError
+
+MAX_FILE_BYTES = 2**30
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, durably, or leave what was there; makes the folder.
+
+    (``federation.service`` has its own: services and export don't import each other.)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_file(path: Path) -> bytes:
+    """Return the file's bytes.
+
+    Raises:
+        SettingsError: It can't be read or is larger than ``MAX_FILE_BYTES``.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise SettingsError(f"{path}: has {size} bytes, at most {MAX_FILE_BYTES} are read")
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: can't be read ({error.strerror})") from error
+
+
+def read_parameters(path: Path) -> dict[str, Array]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        SettingsError: The file can't be read, or isn't safetensors with dtypes that numpy has.
+    """
+    data = read_file(path)
+    try:
+        return parse_safetensors(data)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"{path}: not a safetensors file of plain dtypes ({error})") from error
+
+
+def read_class_names(text: str) -> tuple[str, ...]:
+    """Return the class names of ``a,b,c``, or of a text file with one name on each line.
+
+    Raises:
+        SettingsError: Fewer than two names, or one twice.
+    """
+    if Path(text).is_file():
+        names = [line.strip() for line in read_file(Path(text)).decode(errors="replace").splitlines() if line.strip()]
+    else:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise SettingsError(f"--classes: {repeated[0]!r} is there more than once")
+    if len(names) < 2:
+        raise SettingsError(f"--classes: {text!r} gives {len(names)} names, expected two or more, as a,b,c or a file")
+    return tuple(names)

@@ -1,0 +1,141 @@
+"""One ONNX graph per architecture, its weights left out; needs torch and onnx.
+
+The exporter's optimiser is off: it folds BatchNorm into other tensors, and then no initializer has the name that the
+state dict gives it. ONNX Runtime folds the same when the parameters join the graph.
+
+Graphs are reproducible: equal specs give equal bytes, in any directory and process, so a fleet transfers each once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+from export.inspection import PARAMETERS
+from export.runtime import UNUSED_SUFFIX, Array
+from export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
+from federation.errors import ArtefactRejected, Reason
+from models.build import build_generator, build_task_model
+from models.specs import LATENT_SIZE, TaskSpec
+
+OPSET = 20
+"""Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
+
+PREPROCESSING = "float32, pixel / 127.5 - 1, channels first, RGB"
+
+
+@functools.lru_cache(maxsize=8)
+def task_graph(spec: TaskSpec) -> bytes:
+    """Return the task model's graph: ``images`` (B, C, H, W) -> ``logits`` (B, K), any B. Takes 1 to 3 s once."""
+    facts = {
+        "kind": "task",
+        "classes": json.dumps(list(spec.class_names), ensure_ascii=False),
+        "input": json.dumps(spec.image_shape),
+        "preprocessing": PREPROCESSING,
+        "stem": spec.stem,
+    }
+    return export_graph(build_task_model(spec), spec.image_shape, ("images", "logits"), facts)
+
+
+@functools.lru_cache(maxsize=8)
+def sub_generator_graph(spec: TaskSpec) -> bytes:
+    """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B."""
+    facts = {
+        "kind": "sub-generator",
+        "input": json.dumps([LATENT_SIZE]),
+        "output": json.dumps(spec.image_shape),
+        "preprocessing": "float32, standard normal",
+        "width": str(spec.generator_width),
+    }
+    return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), facts)
+
+
+def export_graph(
+    module: nn.Module, input_shape: tuple[int, ...], names: tuple[str, str], facts: Mapping[str, str]
+) -> bytes:
+    """Return the graph of ``module`` in eval mode, every parameter and buffer left open under its state-dict name.
+
+    Args:
+        module: not on the meta device; set to eval mode.
+        input_shape: of one sample; the batch axis is dynamic.
+        names: of the input and the output.
+        facts: metadata to store, each under ``replayfleet.<key>``.
+    """
+    program = torch.onnx.export(
+        module.eval(),
+        (torch.zeros(2, *input_shape),),  # a batch of 1 would be taken for a constant
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        input_names=[names[0]],
+        output_names=[names[1]],
+        opset_version=OPSET,
+        optimize=False,
+        verbose=False,
+    )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned no program, though dynamo=True")
+    model = onnx.ModelProto()
+    model.CopyFrom(program.model_proto)
+    drop_zero_biases(model.graph)
+    project_latents(model.graph)
+    drop_dead_nodes(model.graph)
+    _drop_traces(model)
+    for initializer in model.graph.initializer:
+        _leave_open(initializer)
+    for key, value in sorted({**facts, "opset": str(OPSET)}.items()):
+        model.metadata_props.add(key=f"replayfleet.{key}", value=value)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def join(graph: bytes, parameters: Mapping[str, Array]) -> bytes:
+    """Return a self-contained ONNX file: ``graph`` with its open tensors filled in.
+
+    Raises:
+        ArtefactRejected: (wrong-layout) A tensor is missing, superfluous, or of another shape or dtype.
+    """
+    model = onnx.load_from_string(graph)
+    names = {initializer.name for initializer in model.graph.initializer}
+    for name in parameters:
+        if name not in names and not name.endswith(UNUSED_SUFFIX):
+            raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter {name!r} has no place in the graph")
+    for initializer in model.graph.initializer:
+        if initializer.data_location != TensorProto.EXTERNAL:
+            continue
+        array = parameters.get(initializer.name)
+        shape, dtype = tuple(initializer.dims), onnx.helper.tensor_dtype_to_np_dtype(initializer.data_type)
+        if array is None or array.shape != shape or array.dtype != dtype:
+            found = "missing" if array is None else f"{array.shape} {array.dtype}"
+            raise ArtefactRejected(
+                Reason.WRONG_LAYOUT, f"parameter {initializer.name!r} is {found}, graph needs {shape} {dtype}"
+            )
+        initializer.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), initializer.name))
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _leave_open(initializer: TensorProto) -> None:
+    for field in ("raw_data", "float_data", "int32_data", "int64_data"):
+        initializer.ClearField(field)
+    del initializer.external_data[:]
+    initializer.data_location = TensorProto.EXTERNAL
+    initializer.external_data.add(key="location", value=PARAMETERS)
+
+
+def _drop_traces(model: onnx.ModelProto) -> None:
+    """Remove what tells of the machine and the exporter: stack traces with absolute paths, shapes, versions."""
+    graph = model.graph
+    model.producer_name, model.producer_version, model.doc_string, graph.doc_string = "replayfleet", "", "", ""
+    graph.name = "graph"
+    del graph.value_info[:]
+    parts = [model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output]
+    for part in parts:
+        del part.metadata_props[:]
+    for node in graph.node:
+        node.doc_string = ""

@@ -1,0 +1,91 @@
+"""Compares an exported model with the eager one; an export that differs is never written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from export.artefact import Array, Run
+from federation.errors import ArtefactRejected, Reason
+
+BATCHES = (1, 2, 64)
+TOLERANCE = 1e-4
+
+
+class ParityError(ArtefactRejected):
+    """An exported model answers differently than the model that it was made from.
+
+    Attributes:
+        worst: the largest absolute difference found, or NaN.
+    """
+
+    def __init__(self, name: str, batch_size: int, worst: float, tolerance: float) -> None:
+        super().__init__(
+            Reason.PROBE_MISMATCH,
+            f"{name} differs from the eager model by {worst:.3g} at batch {batch_size}, at most {tolerance:g} is "
+            "accepted; nothing was written",
+        )
+        self.worst = worst
+
+
+def eager_run(module: nn.Module) -> Run:
+    """Return a function that runs ``module``, set to eval mode, on arrays."""
+    module.eval()
+
+    def run(x: Array) -> Array:
+        with torch.inference_mode():
+            result: Array = module(torch.from_numpy(x)).numpy()
+            return result
+
+    return run
+
+
+def check_parity(
+    name: str,
+    candidate: Run,
+    reference: Run,
+    input_shape: tuple[int, ...],
+    *,
+    batches: Sequence[int] = BATCHES,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Return the worst absolute difference over standard normal inputs of every batch size.
+
+    Raises:
+        ParityError: It is larger than ``tolerance``, or NaN, or the shapes differ.
+    """
+    overall = 0.0
+    for batch_size in batches:
+        x = np.random.default_rng(batch_size).standard_normal((batch_size, *input_shape), dtype=np.float32)
+        expected, found = reference(x), candidate(x)
+        worst = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
+        if not worst <= tolerance:
+            raise ParityError(name, batch_size, worst, tolerance)
+        overall = max(overall, worst)
+    return overall
+
+
+def load_parameters(module: nn.Module, parameters: Mapping[str, Array]) -> None:
+    """Fill ``module`` with ``parameters``: exactly its state dict, shapes and dtypes included.
+
+    Raises:
+        ArtefactRejected: (wrong-layout, not-finite) Says which entry and what was expected.
+    """
+    layout = module.state_dict()
+    for name in sorted(layout.keys() ^ parameters.keys()):
+        found = "is missing" if name in layout else "has no place in the model"
+        raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter {name!r} {found}")
+    for name, tensor in layout.items():
+        array = parameters[name]
+        if array.shape != tuple(tensor.shape) or f"torch.{array.dtype}" != str(tensor.dtype):
+            raise ArtefactRejected(
+                Reason.WRONG_LAYOUT,
+                f"parameter {name!r} is {array.shape} {array.dtype}, the model needs {tuple(tensor.shape)} "
+                f"{str(tensor.dtype).removeprefix('torch.')}",
+            )
+        if not np.isfinite(array).all():
+            raise ArtefactRejected(Reason.NOT_FINITE, f"parameter {name!r} holds NaN or infinity")
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in parameters.items()})
