@@ -62,7 +62,7 @@ class Gate:
         self._check_origin(peer, manifest)
         if not known and num_known_clients >= self.caps.max_clients:
             raise UploadRejected(Reason.UNKNOWN_CLIENT, f"the fleet already has its {self.caps.max_clients} clients")
-        self._check_round(manifest, rounds, peer)
+        self.check_round(manifest, rounds, peer)
         self._check_blobs(manifest)
         self._check_bundle(offer)
 
@@ -74,7 +74,12 @@ class Gate:
         if manifest.client_id != peer:
             raise UploadRejected(Reason.UNKNOWN_CLIENT, f"upload is of {manifest.client_id!r}, but came from {peer!r}")
 
-    def _check_round(self, manifest: Manifest, rounds: Rounds, peer: str) -> None:
+    def check_round(self, manifest: Manifest, rounds: Rounds, peer: str) -> None:
+        """Decide whether the open round takes an upload of this client; again when it arrived, for rounds close.
+
+        Raises:
+            UploadRejected: It is for another round, the round isn't open, or it has one of this client.
+        """
         if manifest.round != rounds.index:
             raise UploadRejected(
                 Reason.WRONG_ROUND,

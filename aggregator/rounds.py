@@ -88,6 +88,11 @@ class Rounds:
         """Whether uploads for ``index`` are taken."""
         return self.phase is Phase.OPEN
 
+    @property
+    def takes_downloads(self) -> bool:
+        """Whether a download made now would still be the newest when it is done."""
+        return self.phase is not Phase.AGGREGATING
+
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline; 0 unless open."""
         return max(0.0, self._deadline - now) if self.is_open else 0.0

@@ -1,0 +1,268 @@
+"""The run: connects rounds, uploads, downloads and aggregation; called by one loop, owns no thread, socket or clock."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from aggregator.aggregation import RoundResult
+from aggregator.downloads import PREPARE, DownloadDesk
+from aggregator.finish import Finish
+from aggregator.parts import Outcome, Parts
+from aggregator.presence import Change
+from aggregator.rounds import Decision, Phase, Rounds
+from aggregator.steps import Step
+from aggregator.uploads import UploadDesk
+from federation.errors import ReplayfleetError
+from federation.protocol.messages import Announcement, Manifest, Presence, Report
+from federation.service.logs import EventLogger
+from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+
+AGGREGATE = "aggregate"
+ANNOUNCE_EVERY_S = 10.0
+"""The announcement is retained with the seconds that are left, so it is renewed; it also shows that we live."""
+
+_log = EventLogger("aggregator")
+
+
+class Coordinator:
+    """Feeds every event to whom it concerns; a restart continues where the store says.
+
+    Args:
+        parts: collaborators.
+        now: the loop's clock, in seconds; never runs backwards.
+    """
+
+    def __init__(self, parts: Parts, now: float) -> None:
+        self._parts = parts
+        record = parts.store.round()
+        self.rounds = Rounds(
+            parts.rules,
+            now,
+            index=record.index,
+            accepted=record.accepted,
+            closed=record.phase is Phase.AGGREGATING,
+        )
+        self._uploads = UploadDesk(parts, self.rounds)
+        self._downloads = DownloadDesk(parts, self.rounds)
+        self._opened_at = now
+        self._announced_at = now
+        self._collect_due = True
+        self._reported: dict[str, int] = {}
+        self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
+
+    def start(self, now: float) -> None:
+        """Tell the fleet where the run stands, and finish what a crash interrupted."""
+        parts, rounds = self._parts, self.rounds
+        parts.journal.add(
+            "aggregator started",
+            details={"spec": msgspec.to_builtins(parts.spec), "num_rounds": rounds.rules.num_rounds},
+            fleet=parts.spec.fleet,
+            method=parts.spec.method,
+            round=rounds.index,
+            phase=rounds.phase.value,
+            uploads=len(rounds.accepted),
+            clients=rounds.rules.num_clients,
+        )
+        self._note_opening()
+        self._announce(now)
+        if rounds.phase is Phase.AGGREGATING:
+            self._aggregate()
+
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
+        """Take a message from the network."""
+        self._handle(self._parts.courier.handle(topic, payload, now), now)
+
+    def on_connected(self, now: float) -> None:
+        """The broker accepted us (again): repeat what it may have lost."""
+        self._announce(now)
+        self._parts.courier.resume(now)
+
+    def on_outcome(self, outcome: Outcome, now: float) -> None:
+        """Take what a job made.
+
+        Raises:
+            ReplayfleetError: A round can't be aggregated; its uploads are kept, a restart tries again.
+        """
+        if outcome.name.startswith(PREPARE):
+            self._on_prepared(outcome, now)
+        elif outcome.error is not None:
+            raise ReplayfleetError(
+                f"round {self.rounds.index} can't be aggregated: {outcome.error}; its uploads are kept, "
+                "the next start tries again"
+            ) from outcome.error
+        elif isinstance(outcome.result, RoundResult):
+            self._commit(outcome.result, now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass; call at least every 0.2 s."""
+        parts = self._parts
+        self._handle(parts.courier.tick(now), now)
+        for client_id in parts.presence.expire(now):
+            parts.journal.add("client gone", client=client_id, reason="silent")
+        self._decide(now)
+        if now - self._announced_at >= ANNOUNCE_EVERY_S:
+            self._announce(now)
+        if self._collect_due and parts.jobs.idle:
+            self._collect_due = False
+            self._collect()
+        parts.metrics.clients.labels("live").set(len(parts.presence.live))
+        for client_id, age in parts.presence.ages_s(now).items():
+            parts.metrics.heartbeat_age.labels(client_id).set(age)
+
+    def farewell(self, now: float) -> None:
+        """Say that we stop; a finished run stays announced as finished."""
+        if self.rounds.phase is not Phase.FINISHED:
+            self._announce(now, state="offline")
+
+    def _handle(self, events: list[Event], now: float) -> None:
+        pending = list(events)
+        while pending:
+            pending.extend(self._on_event(pending.pop(0), now))
+        self._decide(now)
+
+    def _on_event(self, event: Event, now: float) -> list[Event]:
+        match event:
+            case Offered():
+                return self._uploads.offered(event, now)
+            case Arrived():
+                self._uploads.arrived(event)
+            case Concluded():
+                self._downloads.concluded(event)
+            case Failed():
+                self._uploads.failed(event)
+            case Received(peer, Presence() as presence) if presence.client_id == peer:
+                self._on_presence(presence, now)
+            case Received(peer, Report() as report) if report.client_id == peer:
+                self._on_report(report)
+            case _:
+                _log.debug("message ignored", kind=type(event).__name__)
+        return []
+
+    def _on_presence(self, presence: Presence, now: float) -> None:
+        change = self._parts.presence.heard(presence, now)
+        if change is Change.ONLINE:
+            self._parts.journal.add(
+                "client online",
+                client=presence.client_id,
+                device=presence.device,
+                provider=presence.provider,
+                version=presence.serving_version,
+            )
+            self._downloads.provide(presence.client_id, now)
+        elif change is Change.GONE:
+            self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
+
+    def _on_report(self, report: Report) -> None:
+        if self._reported.get(report.client_id, -1) >= report.version:
+            return
+        self._reported[report.client_id] = report.version
+        self._parts.journal.add(
+            "client report",
+            details={"metrics": dict(report.metrics)},
+            client=report.client_id,
+            round=report.round,
+            version=report.version,
+            accuracy=report.metrics.get("accuracy"),
+        )
+
+    def _decide(self, now: float) -> None:
+        decision = self.rounds.decide(now)
+        if decision is Decision.EXTEND:
+            rules = self.rounds.rules
+            self._parts.journal.add(
+                "round extended",
+                round=self.rounds.index,
+                uploads=len(self.rounds.accepted),
+                expected=rules.num_clients,
+                at_least=rules.min_clients,
+                by_s=rules.deadline_s,
+            )
+            self._announce(now)
+        elif decision in {Decision.CLOSE_QUORUM, Decision.CLOSE_DEADLINE}:
+            self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
+            self._parts.checkpoint(Step.ROUND_CLOSED)
+            self._parts.journal.add(
+                "round closed",
+                round=self.rounds.index,
+                by=decision.value,
+                uploads=len(self.rounds.accepted),
+                expected=self.rounds.rules.num_clients,
+                open_s=round(now - self._opened_at, 3),
+            )
+            self._announce(now)
+            self._aggregate()
+
+    def _aggregate(self) -> None:
+        parts, index = self._parts, self.rounds.index
+        work = functools.partial(parts.aggregation.run, index, parts.store.uploads(index), parts.store.state())
+        parts.jobs.submit(AGGREGATE, work)
+
+    def _commit(self, result: RoundResult, now: float) -> None:
+        parts = self._parts
+        parts.checkpoint(Step.AGGREGATED)
+        if not parts.store.commit_round(result.round, result.state, result.drafts, parts.wall_clock()):
+            raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
+        parts.checkpoint(Step.COMMITTED)
+        self.rounds.committed(now)
+        parts.metrics.rounds.inc()
+        parts.metrics.round_seconds.observe(now - self._opened_at)
+        parts.metrics.aggregation_seconds.observe(result.aggregate_s)
+        parts.journal.add(
+            "round committed",
+            details={"weights": result.weights, "counters": dict(parts.courier.counters)},
+            round=result.round,
+            downloads=len(result.drafts),
+            round_s=round(now - self._opened_at, 3),
+            aggregate_s=round(result.aggregate_s, 3),
+            publish_s=round(result.publish_s, 3),
+        )
+        self._opened_at = now
+        self._note_opening()
+        self._announce(now)
+        self._downloads.publish(result, now)
+        parts.checkpoint(Step.PUBLISHED)
+        self._collect_due = True
+
+    def _on_prepared(self, outcome: Outcome, now: float) -> None:
+        client_id = outcome.name.removeprefix(PREPARE)
+        if isinstance(outcome.result, Manifest):
+            self._downloads.prepared(outcome.result, now)
+            return
+        self._downloads.not_prepared(client_id)
+        self._parts.metrics.errors.inc()
+        self._parts.journal.add("download failed", client=client_id, detail=str(outcome.error))
+
+    def _note_opening(self) -> None:
+        self._parts.metrics.round.set(self.rounds.index)
+        if self.rounds.phase is Phase.FINISHED:
+            self._parts.journal.add("run finished", rounds=self.rounds.index)
+        elif self.rounds.is_open:
+            rules = self.rounds.rules
+            self._parts.journal.add(
+                "round opened", round=self.rounds.index, expected=rules.num_clients, deadline_s=rules.deadline_s
+            )
+
+    def _announce(self, now: float, state: str | None = None) -> None:
+        self._announced_at = now
+        self._parts.announce(announcement(self._parts, self.rounds, now, state))
+
+    def _collect(self) -> None:
+        keep = self._parts.store.referenced()
+        for manifest in self._parts.receiving.values():
+            keep |= {entry.digest for entry in manifest.blobs}
+        removed = self._parts.blobs.collect(keep)
+        _log.debug("blobs collected", removed=removed, kept=len(keep))
+        self._parts.checkpoint(Step.COLLECTED)
+
+
+def announcement(parts: Parts, rounds: Rounds, now: float, state: str | None = None) -> Announcement:
+    """What the fleet should know right now, or with ``state="offline"`` when we are gone."""
+    return Announcement(
+        epoch=parts.epoch,
+        round=rounds.index,
+        state="offline" if state == "offline" else rounds.phase.value,
+        deadline_s=rounds.remaining_s(now) if state is None else 0.0,
+        spec=parts.spec,
+    )

@@ -1,0 +1,126 @@
+"""Downloads, from the committed manifest to the client's verdict."""
+
+from __future__ import annotations
+
+import functools
+
+from aggregator.aggregation import RoundResult
+from aggregator.parts import Parts
+from aggregator.rounds import Rounds
+from aggregator.steps import Step
+from federation.protocol.limits import EVERYBODY
+from federation.protocol.messages import Manifest
+from federation.service.logs import EventLogger
+from federation.transport.interfaces import Concluded
+
+_log = EventLogger("aggregator.downloads")
+
+PREPARE = "prepare/"
+"""Name of the jobs that make one client's download; the client's id follows."""
+
+
+class DownloadDesk:
+    """Sees to it that every client that is there holds the download of the current round."""
+
+    def __init__(self, parts: Parts, rounds: Rounds) -> None:
+        self._parts = parts
+        self._rounds = rounds
+        self._preparing: set[str] = set()
+
+    def provide(self, client_id: str, now: float) -> None:
+        """Offer a client the download of the current round; make it first if there is none.
+
+        A client that came back gets the offer even if it confirmed it before: it may have lost its disk.
+        """
+        parts = self._parts
+        manifest = parts.store.download(client_id)
+        if manifest is not None and manifest.round == self._rounds.index:
+            self._offer(manifest, now)
+            return
+        known = parts.store.clients()
+        if client_id not in known and len(known) >= parts.gate.caps.max_clients:
+            _log.warning(
+                f"client {client_id!r} is not served: the fleet already has its {parts.gate.caps.max_clients} clients"
+            )
+            return
+        if client_id in self._preparing or not self._rounds.takes_downloads:
+            return  # while a round is aggregated its commit makes downloads for all, and then this is called again
+        self._preparing.add(client_id)
+        work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state())
+        parts.jobs.submit(PREPARE + client_id, work)
+
+    def prepared(self, draft: Manifest, now: float) -> None:
+        """Keep and offer a download that was made; if its round has passed meanwhile, begin again."""
+        self._preparing.discard(draft.client_id)
+        current = self._parts.store.download(draft.client_id)
+        if draft.round == self._rounds.index and (current is None or current.round != draft.round):
+            self._parts.store.put_download(draft)
+            self._parts.checkpoint(Step.DOWNLOAD_PREPARED)
+        self.provide(draft.client_id, now)
+
+    def not_prepared(self, client_id: str) -> None:
+        """Forget a job that failed, so that the client's next sign of life tries again."""
+        self._preparing.discard(client_id)
+
+    def publish(self, result: RoundResult, now: float) -> None:
+        """Send a committed round's downloads to all who are there: what they share once, the rest one by one."""
+        parts = self._parts
+        live = [client for client in parts.presence.live if client in result.drafts]
+        shared = self._broadcast(result, live, now)
+        for client_id in parts.presence.live:
+            manifest = parts.store.download(client_id)
+            if manifest is not None and manifest.round == self._rounds.index:
+                self._offer(manifest, now, already_sent=shared)
+            else:
+                self.provide(client_id, now)
+
+    def concluded(self, event: Concluded) -> None:
+        """Remember what a client confirmed, or note why it refused."""
+        parts, manifest, verdict = self._parts, event.manifest, event.verdict
+        parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
+        if event.peer == EVERYBODY:
+            return
+        parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
+        if verdict.accepted:
+            parts.store.confirm(manifest)
+            parts.journal.add(
+                "download confirmed",
+                round=manifest.round,
+                client=event.peer,
+                version=manifest.version,
+                bytes=event.bytes_on_wire,
+            )
+            return
+        parts.journal.add(
+            "download refused",
+            round=manifest.round,
+            client=event.peer,
+            version=manifest.version,
+            reason=verdict.reason,
+            detail=verdict.detail,
+        )
+
+    def _broadcast(self, result: RoundResult, live: list[str], now: float) -> frozenset[str]:
+        """Send shared blobs that somebody lacks on the shared topic; returns their digests."""
+        if len(live) < 2:
+            return frozenset()
+        entries = tuple(entry for entry in result.drafts[live[0]].blobs if entry.shared)
+        held = [self._parts.store.holdings(client) for client in live]
+        missing = frozenset(entry.digest for entry in entries if not all(entry.digest in holdings for holdings in held))
+        if not missing:
+            return missing
+        manifest = Manifest(
+            direction="down",
+            fleet=self._parts.spec.fleet,
+            client_id=EVERYBODY,
+            round=self._rounds.index,
+            version=self._rounds.index,
+            blobs=tuple(entry for entry in entries if entry.digest in missing),
+        )
+        self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now)
+        return missing
+
+    def _offer(self, manifest: Manifest, now: float, already_sent: frozenset[str] = frozenset()) -> None:
+        skip = self._parts.store.holdings(manifest.client_id) | already_sent
+        missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
+        self._parts.courier.send(manifest.client_id, manifest, tuple(missing), now)

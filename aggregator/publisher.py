@@ -1,0 +1,139 @@
+"""Downloads as manifests: every blob that a client should hold, which one it serves, and how to prove it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from federation.errors import ReplayfleetError
+from federation.methods.records import Parameters
+from federation.protocol.facts import encode_facts
+from federation.protocol.messages import BlobEntry, Manifest, Probe, Serving
+from federation.service.artefact_codec import BlobWriter, encode_parameters
+
+TASK_GRAPH = "graph/task"
+SUB_GENERATOR_GRAPH = "graph/sub-generator"
+
+
+class Exporter(Protocol):
+    """What publishing needs to know about serving; ``aggregator.serving`` has the one for ONNX."""
+
+    def graphs(self) -> Mapping[str, bytes]:
+        """Blob name -> graph without parameters; the same bytes for the same task."""
+
+    def probe(self, parameters: Parameters) -> Probe:
+        """The golden vector of a task model.
+
+        Raises:
+            ArtefactRejected: The exported model differs from the trained one, so nobody may serve it.
+        """
+
+
+class Publisher:
+    """Turns a method's downloads into manifests; blobs go to the store, versions are the database's.
+
+    Args:
+        fleet: fleet name.
+        blobs: where blobs go.
+        exporter: graphs and probes.
+        graphs: the graphs' entries, already in ``blobs``.
+    """
+
+    def __init__(self, fleet: str, blobs: BlobWriter, exporter: Exporter, graphs: tuple[BlobEntry, ...]) -> None:
+        self._fleet = fleet
+        self._blobs = blobs
+        self._exporter = exporter
+        self._graphs = graphs
+
+    def drafts(self, downloads: Mapping[str, Any], round_index: int) -> dict[str, Manifest]:
+        """Return a manifest for each client, still without a version; blobs that all of several get are shared.
+
+        Args:
+            downloads: client -> download.
+            round_index: the round that they are for.
+
+        Raises:
+            ArtefactRejected: A task model can't be served.
+        """
+        written = _Written(self._blobs, self._exporter)
+        drafts = {client: self._draft(client, downloads[client], round_index, written) for client in sorted(downloads)}
+        return _with_shared_marked(drafts)
+
+    def _draft(self, client_id: str, download: Any, round_index: int, written: _Written) -> Manifest:
+        packed = download.pack()
+        entries = {name: written.entry(name, packed.parameter_sets[name]) for name in sorted(packed.parameter_sets)}
+        served = download.task_parameters
+        parameters = _served_name(entries, written.entry("", served).digest)
+        blobs = (*self._graphs, *entries.values())
+        names = [entry.name for entry in blobs]
+        if len(set(names)) != len(names):
+            raise ReplayfleetError(f"a parameter set of the download is named like a graph: {names}")
+        serving = None
+        if any(entry.name == TASK_GRAPH for entry in self._graphs):
+            serving = Serving(TASK_GRAPH, parameters, written.probe(served))
+        return Manifest(
+            direction="down",
+            fleet=self._fleet,
+            client_id=client_id,
+            round=round_index,
+            version=0,
+            blobs=blobs,
+            facts=encode_facts(packed.facts),
+            serving=serving,
+        )
+
+
+def export_graphs(blobs: BlobWriter, exporter: Exporter) -> tuple[BlobEntry, ...]:
+    """Put the graphs into the store; returns their entries."""
+    graphs = exporter.graphs()
+    return tuple(BlobEntry(name, blobs.put(graphs[name]), len(graphs[name])) for name in sorted(graphs))
+
+
+class _Written:
+    """Encodes each parameter set once, however many clients get it.
+
+    Sets are told apart by identity, which holds while the downloads they came from are alive.
+    """
+
+    def __init__(self, blobs: BlobWriter, exporter: Exporter) -> None:
+        self._blobs = blobs
+        self._exporter = exporter
+        self._entries: dict[int, tuple[Parameters, BlobEntry]] = {}
+        self._probes: dict[str, Probe] = {}
+
+    def entry(self, name: str, parameters: Parameters) -> BlobEntry:
+        if id(parameters) not in self._entries:
+            data = encode_parameters(parameters)
+            self._entries[id(parameters)] = (parameters, BlobEntry(name, self._blobs.put(data), len(data)))
+        _, entry = self._entries[id(parameters)]
+        return BlobEntry(name, entry.digest, entry.size_bytes)
+
+    def probe(self, parameters: Parameters) -> Probe:
+        digest = self.entry("", parameters).digest
+        if digest not in self._probes:
+            self._probes[digest] = self._exporter.probe(parameters)
+        return self._probes[digest]
+
+
+def _served_name(entries: Mapping[str, BlobEntry], digest: str) -> str:
+    for name, entry in entries.items():
+        if entry.digest == digest:
+            return name
+    raise ReplayfleetError("a download's task_parameters are none of its packed parameter sets; the method is wrong")
+
+
+def _with_shared_marked(drafts: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    owners = Counter(digest for draft in drafts.values() for digest in {entry.digest for entry in draft.blobs})
+    marked = {}
+    for client, draft in drafts.items():
+        blobs = tuple(
+            BlobEntry(
+                entry.name, entry.digest, entry.size_bytes, len(drafts) > 1 and owners[entry.digest] == len(drafts)
+            )
+            for entry in draft.blobs
+        )
+        marked[client] = msgspec.structs.replace(draft, blobs=blobs)
+    return marked

@@ -1,0 +1,276 @@
+"""What survives ``kill -9``: the fleet, its rounds, accepted uploads, the committed state, every client's download.
+
+SQLite with WAL and ``synchronous=FULL``; tensors lie in the blob store, and every blob is on disk before a row
+refers to it. One thread uses the store. Each writing method is one transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from aggregator.rounds import Phase
+from federation.errors import SettingsError
+from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
+
+DATABASE = "aggregator.sqlite"
+KEEP_ROUNDS = 16
+"""Manifests of uploads are kept for this many rounds, so that a late repeat gets its verdict again."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, opened_at REAL NOT NULL, closed_at REAL, committed_at REAL);
+CREATE TABLE IF NOT EXISTS uploads (
+    round INTEGER, client TEXT, manifest BLOB NOT NULL, bytes_on_wire INTEGER NOT NULL,
+    PRIMARY KEY (round, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS clients (
+    client TEXT PRIMARY KEY, version INTEGER NOT NULL DEFAULT 0, download BLOB,
+    confirmed_version INTEGER NOT NULL DEFAULT 0, holdings BLOB NOT NULL DEFAULT x'90') WITHOUT ROWID;
+"""
+
+_COMMITTED = "committed"
+_T = TypeVar("_T")
+
+
+class StoredArtefacts(msgspec.Struct, frozen=True):
+    """Artefacts by reference.
+
+    Attributes:
+        blobs: one per parameter set.
+        facts: digest of the blob that holds the facts.
+    """
+
+    blobs: tuple[BlobEntry, ...]
+    facts: str
+
+    def digests(self) -> set[str]:
+        """Every blob that it consists of."""
+        return {entry.digest for entry in self.blobs} | {self.facts}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """The current round as the store knows it."""
+
+    index: int
+    phase: Phase
+    accepted: tuple[str, ...]
+    opened_at: float
+
+
+class AggregatorStore:
+    """The aggregator's database.
+
+    Args:
+        folder: a claimed data dir.
+        read_only: for ``aggregator status`` beside a running service.
+
+    Raises:
+        SettingsError: The database can't be opened or is damaged.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        path = folder / DATABASE
+        try:
+            mode = "ro" if read_only else "rwc"
+            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise SettingsError(f"{path}: can't be opened ({error})") from error
+
+    def close(self) -> None:
+        """Close the database; an unfinished transaction is undone. Idempotent."""
+        self._db.close()
+
+    def spec(self) -> FleetSpec | None:
+        """The fleet that this store belongs to; None in a new one."""
+        return self._fact("spec", FleetSpec)
+
+    def found(self, spec: FleetSpec, at: float) -> None:
+        """Begin a fleet: keep its spec and open round 0."""
+        with self._transaction():
+            self._set_fact("spec", spec)
+            self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
+
+    def graphs(self) -> tuple[BlobEntry, ...]:
+        """The exported graphs; empty until ``set_graphs``."""
+        return self._fact("graphs", tuple[BlobEntry, ...]) or ()
+
+    def set_graphs(self, graphs: tuple[BlobEntry, ...]) -> None:
+        """Keep the exported graphs."""
+        with self._transaction():
+            self._set_fact("graphs", graphs)
+
+    def state(self) -> StoredArtefacts | None:
+        """The method's state after the last committed round; None before the first."""
+        return self._fact("state", StoredArtefacts)
+
+    def round(self) -> RoundRecord:
+        """The current round: the newest one, always open or closed, never committed."""
+        index, phase, opened_at = self._db.execute(
+            "SELECT round, phase, opened_at FROM rounds ORDER BY round DESC LIMIT 1"
+        ).fetchone()
+        return RoundRecord(index, Phase(phase), tuple(self.uploads(index)), opened_at)
+
+    def close_round(self, index: int, at: float) -> None:
+        """Fix the set of uploads of an open round; closing it again changes nothing."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE rounds SET phase = ?, closed_at = ? WHERE round = ? AND phase = ?",
+                (Phase.AGGREGATING.value, at, index, Phase.OPEN.value),
+            )
+
+    def accept_upload(self, manifest: Manifest, bytes_on_wire: int) -> bool:
+        """Make an upload count; False if the round isn't open or this client already has one.
+
+        The client evidently holds what it sent, so that is remembered too.
+        """
+        with self._transaction():
+            row = self._db.execute("SELECT phase FROM rounds WHERE round = ?", (manifest.round,)).fetchone()
+            if row is None or row[0] != Phase.OPEN.value:
+                return False
+            cursor = self._db.execute(
+                "INSERT OR IGNORE INTO uploads (round, client, manifest, bytes_on_wire) VALUES (?, ?, ?, ?)",
+                (manifest.round, manifest.client_id, msgspec.msgpack.encode(manifest), bytes_on_wire),
+            )
+            if cursor.rowcount != 1:
+                return False
+            self._meet(manifest.client_id)
+            self._hold(manifest.client_id, self.holdings(manifest.client_id) | _digests(manifest))
+            return True
+
+    def uploads(self, index: int) -> dict[str, Manifest]:
+        """Accepted uploads of a round by client, clients sorted."""
+        rows = self._db.execute("SELECT client, manifest FROM uploads WHERE round = ? ORDER BY client", (index,))
+        return {client: msgspec.msgpack.decode(manifest, type=Manifest) for client, manifest in rows}
+
+    def upload(self, index: int, client_id: str) -> Manifest | None:
+        """The accepted upload of one client for a round that is not long past."""
+        row = self._db.execute(
+            "SELECT manifest FROM uploads WHERE round = ? AND client = ?", (index, client_id)
+        ).fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=Manifest)
+
+    def commit_round(self, index: int, state: StoredArtefacts, drafts: Mapping[str, Manifest], at: float) -> bool:
+        """End a closed round: state, all downloads and the next round, all or nothing.
+
+        Args:
+            index: the round.
+            state: the method's state after it.
+            drafts: a download for each client; their versions are set here.
+            at: wall-clock time in seconds.
+
+        Returns:
+            False, with nothing changed, if the round isn't the closed one (it was committed before).
+        """
+        with self._transaction():
+            cursor = self._db.execute(
+                "UPDATE rounds SET phase = ?, committed_at = ? WHERE round = ? AND phase = ?",
+                (_COMMITTED, at, index, Phase.AGGREGATING.value),
+            )
+            if cursor.rowcount != 1:
+                return False
+            self._set_fact("state", state)
+            for client_id in sorted(drafts):
+                self._write_download(drafts[client_id])
+            self._db.execute(
+                "INSERT INTO rounds (round, phase, opened_at) VALUES (?, ?, ?)", (index + 1, Phase.OPEN.value, at)
+            )
+            self._db.execute("DELETE FROM uploads WHERE round <= ?", (index - KEEP_ROUNDS,))
+            return True
+
+    def put_download(self, draft: Manifest) -> Manifest:
+        """Keep one client's download under the next version; returns it with that version."""
+        with self._transaction():
+            return self._write_download(draft)
+
+    def download(self, client_id: str) -> Manifest | None:
+        """The newest download of a client."""
+        row = self._db.execute("SELECT download FROM clients WHERE client = ?", (client_id,)).fetchone()
+        return None if row is None or row[0] is None else msgspec.msgpack.decode(row[0], type=Manifest)
+
+    def confirm(self, manifest: Manifest) -> None:
+        """The client has everything of this manifest on its disk."""
+        with self._transaction():
+            self._meet(manifest.client_id)
+            self._hold(manifest.client_id, _digests(manifest))
+            self._db.execute(
+                "UPDATE clients SET confirmed_version = max(confirmed_version, ?) WHERE client = ?",
+                (manifest.version, manifest.client_id),
+            )
+
+    def confirmed_version(self, client_id: str) -> int:
+        """Version of the newest download that a client confirmed; 0 for none."""
+        row = self._db.execute("SELECT confirmed_version FROM clients WHERE client = ?", (client_id,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def holdings(self, client_id: str) -> set[str]:
+        """Digests that a client confirmed to hold; it may have lost them since, then it asks."""
+        row = self._db.execute("SELECT holdings FROM clients WHERE client = ?", (client_id,)).fetchone()
+        return set() if row is None else set(msgspec.msgpack.decode(row[0], type=list[str]))
+
+    def clients(self) -> tuple[str, ...]:
+        """Every client that ever got or sent anything, sorted."""
+        return tuple(client for (client,) in self._db.execute("SELECT client FROM clients ORDER BY client"))
+
+    def referenced(self) -> set[str]:
+        """Digests of all blobs that must stay: state, graphs, downloads, uploads of the current round."""
+        keep = {entry.digest for entry in self.graphs()}
+        state = self.state()
+        if state is not None:
+            keep |= state.digests()
+        for client_id in self.clients():
+            download = self.download(client_id)
+            keep |= _digests(download) if download else set()
+        for manifest in self.uploads(self.round().index).values():
+            keep |= _digests(manifest)
+        return keep
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _fact(self, name: str, kind: type[_T]) -> _T | None:
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=kind)
+
+    def _set_fact(self, name: str, value: object) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, msgspec.msgpack.encode(value)))
+
+    def _meet(self, client_id: str) -> None:
+        self._db.execute("INSERT OR IGNORE INTO clients (client) VALUES (?)", (client_id,))
+
+    def _hold(self, client_id: str, digests: set[str]) -> None:
+        self._db.execute(
+            "UPDATE clients SET holdings = ? WHERE client = ?", (msgspec.msgpack.encode(sorted(digests)), client_id)
+        )
+
+    def _write_download(self, draft: Manifest) -> Manifest:
+        self._meet(draft.client_id)
+        (version,) = self._db.execute("SELECT version FROM clients WHERE client = ?", (draft.client_id,)).fetchone()
+        manifest = msgspec.structs.replace(draft, version=version + 1)
+        self._db.execute(
+            "UPDATE clients SET version = ?, download = ? WHERE client = ?",
+            (manifest.version, msgspec.msgpack.encode(manifest), draft.client_id),
+        )
+        return manifest
+
+
+def _digests(manifest: Manifest) -> set[str]:
+    return {entry.digest for entry in manifest.blobs}

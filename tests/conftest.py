@@ -1,0 +1,1 @@
+"""Its presence puts ``tests/`` on the path, so that tests can import ``support``."""

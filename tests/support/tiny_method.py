@@ -1,0 +1,145 @@
+"""A method whose arithmetic fits in a head: every upload lost or counted twice changes its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from federation.methods.records import Artefacts, Parameters
+from models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("left", "right"))
+
+
+@dataclass(frozen=True)
+class TinyUpload:
+    task: Parameters
+    generators: Mapping[int, Parameters] = field(default_factory=dict)
+    count: int = 1
+
+    def pack(self) -> Artefacts:
+        sets = {"task": self.task, **{f"sub-generator/{c}": p for c, p in self.generators.items()}}
+        return Artefacts(sets, {"count": self.count})
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> TinyUpload:
+        if "task" not in artefacts.parameter_sets:
+            raise ValueError("parameter set 'task' is missing")
+        return cls(artefacts.parameter_sets["task"], generators_of(artefacts), artefacts.facts["count"])
+
+
+@dataclass(frozen=True)
+class TinyDownload:
+    personalised: Parameters
+    average: Parameters
+    generators: Mapping[int, Parameters] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def task_parameters(self) -> Parameters:
+        return self.personalised
+
+    def pack(self) -> Artefacts:
+        sets = {"personalised": self.personalised, "average": self.average}
+        sets |= {f"sub-generator/{c}": p for c, p in self.generators.items()}
+        return Artefacts(sets, {"aggregation_weights": dict(self.weights)})
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> TinyDownload:
+        sets = artefacts.parameter_sets
+        return cls(
+            sets["personalised"], sets["average"], generators_of(artefacts), artefacts.facts["aggregation_weights"]
+        )
+
+
+@dataclass(frozen=True)
+class TinyState:
+    """Sums of everything that was ever uploaded, and how often."""
+
+    sums: Mapping[str, Parameters] = field(default_factory=dict)
+    generators: Mapping[str, Mapping[int, Parameters]] = field(default_factory=dict)
+    times: Mapping[str, int] = field(default_factory=dict)
+    average: Parameters = field(default_factory=dict)
+
+    def pack(self) -> Artefacts:
+        sets = {f"sum/{client}": parameters for client, parameters in self.sums.items()}
+        for client, generators in self.generators.items():
+            sets |= {f"generator/{client}/{c}": p for c, p in generators.items()}
+        if self.average:
+            sets["average"] = self.average
+        return Artefacts(sets, {"times": dict(self.times)})
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> TinyState:
+        sums, generators = {}, {}
+        for name, parameters in artefacts.parameter_sets.items():
+            kind, _, rest = name.partition("/")
+            if kind == "sum":
+                sums[rest] = parameters
+            elif kind == "generator":
+                client, _, c = rest.partition("/")
+                generators.setdefault(client, {})[int(c)] = parameters
+        return cls(sums, generators, artefacts.facts["times"], artefacts.parameter_sets.get("average", {}))
+
+
+def generators_of(artefacts: Artefacts) -> dict[int, Parameters]:
+    prefix = "sub-generator/"
+    sets = artefacts.parameter_sets
+    return {int(n.removeprefix(prefix)): p for n, p in sorted(sets.items()) if n.startswith(prefix)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyMethod:
+    name: ClassVar[str] = "tiny"
+    stores_data: ClassVar[bool] = False
+    Upload: ClassVar[type[Any]] = TinyUpload
+    Download: ClassVar[type[Any]] = TinyDownload
+    ClientState: ClassVar[type[Any]] = TinyState
+    AggregatorState: ClassVar[type[Any]] = TinyState
+
+    task: TaskSpec = TASK
+    rate: float = 0.5
+
+    def initial_states(self):
+        return None, TinyState()
+
+    def initial_download(self, rng):
+        start = {"w": torch.randn(4, generator=rng)}
+        return TinyDownload(start, start)
+
+    def local_round(self, state, data, download, rng, *, sampler):
+        del data, sampler
+        trained = {"w": download.average["w"] + torch.randn(4, generator=rng)}
+        return state, TinyUpload(trained, {0: {"g": torch.ones(3)}}, 1)
+
+    def aggregate(self, state, uploads, rng, *, sampler):
+        del sampler
+        noise = torch.randn(4, generator=rng)
+        average = {"w": torch.stack([uploads[c].task["w"] for c in sorted(uploads)]).mean(0) + noise}
+        sums, times, generators = dict(state.sums), dict(state.times), dict(state.generators)
+        for client in sorted(uploads):
+            before = sums.get(client, {"w": torch.zeros(4)})
+            sums[client] = {"w": before["w"] + uploads[client].task["w"]}
+            times[client] = times.get(client, 0) + 1
+            generators[client] = {**generators.get(client, {}), **uploads[client].generators}
+        new = TinyState(sums, generators, times, average)
+        return new, {client: self.download_for(new, client, None) for client in sums}
+
+    def download_for(self, state, client_id, initial):
+        if client_id not in state.sums:
+            return TinyDownload(state.average, state.average) if state.average else initial
+        own = {"w": state.average["w"] * self.rate + state.sums[client_id]["w"]}
+        weights = {client: 1 / len(state.sums) for client in sorted(state.sums)}
+        return TinyDownload(own, state.average, state.generators[client_id], weights)
+
+    def upload_layout(self, name):
+        if name == "task":
+            return {"w": torch.empty(4, device="meta")}
+        return {"g": torch.empty(3, device="meta")} if name in {"sub-generator/0", "sub-generator/1"} else None
+
+    def check_upload(self, upload):
+        if upload.count != 1:
+            raise ValueError(f"count is {upload.count}, expected 1")
