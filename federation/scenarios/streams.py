@@ -242,3 +242,8 @@ class Stream:
         order = self._scenario.task_types(self.task_types_per_client, num_rounds)
         needed = np.bincount(order, minlength=self.task_types_per_client)
         return all(bool((needed <= np.asarray(quota)).all()) for quota in quotas)
+
+
+def client_id(index: int) -> str:
+    """Return the name of the client with this index, in simulations and demos."""
+    return f"client-{index}"

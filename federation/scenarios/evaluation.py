@@ -1,0 +1,52 @@
+"""How well a task model does on a client's cumulative test set, in all and class by class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from federation.methods.steps.replay import Judge
+from federation.scenarios.labelled_images import LabelledImages
+from federation.scenarios.metrics import accuracy
+from federation.scenarios.round_data import round_data
+from federation.scenarios.streams import Indices
+
+BATCH_SIZE = 512
+"""Images that are float at a time: bounds memory, whatever the size of the test set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Test results of one model.
+
+    Attributes:
+        num_correct: class id -> test samples of that class judged right.
+        num_test: class id -> test samples of that class.
+    """
+
+    num_correct: dict[int, int]
+    num_test: dict[int, int]
+
+    @property
+    def accuracy(self) -> float:
+        """a_i^t of Eq. 4."""
+        return accuracy(sum(self.num_correct.values()), sum(self.num_test.values()))
+
+    def class_accuracy(self) -> dict[int, float]:
+        """Class id -> accuracy on that class, classes rising."""
+        return {class_id: accuracy(self.num_correct[class_id], count) for class_id, count in self.num_test.items()}
+
+
+def evaluate(judge: Judge, part: LabelledImages, indices: Indices) -> Evaluation:
+    """Judge the images ``indices`` of ``part`` in batches and compare with their labels."""
+    num_classes = len(part.class_names)
+    correct = torch.zeros(num_classes, dtype=torch.int64)
+    total = torch.zeros(num_classes, dtype=torch.int64)
+    for start in range(0, len(indices), BATCH_SIZE):
+        data = round_data(part, indices[start : start + BATCH_SIZE])
+        hits = judge(data.images).argmax(dim=1) == data.labels
+        correct += torch.bincount(data.labels[hits], minlength=num_classes)
+        total += torch.bincount(data.labels, minlength=num_classes)
+    tested = total.nonzero().flatten().tolist()
+    return Evaluation({c: int(correct[c]) for c in tested}, {c: int(total[c]) for c in tested})

@@ -1,0 +1,84 @@
+"""What a simulation measures in a round: plain values, which become JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from federation.scenarios import metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRecord:
+    """One client in one round, measured after the aggregation.
+
+    Bytes are those of parameter sets as raw safetensors, before compression.
+
+    Attributes:
+        classes: the class ids that its round data had.
+        accuracy: a_i^t, on its cumulative test set.
+        num_test: size of that set.
+        num_seen: n_i^t, training samples met so far.
+        class_accuracy: class id -> accuracy on that class's part of the test set.
+        train_s: wall time of its local round.
+        bytes_up: of its upload, what the aggregator didn't hold yet.
+        bytes_up_everything: what the task model and all its sub-generators would have been.
+        bytes_down: of its download, what it didn't hold yet.
+        bytes_down_everything: all of its download.
+        sub_generators_sent: those (names after ``sub-generator/``) that went up.
+        num_sub_generators_held: how many it has.
+    """
+
+    classes: tuple[int, ...]
+    accuracy: float
+    num_test: int
+    num_seen: int
+    class_accuracy: dict[int, float]
+    train_s: float
+    bytes_up: int
+    bytes_up_everything: int
+    bytes_down: int
+    bytes_down_everything: int
+    sub_generators_sent: tuple[str, ...]
+    num_sub_generators_held: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRecord:
+    """One round of all clients.
+
+    Attributes:
+        round: counted from 0.
+        accuracy: Acc^t of Eq. 4.
+        clients: client id -> its record, ids sorted.
+        aggregate_s: wall time of the aggregation.
+        round_s: wall time of the whole round, evaluation and saving included.
+    """
+
+    round: int
+    accuracy: float
+    clients: dict[str, ClientRecord]
+    aggregate_s: float
+    round_s: float
+
+
+def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
+
+    ``sub_generator_updates`` is the paper's AUC: sub-generators sent over all rounds, mean over clients.
+    """
+    acc = [record.accuracy for record in records]
+    names = sorted(records[-1].clients)
+    histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
+    everyone = [client for record in records for client in record.clients.values()]
+    return {
+        "final_accuracy": acc[-1],
+        "average_accuracy": metrics.average_accuracy(acc),
+        "average_forgetting_measure": metrics.average_forgetting_measure(acc),
+        "average_forgetting": metrics.average_forgetting(histories),
+        "sub_generator_updates": sum(len(client.sub_generators_sent) for client in everyone) / len(names),
+        "bytes_up": sum(client.bytes_up for client in everyone),
+        "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
+        "bytes_down": sum(client.bytes_down for client in everyone),
+        "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
+    }

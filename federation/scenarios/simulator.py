@@ -1,0 +1,250 @@
+"""A method over a stream, all clients in one process: the same two functions and seeds as the deployed fleet."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from federation.methods.packing import SUB_GENERATOR
+from federation.methods.records import ClientId, Sampler
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.task_model import judge_with
+from federation.protocol.messages import BlobEntry
+from federation.scenarios.checkpoints import Checkpoints, Snapshot
+from federation.scenarios.datasets import Dataset
+from federation.scenarios.evaluation import evaluate
+from federation.scenarios.ledger import DigestOnly, Ledger, Traffic
+from federation.scenarios.metrics import weighted_accuracy
+from federation.scenarios.records import ClientRecord, RoundRecord
+from federation.scenarios.round_data import round_data
+from federation.scenarios.streams import Stream, client_id
+from federation.service.artefact_codec import BlobWriter, EncodedArtefacts, decode_artefacts, encode_artefacts
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A finished round, for whoever watches: what was measured, and the method's own values.
+
+    Attributes:
+        record: the measurements.
+        uploads: client id -> what it sent.
+        downloads: client id -> what it gets for the next round.
+        aggregator_state: after the round.
+        client_states: after the round.
+    """
+
+    record: RoundRecord
+    uploads: Mapping[ClientId, Any]
+    downloads: Mapping[ClientId, Any]
+    aggregator_state: Any
+    client_states: Mapping[ClientId, Any]
+
+
+@dataclass(slots=True)
+class _State:
+    """What goes from one round to the next."""
+
+    aggregator: Any
+    clients: dict[ClientId, Any]
+    downloads: dict[ClientId, Any]
+    ledger: Ledger
+    records: list[RoundRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalRound:
+    """One client's half of a round."""
+
+    upload: Any
+    traffic: Traffic
+    train_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What a run consists of; equal values give equal parameters to the bit on CPU.
+
+    Attributes:
+        method: an instance of a class of ``METHODS``.
+        dataset: both parts of the image set.
+        stream: which client meets which samples when.
+        run_seed: of models and training; the stream has a seed of its own.
+        sampler: how sub-generators are run.
+        num_threads: of torch; results depend on it.
+        clock: seconds, rising.
+    """
+
+    method: Any
+    dataset: Dataset
+    stream: Stream
+    run_seed: int
+    sampler: Sampler
+    num_threads: int = 2
+    clock: Callable[[], float] = time.perf_counter
+
+    def run(
+        self,
+        *,
+        checkpoints: Checkpoints | None = None,
+        on_round: Callable[[RoundOutcome], None] | None = None,
+        on_client: Callable[[int, ClientId], None] | None = None,
+    ) -> list[RoundRecord]:
+        """Run all rounds, or those that ``checkpoints`` doesn't hold yet.
+
+        Args:
+            checkpoints: where to keep the state after every round; its ``begin`` was called.
+            on_round: called after every round that was run now.
+            on_client: called with the round before each client's local round.
+
+        Returns:
+            One record per round, those of an earlier, interrupted run included.
+        """
+        with _torch_threads(self.num_threads):
+            state = self._restored(checkpoints) if checkpoints is not None else self._initial()
+            for round_index in range(len(state.records), self.stream.num_rounds):
+                outcome = self._round(round_index, state, checkpoints, on_client)
+                if on_round is not None:
+                    on_round(outcome)
+        return state.records
+
+    def _clients(self) -> list[tuple[ClientId, int]]:
+        """Client ids in the order in which their numbers are summed, with their indices in the stream."""
+        return sorted((client_id(index), index) for index in range(self.stream.settings.num_clients))
+
+    def _initial(self) -> _State:
+        client_state, aggregator_state = self.method.initial_states()
+        names = [name for name, _ in self._clients()]
+        initial = self._initial_download()
+        ledger = Ledger()
+        blobs = encode_artefacts(initial.pack(), DigestOnly()).blobs
+        for name in names:
+            ledger.transfer(name, "down", blobs)
+        return _State(aggregator_state, dict.fromkeys(names, client_state), dict.fromkeys(names, initial), ledger)
+
+    def _initial_download(self) -> Any:
+        return self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+
+    def _round(
+        self,
+        round_index: int,
+        state: _State,
+        checkpoints: Checkpoints | None,
+        on_client: Callable[[int, ClientId], None] | None,
+    ) -> RoundOutcome:
+        started = self.clock()
+        store: BlobWriter = checkpoints if checkpoints is not None else DigestOnly()
+        local_rounds: dict[ClientId, _LocalRound] = {}
+        encoded: dict[ClientId, EncodedArtefacts] = {}
+        for name, index in self._clients():
+            if on_client is not None:
+                on_client(round_index, name)
+            local_rounds[name], state.clients[name] = self._local_round(round_index, name, index, state)
+            encoded[name] = encode_artefacts(state.clients[name].pack(), store)
+        uploads = {name: local.upload for name, local in local_rounds.items()}
+
+        aggregation_started = self.clock()
+        rng = seeded_generator(self.run_seed, round_index, "aggregator")
+        state.aggregator, state.downloads = self.method.aggregate(state.aggregator, uploads, rng, sampler=self.sampler)
+        aggregate_s = self.clock() - aggregation_started
+
+        clients = {
+            name: self._measured(round_index, index, state, name, local_rounds[name], encoded[name])
+            for name, index in self._clients()
+        }
+        aggregator = encode_artefacts(state.aggregator.pack(), store)
+        record = RoundRecord(
+            round=round_index,
+            accuracy=weighted_accuracy(
+                {name: client.accuracy for name, client in clients.items()},
+                {name: client.num_seen for name, client in clients.items()},
+            ),
+            clients=clients,
+            aggregate_s=aggregate_s,
+            round_s=self.clock() - started,
+        )
+        if checkpoints is not None:
+            checkpoints.save(Snapshot(record, aggregator, encoded, state.ledger.held))
+        state.records.append(record)
+        return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
+
+    def _local_round(self, round_index: int, name: ClientId, index: int, state: _State) -> tuple[_LocalRound, Any]:
+        data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
+        rng = seeded_generator(self.run_seed, round_index, name)
+        started = self.clock()
+        client_state, upload = self.method.local_round(
+            state.clients[name], data, state.downloads[name], rng, sampler=self.sampler
+        )
+        train_s = self.clock() - started
+        traffic = state.ledger.transfer(name, "up", encode_artefacts(upload.pack(), DigestOnly()).blobs)
+        return _LocalRound(upload, traffic, train_s), client_state
+
+    def _measured(
+        self,
+        round_index: int,
+        index: int,
+        state: _State,
+        name: ClientId,
+        local: _LocalRound,
+        client_state: EncodedArtefacts,
+    ) -> ClientRecord:
+        download = state.downloads[name]
+        tested = evaluate(
+            judge_with(self.method.task, download.task_parameters),
+            self.dataset.test,
+            self.stream.test_indices(index, round_index),
+        )
+        down = state.ledger.transfer(name, "down", encode_artefacts(download.pack(), DigestOnly()).blobs)
+        held = [entry for entry in client_state.blobs if entry.name.startswith(SUB_GENERATOR)]
+        uploaded = local.upload.pack().parameter_sets
+        return ClientRecord(
+            classes=self.stream.class_ids(index, round_index),
+            accuracy=tested.accuracy,
+            num_test=sum(tested.num_test.values()),
+            num_seen=self.stream.num_seen(round_index),
+            class_accuracy=tested.class_accuracy(),
+            train_s=local.train_s,
+            bytes_up=local.traffic.num_bytes,
+            bytes_up_everything=local.traffic.everything_bytes + _size_of_others(held, uploaded),
+            bytes_down=down.num_bytes,
+            bytes_down_everything=down.everything_bytes,
+            sub_generators_sent=tuple(
+                sent.removeprefix(SUB_GENERATOR) for sent in local.traffic.sent if sent.startswith(SUB_GENERATOR)
+            ),
+            num_sub_generators_held=len(held),
+        )
+
+    def _restored(self, checkpoints: Checkpoints) -> _State:
+        snapshots = checkpoints.load()
+        state = self._initial()
+        if not snapshots:
+            return state
+        last = snapshots[-1]
+        unpack = type(self.method).AggregatorState.unpack
+        state.aggregator = unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+        initial = self._initial_download()
+        for name, stored in last.clients.items():
+            artefacts = decode_artefacts(stored.blobs, stored.facts, checkpoints)
+            state.clients[name] = type(self.method).ClientState.unpack(artefacts)
+            state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
+        state.ledger = Ledger(last.held)
+        state.records = [snapshot.record for snapshot in snapshots]
+        return state
+
+
+def _size_of_others(entries: Sequence[BlobEntry], names: Mapping[str, object]) -> int:
+    return sum(entry.size_bytes for entry in entries if entry.name not in names)
+
+
+@contextlib.contextmanager
+def _torch_threads(num_threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
