@@ -13,6 +13,7 @@ from aggregator.parts import Outcome, Parts
 from aggregator.presence import Change
 from aggregator.rounds import Decision, Phase, Rounds
 from aggregator.steps import Step
+from aggregator.store import digests_of
 from aggregator.uploads import UploadDesk
 from federation.errors import ReplayfleetError
 from federation.protocol.messages import Announcement, Manifest, Presence, Report
@@ -232,7 +233,7 @@ class Coordinator:
             return
         self._downloads.not_prepared(client_id)
         self._parts.metrics.errors.inc()
-        self._parts.journal.add("download failed", client=client_id, detail=str(outcome.error))
+        self._parts.journal.add("download failed", client=client_id, round=self.rounds.index, detail=str(outcome.error))
 
     def _note_opening(self) -> None:
         self._parts.metrics.round.set(self.rounds.index)
@@ -251,7 +252,7 @@ class Coordinator:
     def _collect(self) -> None:
         keep = self._parts.store.referenced()
         for manifest in self._parts.receiving.values():
-            keep |= {entry.digest for entry in manifest.blobs}
+            keep |= digests_of(manifest)
         removed = self._parts.blobs.collect(keep)
         _log.debug("blobs collected", removed=removed, kept=len(keep))
         self._parts.checkpoint(Step.COLLECTED)

@@ -8,6 +8,8 @@ from aggregator.aggregation import RoundResult
 from aggregator.parts import Parts
 from aggregator.rounds import Rounds
 from aggregator.steps import Step
+from aggregator.store import digests_of
+from federation.errors import ArtefactRejected, MalformedMessage
 from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import Manifest
 from federation.service.logs import EventLogger
@@ -26,6 +28,8 @@ class DownloadDesk:
         self._parts = parts
         self._rounds = rounds
         self._preparing: set[str] = set()
+        self._repaired: set[tuple[str, int]] = set()
+        self._counted_broadcast = -1
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
@@ -37,6 +41,10 @@ class DownloadDesk:
         if manifest is not None and manifest.round == self._rounds.index:
             self._offer(manifest, now)
             return
+        self._prepare(client_id)
+
+    def _prepare(self, client_id: str) -> None:
+        parts = self._parts
         known = parts.store.clients()
         if client_id not in known and len(known) >= parts.gate.caps.max_clients:
             _log.warning(
@@ -77,9 +85,10 @@ class DownloadDesk:
     def concluded(self, event: Concluded) -> None:
         """Remember what a client confirmed, or note why it refused."""
         parts, manifest, verdict = self._parts, event.manifest, event.verdict
-        parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
-        if event.peer == EVERYBODY:
+        if manifest.client_id == EVERYBODY:
+            self._shared_concluded(event)
             return
+        parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
         parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
         if verdict.accepted:
             parts.store.confirm(manifest)
@@ -120,7 +129,22 @@ class DownloadDesk:
         self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now)
         return missing
 
+    def _shared_concluded(self, event: Concluded) -> None:
+        if event.manifest.round > self._counted_broadcast:  # it went out once, however many confirm it
+            self._counted_broadcast = event.manifest.round
+            self._parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
+        if event.verdict.accepted:
+            self._parts.store.hold(event.peer, digests_of(event.manifest))
+
     def _offer(self, manifest: Manifest, now: float, already_sent: frozenset[str] = frozenset()) -> None:
-        skip = self._parts.store.holdings(manifest.client_id) | already_sent
+        client_id = manifest.client_id
+        skip = self._parts.store.holdings(client_id) | already_sent
         missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
-        self._parts.courier.send(manifest.client_id, manifest, tuple(missing), now)
+        try:
+            self._parts.courier.send(client_id, manifest, tuple(missing), now)
+        except (KeyError, ArtefactRejected, MalformedMessage) as error:
+            self._parts.journal.add("download failed", client=client_id, round=manifest.round, detail=repr(error))
+            if (client_id, manifest.round) not in self._repaired:  # a blob was damaged on our disk: make it again
+                self._repaired.add((client_id, manifest.round))
+                self._parts.store.drop_download(client_id)
+                self._prepare(client_id)

@@ -17,6 +17,7 @@ from federation.service.logs import EventLogger
 JOURNAL = "events.jsonl"
 
 _log = EventLogger("aggregator")
+_WARNINGS = frozenset({"upload rejected", "round extended", "transfer failed", "download failed", "download refused"})
 
 
 class Journal:
@@ -41,9 +42,7 @@ class Journal:
         entry = {"time": round(self._wall_clock(), 3), "event": event, **fields, **(details or {})}
         self._file.write(json.dumps(entry, default=str) + "\n")
         self._file.flush()
-        (_log.warning if event in {"upload rejected", "round extended", "transfer failed"} else _log.info)(
-            event, **fields
-        )
+        (_log.warning if event in _WARNINGS else _log.info)(event, **fields)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

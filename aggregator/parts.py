@@ -58,7 +58,7 @@ class Parts:
 
     Attributes:
         wall_clock: seconds since 1970, for what people read; decisions use the loop's own clock.
-        receiving: uploads being received by transfer id, whose blobs must not be collected.
+        receiving: what each client is sending; its blobs must not be collected.
     """
 
     spec: FleetSpec

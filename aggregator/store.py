@@ -146,7 +146,7 @@ class AggregatorStore:
             if cursor.rowcount != 1:
                 return False
             self._meet(manifest.client_id)
-            self._hold(manifest.client_id, self.holdings(manifest.client_id) | _digests(manifest))
+            self._hold(manifest.client_id, self.holdings(manifest.client_id) | digests_of(manifest))
             return True
 
     def uploads(self, index: int) -> dict[str, Manifest]:
@@ -203,11 +203,22 @@ class AggregatorStore:
         """The client has everything of this manifest on its disk."""
         with self._transaction():
             self._meet(manifest.client_id)
-            self._hold(manifest.client_id, _digests(manifest))
+            self._hold(manifest.client_id, digests_of(manifest))
             self._db.execute(
                 "UPDATE clients SET confirmed_version = max(confirmed_version, ?) WHERE client = ?",
                 (manifest.version, manifest.client_id),
             )
+
+    def hold(self, client_id: str, digests: set[str]) -> None:
+        """A client has these blobs beside what it confirmed before."""
+        with self._transaction():
+            self._meet(client_id)
+            self._hold(client_id, self.holdings(client_id) | digests)
+
+    def drop_download(self, client_id: str) -> None:
+        """Forget a download whose blobs are damaged; the version goes on rising."""
+        with self._transaction():
+            self._db.execute("UPDATE clients SET download = NULL WHERE client = ?", (client_id,))
 
     def confirmed_version(self, client_id: str) -> int:
         """Version of the newest download that a client confirmed; 0 for none."""
@@ -231,9 +242,9 @@ class AggregatorStore:
             keep |= state.digests()
         for client_id in self.clients():
             download = self.download(client_id)
-            keep |= _digests(download) if download else set()
+            keep |= digests_of(download) if download else set()
         for manifest in self.uploads(self.round().index).values():
-            keep |= _digests(manifest)
+            keep |= digests_of(manifest)
         return keep
 
     @contextlib.contextmanager
@@ -272,5 +283,6 @@ class AggregatorStore:
         return manifest
 
 
-def _digests(manifest: Manifest) -> set[str]:
+def digests_of(manifest: Manifest) -> set[str]:
+    """Every blob that a manifest lists."""
     return {entry.digest for entry in manifest.blobs}

@@ -35,14 +35,14 @@ class UploadDesk:
         except UploadRejected as rejected:
             self._refuse(event.peer, offer, rejected, now)
             return []
-        parts.receiving[offer.transfer_id] = offer.manifest
+        parts.receiving[event.peer] = offer.manifest
         return parts.courier.accept(event.peer, offer, now)
 
     def arrived(self, event: Arrived) -> None:
         """Check the upload, make it durable, then tell the client."""
         parts, manifest = self._parts, event.manifest
         parts.checkpoint(Step.UPLOAD_ARRIVED)
-        parts.receiving.pop(event.transfer_id, None)
+        parts.receiving.pop(event.peer, None)
         if not self._is_repeat(event.peer, manifest):
             try:
                 facts = self._accept(event)
@@ -65,7 +65,7 @@ class UploadDesk:
 
     def failed(self, event: Failed) -> None:
         """Note that a transfer ended without a verdict; the client offers again."""
-        self._parts.receiving.pop(event.transfer_id, None)
+        self._parts.receiving.pop(event.peer, None)
         self._parts.journal.add("transfer failed", client=event.peer, detail=str(event.error))
 
     def _accept(self, event: Arrived) -> dict[str, object]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ def closed_with(rules: RoundRules, order: list[str]) -> tuple[tuple[str, ...], P
 
 
 @given(arrivals, st.randoms(use_true_random=False), st.integers(1, 6))
-def test_arrival_order_and_duplicates_change_nothing(order: list[str], random, min_clients: int):
+def test_arrival_order_and_duplicates_change_nothing(order: list[str], random: random.Random, min_clients: int):
     rules = RoundRules(num_clients=6, min_clients=min_clients)
     repeated = [*order, *random.choices(order, k=5)] if order else []
     random.shuffle(repeated)
@@ -26,7 +28,9 @@ def test_arrival_order_and_duplicates_change_nothing(order: list[str], random, m
 
 
 @given(st.lists(st.tuples(clients, st.integers(0, 500)), max_size=40), st.integers(1, 4), st.integers(1, 4))
-def test_a_round_never_closes_below_its_minimum_and_always_at_its_quorum(steps, num_clients: int, at_least: int):
+def test_a_round_never_closes_below_its_minimum_and_always_at_its_quorum(
+    steps: list[tuple[str, int]], num_clients: int, at_least: int
+):
     rules = RoundRules(num_clients=num_clients, min_clients=min(at_least, num_clients), deadline_s=100)
     rounds, now = Rounds(rules, 0), 0
     for client, passed in steps:

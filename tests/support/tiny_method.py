@@ -106,16 +106,16 @@ class TinyMethod:
     def initial_states(self):
         return None, TinyState()
 
-    def initial_download(self, rng):
+    def initial_download(self, rng: torch.Generator):
         start = {"w": torch.randn(4, generator=rng)}
         return TinyDownload(start, start)
 
-    def local_round(self, state, data, download, rng, *, sampler):
+    def local_round(self, state: Any, data: Any, download: TinyDownload, rng: torch.Generator, *, sampler: Any):
         del data, sampler
         trained = {"w": download.average["w"] + torch.randn(4, generator=rng)}
         return state, TinyUpload(trained, {0: {"g": torch.ones(3)}}, 1)
 
-    def aggregate(self, state, uploads, rng, *, sampler):
+    def aggregate(self, state: TinyState, uploads: Mapping[str, TinyUpload], rng: torch.Generator, *, sampler: Any):
         del sampler
         noise = torch.randn(4, generator=rng)
         average = {"w": torch.stack([uploads[c].task["w"] for c in sorted(uploads)]).mean(0) + noise}
@@ -128,18 +128,18 @@ class TinyMethod:
         new = TinyState(sums, generators, times, average)
         return new, {client: self.download_for(new, client, None) for client in sums}
 
-    def download_for(self, state, client_id, initial):
+    def download_for(self, state: TinyState, client_id: str, initial: Any):
         if client_id not in state.sums:
             return TinyDownload(state.average, state.average) if state.average else initial
         own = {"w": state.average["w"] * self.rate + state.sums[client_id]["w"]}
         weights = {client: 1 / len(state.sums) for client in sorted(state.sums)}
         return TinyDownload(own, state.average, state.generators[client_id], weights)
 
-    def upload_layout(self, name):
+    def upload_layout(self, name: str):
         if name == "task":
             return {"w": torch.empty(4, device="meta")}
         return {"g": torch.empty(3, device="meta")} if name in {"sub-generator/0", "sub-generator/1"} else None
 
-    def check_upload(self, upload):
+    def check_upload(self, upload: TinyUpload):
         if upload.count != 1:
             raise ValueError(f"count is {upload.count}, expected 1")

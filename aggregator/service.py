@@ -1,0 +1,276 @@
+"""The running aggregator: owns the sessions, the queue, the clock and the one loop; decisions are the coordinator's."""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from aggregator.admission import Caps, Gate
+from aggregator.aggregation import Aggregation, upload_layout
+from aggregator.coordinator import Coordinator, announcement
+from aggregator.jobs import ThreadJobs
+from aggregator.journal import Journal
+from aggregator.metrics import Metrics
+from aggregator.parts import Outcome, Parts
+from aggregator.presence import PresenceTable
+from aggregator.publisher import Exporter, Publisher, export_graphs
+from aggregator.rounds import RoundRules
+from aggregator.steps import Checkpoint, Step, no_checkpoint
+from aggregator.store import AggregatorStore
+from federation.errors import ReplayfleetError, SettingsError
+from federation.methods.records import Method, Sampler
+from federation.protocol.codec import encode
+from federation.protocol.messages import Announcement, FleetSpec
+from federation.protocol.topics import aggregator_subscriptions, parse_topic, round_topic
+from federation.service.logs import EventLogger
+from federation.transport.blob_store import DiskBlobStore
+from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import OnMessage, Session, Will
+
+TICK_S = 0.1
+MAX_QUEUED = 20_000
+"""Messages that wait for the loop; more are dropped and asked for again, which bounds the memory a flood can take."""
+
+_log = EventLogger("aggregator")
+
+
+class Connect(Protocol):
+    """Makes one session; the two of an aggregator differ in their client ids."""
+
+    def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        """Return a session that connects when started."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a service serves.
+
+    Attributes:
+        spec: what all members agree on.
+        method: built from it.
+        sampler: draws from sub-generators.
+        exporter: graphs and probes.
+        rules: when rounds close.
+        caps: what one upload may cost.
+    """
+
+    spec: FleetSpec
+    method: Method
+    sampler: Sampler
+    exporter: Exporter
+    rules: RoundRules
+    caps: Caps = field(default_factory=Caps)
+
+
+class AggregatorService:
+    """One aggregator process.
+
+    Args:
+        fleet: what it serves.
+        folder: a claimed data dir.
+        connect: makes sessions.
+        checkpoint: called after every step that a crash could follow.
+        clock: seconds; never runs backwards.
+        jobs: makes the worker, given where outcomes go.
+
+    Raises:
+        SettingsError: The data dir is of a fleet with another spec.
+        ArtefactRejected: The fleet's models can't be exported.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        folder: Path,
+        connect: Connect,
+        *,
+        checkpoint: Checkpoint = no_checkpoint,
+        clock: Callable[[], float] = time.monotonic,
+        jobs: Callable[[Callable[[Outcome], None]], ThreadJobs] = ThreadJobs,
+    ) -> None:
+        self._clock = clock
+        self._inbox: queue.Queue[tuple[str, bytes] | Outcome] = queue.Queue()
+        self._num_dropped = 0
+        self._num_connections = 0
+        self._store = AggregatorStore(folder)
+        is_new = _found(self._store, fleet.spec)
+        self._jobs = jobs(self._inbox.put)
+        blobs = DiskBlobStore(folder / "blobs")
+        graphs = _graphs(self._store, blobs, fleet.exporter)
+        publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
+        self._parts = Parts(
+            spec=fleet.spec,
+            rules=fleet.rules,
+            method=fleet.method,
+            gate=Gate(fleet.spec.fleet, upload_layout(fleet.method), fleet.caps),
+            store=self._store,
+            blobs=blobs,
+            courier=FleetCourier(
+                "aggregator",
+                fleet.spec.fleet,
+                self._send,
+                blobs,
+                max_payload_bytes=lambda: self._data.max_payload_bytes,
+            ),
+            aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher),
+            jobs=self._jobs,
+            journal=Journal(folder),
+            metrics=Metrics(),
+            presence=PresenceTable(),
+            announce=self._announce,
+            epoch=uuid.uuid4().hex,
+            wall_clock=time.time,
+            checkpoint=checkpoint,
+        )
+        self.coordinator = Coordinator(self._parts, clock())
+        self._control, self._data = self._sessions(connect)
+        if is_new:
+            checkpoint(Step.ROUND_OPENED)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What ``/metrics`` shows."""
+        return self._parts.metrics
+
+    def health(self) -> Mapping[str, Any]:
+        """What ``/healthz`` says: where the run stands, and whether the broker is there."""
+        rounds = self.coordinator.rounds
+        return {
+            "healthy": self._control.connected and self._data.connected,
+            "fleet": self._parts.spec.fleet,
+            "method": self._parts.spec.method,
+            "round": rounds.index,
+            "phase": rounds.phase.value,
+            "uploads": len(rounds.accepted),
+            "expected": rounds.rules.num_clients,
+            "clients": list(self._parts.presence.live),
+            "broker": self._control.state,
+        }
+
+    def run(self, stop: threading.Event) -> bool:
+        """Serve until the run is finished (True) or ``stop`` is set (False).
+
+        Raises:
+            ReplayfleetError: A round can't be aggregated, or the data dir can't be written. Nothing accepted is lost.
+        """
+        self.start()
+        last_state = ""
+        try:
+            while not stop.is_set():
+                if self.coordinator.finish.over(self._clock()):
+                    return True
+                self.pump(TICK_S)
+                last_state = self._tell_state(last_state)
+            return False
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Connect in the background and take up the run."""
+        self._control.start()
+        self._data.start()
+        self.coordinator.start(self._clock())
+
+    def pump(self, wait_s: float) -> None:
+        """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
+        deadline = self._clock() + wait_s
+        try:
+            self._deal_with(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while wait_s == 0 or self._clock() < deadline:
+                self._deal_with(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        now = self._clock()
+        if self._control.num_connections > self._num_connections:
+            self._num_connections = self._control.num_connections
+            self.coordinator.on_connected(now)
+        self._guarded(lambda: self.coordinator.tick(now), "tick")
+
+    def stop(self) -> None:
+        """Say goodbye and close everything. Idempotent."""
+        self.coordinator.farewell(self._clock())
+        self._control.stop()
+        self._data.stop()
+        self._jobs.stop()
+        self._parts.journal.close()
+        self._store.close()
+
+    def _deal_with(self, item: tuple[str, bytes] | Outcome) -> None:
+        now = self._clock()
+        if isinstance(item, Outcome):
+            self.coordinator.on_outcome(item, now)
+            self._jobs.handed_over()
+        else:
+            self._guarded(lambda: self.coordinator.on_message(*item, now), "message")
+
+    def _guarded(self, work: Callable[[], None], what: str) -> None:
+        """One bad message must not stop a fleet; a disk that fails must."""
+        try:
+            work()
+        except (sqlite3.Error, OSError) as error:
+            raise ReplayfleetError(f"the data dir can't be written: {error}; what was accepted is kept") from error
+        except Exception:
+            self._parts.metrics.errors.inc()
+            _log.exception("unexpected error", while_handling=what)
+
+    def _sessions(self, connect: Connect) -> tuple[Session, Session]:
+        fleet = self._parts.spec.fleet
+        gone = announcement(self._parts, self.coordinator.rounds, self._clock(), state="offline")
+        will = Will(round_topic(fleet), encode(gone), retain=True)
+        control = connect(f"{fleet}-aggregator-control", self._receive, will)
+        data = connect(f"{fleet}-aggregator-data", self._receive, None)
+        topics = aggregator_subscriptions(fleet)
+        control.subscribe(topics.control)
+        data.subscribe(topics.data)
+        return control, data
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        """Called on a network thread: only enqueue."""
+        if self._inbox.qsize() < MAX_QUEUED:
+            self._inbox.put((topic, payload))
+        else:
+            self._num_dropped += 1
+
+    def _send(self, topic: str, payload: bytes) -> None:
+        session = self._data if parse_topic(topic).carries_blocks else self._control
+        session.publish(topic, payload)
+
+    def _announce(self, message: Announcement) -> None:
+        self._control.publish(round_topic(message.spec.fleet), encode(message), retain=True)
+
+    def _tell_state(self, last: str) -> str:
+        state = "connected" if self._control.connected else self._control.state
+        if state != last:
+            (_log.info if self._control.connected else _log.warning)("broker", state=state)
+        return state
+
+
+def _found(store: AggregatorStore, spec: FleetSpec) -> bool:
+    before = store.spec()
+    if before is None:
+        store.found(spec, time.time())
+        return True
+    for name in spec.__struct_fields__:
+        if getattr(before, name) != getattr(spec, name):
+            store.close()
+            raise SettingsError(
+                f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
+                "use the same, or another --data-dir"
+            )
+    return False
+
+
+def _graphs(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[Any, ...]:
+    graphs = store.graphs()
+    if not graphs or not all(blobs.has(entry.digest) for entry in graphs):
+        _log.info("exporting graphs")
+        graphs = export_graphs(blobs, exporter)
+        store.set_graphs(graphs)
+    return graphs

@@ -1,0 +1,53 @@
+"""Serving artefacts of a fleet's models: ONNX graphs, and a golden vector for every served parameter set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
+from export.artefact import make_probe
+from export.graph import sub_generator_graph, task_graph
+from export.parity import check_parity, eager_run, load_parameters
+from export.runtime import OnnxModel
+from federation.methods.records import Method, Parameters
+from federation.protocol.messages import Probe
+from models.build import build_task_model
+from models.specs import TaskSpec
+
+PROBE_SEED = 0
+PARITY_BATCHES = (1, 2)
+"""At every round; ``model-export`` and the tests compare the largest batch too."""
+
+
+class OnnxExporter:
+    """Exports once, compares always: no parameters are published that ONNX Runtime answers differently to.
+
+    Args:
+        method: decides whether the fleet has sub-generators.
+        task: the fleet's task.
+    """
+
+    def __init__(self, method: Method, task: TaskSpec) -> None:
+        self._task = task
+        self._has_sub_generators = method.upload_layout("sub-generator/0") is not None
+        self._module = build_task_model(task)
+
+    def graphs(self) -> Mapping[str, bytes]:
+        """Blob name -> graph without parameters."""
+        graphs = {TASK_GRAPH: task_graph(self._task)}
+        if self._has_sub_generators:
+            graphs[SUB_GENERATOR_GRAPH] = sub_generator_graph(self._task)
+        return graphs
+
+    def probe(self, parameters: Parameters) -> Probe:
+        """Return the golden vector of a task model.
+
+        Raises:
+            ArtefactRejected: The model isn't finite, has another layout, or ONNX Runtime answers differently.
+        """
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in parameters.items()}
+        load_parameters(self._module, arrays)
+        eager = eager_run(self._module)
+        exported = OnnxModel(task_graph(self._task), arrays, num_threads=1)
+        check_parity("task model", exported.run, eager, self._task.image_shape, batches=PARITY_BATCHES)
+        return make_probe(eager, self._task.image_shape, seed=PROBE_SEED)

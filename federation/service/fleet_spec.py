@@ -1,0 +1,124 @@
+"""From names and numbers to a method, on both ends alike: the fleet's spec is all that travels.
+
+Building a method imports torch; nothing else here does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from federation.errors import SettingsError, nearest
+from federation.protocol.messages import FleetSpec
+from federation.service.presets import settings_for
+from models.specs import TaskSpec
+
+if TYPE_CHECKING:
+    from federation.methods.records import Method
+
+
+def make_spec(
+    fleet: str, method: str, task: TaskSpec, *, preset: str, overrides: Mapping[str, str], run_seed: int
+) -> FleetSpec:
+    """Return the spec of a fleet, every setting spelt out.
+
+    Args:
+        fleet: its name.
+        method: a key of ``METHODS``.
+        task: what it learns.
+        preset: a name of ``federation.service.presets.SETTINGS``.
+        overrides: texts from ``--set key=value``, on top of the preset.
+        run_seed: what all randomness derives from.
+
+    Raises:
+        SettingsError: Unknown method, preset or setting (names the nearest), or a value of the wrong type or range.
+    """
+    kind = method_class(method)
+    if not 0 <= run_seed < 1 << 63:
+        raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
+    fields = {**settings_for(method, preset, task.image_size), **_converted(kind, overrides, strict=False)}
+    built = _build(kind, task, fields)
+    settings = {name: getattr(built, name) for name in _setting_names(kind)}
+    return FleetSpec(fleet, method, settings, cast("dict[str, Any]", msgspec.to_builtins(task)), run_seed)
+
+
+def method_of(spec: FleetSpec) -> Method:
+    """Return the method that a spec describes.
+
+    Raises:
+        SettingsError: This version doesn't know the method, one of its settings or its task.
+    """
+    kind = method_class(spec.method)
+    return _build(kind, task_of(spec), _converted(kind, spec.settings, strict=True))
+
+
+def task_of(spec: FleetSpec) -> TaskSpec:
+    """Return the task that a spec describes.
+
+    Raises:
+        SettingsError: Its fields are not those of a task.
+    """
+    try:
+        return msgspec.convert(spec.task, type=TaskSpec)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"the fleet's task is not usable: {str(error).replace('`', '')}") from error
+
+
+def method_class(name: str) -> type[Any]:
+    """Return a class of ``METHODS``.
+
+    Raises:
+        SettingsError: No such method; names the nearest.
+    """
+    from federation.methods import METHODS
+
+    try:
+        return METHODS[name]
+    except KeyError:
+        raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}") from None
+
+
+def split_overrides(texts: typing.Sequence[str]) -> dict[str, str]:
+    """Return ``key=value`` texts as a mapping.
+
+    Raises:
+        SettingsError: A text has no ``=``, or a key comes twice.
+    """
+    overrides: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {text}: expected KEY=VALUE")
+        if key in overrides:
+            raise SettingsError(f"--set {key} is given twice")
+        overrides[key] = value
+    return overrides
+
+
+def _setting_names(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.init and field.name != "task"]
+
+
+def _converted(kind: type[Any], values: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    known, hints = _setting_names(kind), typing.get_type_hints(kind)
+    converted = {}
+    for key, value in values.items():
+        if key not in known:
+            raise SettingsError(f"method {kind.name!r} has no setting {key!r}{nearest(key, known)}")
+        try:
+            converted[key] = msgspec.convert(value, type=hints[key], strict=strict)
+        except msgspec.ValidationError as error:
+            problem = str(error).replace("`", "")
+            raise SettingsError(f"setting {key!r} of method {kind.name!r} is {value!r}: {problem}") from error
+    return converted
+
+
+def _build(kind: type[Any], task: TaskSpec, fields: Mapping[str, Any]) -> Method:
+    try:
+        return cast("Method", kind(task=task, **fields))
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"method {kind.name!r}: {error}") from error

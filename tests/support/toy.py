@@ -1,0 +1,61 @@
+"""A tiny classification problem that a few training steps can solve, and a whole run of a method over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from federation.methods.records import Parameters, RoundData
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.task_model import judge_with
+from models.specs import TaskSpec
+
+TOY = TaskSpec(image_channels=1, image_size=28, class_names=("a", "b", "c", "d"), generator_width=4)
+
+
+def toy_data(counts: dict[int, int], seed: int = 0) -> RoundData:
+    """Return noisy images whose class shows as one bright quadrant."""
+    rng = torch.Generator().manual_seed(seed)
+    images, labels = [], []
+    for class_id, count in counts.items():
+        batch = 0.3 * torch.randn(count, 1, 28, 28, generator=rng) - 0.5
+        row, column = divmod(class_id, 2)
+        batch[:, :, 14 * row : 14 * row + 14, 14 * column : 14 * column + 14] += 1.0
+        images.append(batch.clamp(-1, 1))
+        labels.append(torch.full((count,), class_id, dtype=torch.int64))
+    return RoundData(torch.cat(images), torch.cat(labels))
+
+
+def accuracy(parameters: Parameters, counts: dict[int, int], seed: int = 99) -> float:
+    """Return the share of fresh toy samples that the task model gets right."""
+    data = toy_data(counts, seed)
+    predictions = judge_with(TOY, parameters)(data.images).argmax(dim=1)
+    return float((predictions == data.labels).float().mean())
+
+
+def run_rounds(
+    method: Any, rounds: list[dict[str, dict[int, int]]], *, run_seed: int = 0
+) -> tuple[Any, dict[str, Any]]:
+    """Run a method over ``rounds[r][client] = counts``; return (last aggregator state, last downloads)."""
+    client_state, aggregator_state = method.initial_states()
+    initial = method.initial_download(seeded_generator(run_seed, 0, "initial"))
+    states: dict[str, Any] = {}
+    downloads: dict[str, Any] = {}
+    sampler = eager_sampler(method.task)
+    for index, clients in enumerate(rounds):
+        uploads = {}
+        for position, (client, counts) in enumerate(sorted(clients.items())):
+            data = toy_data(counts, seed=100 * index + position)
+            states[client], uploads[client] = method.local_round(
+                states.get(client, client_state),
+                data,
+                downloads.get(client, initial),
+                seeded_generator(run_seed, index, client),
+                sampler=sampler,
+            )
+        aggregator_state, downloads = method.aggregate(
+            aggregator_state, uploads, seeded_generator(run_seed, index, "aggregator"), sampler=sampler
+        )
+    return aggregator_state, downloads
