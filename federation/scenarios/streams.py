@@ -12,6 +12,7 @@ and the simulator draw the same stream.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -143,6 +144,7 @@ class Stream:
         self._test = [np.flatnonzero(test_labels == class_id) for class_id in range(num_classes)]
         self._test_size, self._num_parts = self._divide()
         self.num_rounds = self._checked_num_rounds()
+        self.settings = dataclasses.replace(settings, num_rounds=self.num_rounds)
 
     def class_ids(self, client: int, round_index: int) -> tuple[int, ...]:
         """The classes that a client meets in a round, rising."""

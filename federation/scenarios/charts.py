@@ -1,0 +1,99 @@
+"""Accuracy over rounds as a picture. Matplotlib is imported when the first chart is drawn, without its global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette: told apart with every kind of colour vision."""
+
+_MARKERS_UP_TO = 40
+"""Rounds; more of them, and dots would cover the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run.
+
+    Attributes:
+        label: what the legend says, usually the method's name.
+        accuracy: Acc^t in [0, 1], one per round from round 0.
+        clients: client id -> a_i^t; drawn as a band between the worst and the best client.
+    """
+
+    label: str
+    accuracy: Sequence[float]
+    clients: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def accuracy_chart(curves: Sequence[Curve], *, title: str, changes: Sequence[int] = (), change_name: str = "") -> bytes:
+    """Return a PNG: every run's accuracy on the clients' cumulative test sets, after each round's aggregation.
+
+    Args:
+        curves: at least one; the first is drawn on top.
+        title: one line.
+        changes: rounds at which the streams change, marked by dotted lines just before them.
+        change_name: what the legend calls those.
+
+    Raises:
+        ValueError: There is no curve.
+    """
+    if not curves:
+        raise ValueError("a chart needs at least one curve")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.8), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    for place, change in enumerate(changes):
+        axes.axvline(
+            change - 0.5,
+            color="0.55",
+            linestyle=":",
+            linewidth=1.1,
+            label=change_name if place == 0 else None,
+            zorder=1,
+        )
+    for place, curve in enumerate(curves):
+        _draw(axes, curve, _COLOURS[place % len(_COLOURS)], zorder=3 + len(curves) - place)
+    _dress(axes, max(len(curve.accuracy) for curve in curves), title)
+    if any(curve.clients for curve in curves):
+        axes.set_xlabel("round   (bands: from the worst client to the best)")
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_figure(picture, format="png")
+    return picture.getvalue()
+
+
+def _draw(axes: Axes, curve: Curve, colour: str, *, zorder: float) -> None:
+    rounds = range(len(curve.accuracy))
+    percent = [100 * value for value in curve.accuracy]
+    marker = "o" if len(percent) <= _MARKERS_UP_TO else None
+    mean = sum(percent) / len(percent)
+    label = f"{curve.label}   (mean {mean:.1f} %, last {percent[-1]:.1f} %)"
+    axes.plot(rounds, percent, color=colour, marker=marker, markersize=4.5, linewidth=2, label=label, zorder=zorder)
+    if len(curve.clients) > 1:
+        by_round = list(zip(*curve.clients.values(), strict=True))
+        low, high = [100 * min(values) for values in by_round], [100 * max(values) for values in by_round]
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0, zorder=2)
+
+
+def _dress(axes: Axes, num_rounds: int, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy on all classes met so far [%]")
+    axes.set_ylim(0, 100)
+    axes.set_xlim(-0.5, max(num_rounds - 0.5, 0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9)

@@ -1,0 +1,88 @@
+"""``fleet-sim``: run one method over one stream, and write ``result.json`` and ``accuracy.png``.
+
+Torch, NumPy and the methods are imported when a run begins, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from federation.errors import ReplayfleetError, SettingsError, nearest
+
+if TYPE_CHECKING:
+    from federation.scenarios.job import Job
+
+_SAMPLERS = ("eager", "onnx")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("method")
+@click.option("--scenario", default="circulating", help="How tasks follow each other: gradual, circulating.")
+@click.option("--dataset", default="fashion-mnist", help="fashion-mnist, mnist, cifar-10, or folder (of images).")
+@click.option("--settings", "preset", default="small", help="Stream size and method settings: paper, small, tiny.")
+@click.option("--clients", type=int, help="Number of clients.  [default: of the settings]")
+@click.option("--rounds", type=int, help="Number of rounds.  [default: of the settings]")
+@click.option("--seed", type=int, default=0, help="Of the stream, the models and the training.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the results.")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder of data sets; else $REPLAYFLEET_DATA.")
+@click.option("--download", is_flag=True, help="Let torchvision fetch a data set that is not found.")
+@click.option("--image-size", type=int, help="Side in pixels, for --dataset folder: 32 or 64.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting; repeatable.")
+@click.option("--threads", type=int, default=2, help="Of torch and ONNX Runtime; results depend on it.")
+@click.option("--sampler", default="eager", help="What runs sub-generators: eager (PyTorch) or onnx (as on a device).")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="result.json of another run on the same stream, for the chart; centralized's gives the regret. Repeatable.",
+)
+@click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier run in --out.")
+def fleet_sim(**options: Any) -> None:
+    """Simulate METHOD (pfedgrp, fedavg, centralized) on a fleet whose clients learn from streams."""
+    if options["sampler"] not in _SAMPLERS:
+        raise SettingsError(f"unknown sampler {options['sampler']!r}{nearest(options['sampler'], _SAMPLERS)}")
+    if options["threads"] < 1:
+        raise SettingsError(f"--threads is {options['threads']}, expected at least 1")
+    from federation.scenarios.job import Options, prepare
+
+    _run(prepare(Options(**options), command=[Path(sys.argv[0]).name, *sys.argv[1:]]))
+
+
+def main() -> None:
+    """Run the command; every expected error becomes one line on stderr and exit code 2."""
+    try:
+        code = fleet_sim.main(standalone_mode=False)
+    except ReplayfleetError as error:
+        _fail(str(error))
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} (fleet-sim --help lists all options)")
+    except click.Abort:
+        click.echo("fleet-sim: stopped; --resume continues after the last complete round", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"fleet-sim: {' '.join(message.split())}", err=True)
+    sys.exit(2)
+
+
+def _run(job: Job) -> None:
+    from federation.scenarios.progress import Progress
+
+    progress = Progress(job.simulation.stream.num_rounds, job.simulation.stream.settings.num_clients)
+    click.echo(job.headline)
+    result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
+    summary = result.summary
+    regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
+    click.echo(
+        f"final accuracy {100 * summary['final_accuracy']:.2f} %, average {100 * summary['average_accuracy']:.2f} %"
+        f"{regret}, forgetting {100 * summary['average_forgetting']:.2f}; "
+        f"{summary['sub_generator_updates']:.1f} sub-generators sent per client; "
+        f"wrote {job.out / 'result.json'} and accuracy.png"
+    )

@@ -1,0 +1,216 @@
+"""From the command line's values to a checked simulation, and from its records to files.
+
+``prepare`` checks everything and writes nothing; ``Job.run`` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from federation.errors import SettingsError, nearest
+from federation.methods import METHODS
+from federation.methods.records import Sampler
+from federation.methods.steps.replay import eager_sampler
+from federation.scenarios.charts import accuracy_chart
+from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.datasets import dataset_kind, load_dataset
+from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
+from federation.scenarios.settings import method_from, settings_of, split_overrides, stream_settings
+from federation.scenarios.simulator import RoundOutcome, Simulation
+from federation.scenarios.streams import Stream
+from federation.service.atomic import write_atomic
+from models.specs import TaskSpec
+
+_RESULT = "result.json"
+_CHART = "accuracy.png"
+_STATE = "state"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What an operator asked for, unchecked; ``fleet-sim --help`` says what each means. None is "of the preset"."""
+
+    method: str
+    scenario: str
+    dataset: str
+    preset: str
+    out: Path
+    seed: int = 0
+    clients: int | None = None
+    rounds: int | None = None
+    data_root: Path | None = None
+    download: bool = False
+    image_size: int | None = None
+    overrides: Sequence[str] = ()
+    threads: int = 2
+    sampler: str = "eager"
+    compare: Sequence[Path] = ()
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A checked run.
+
+    Attributes:
+        simulation: what to run.
+        identity: what defines it, as JSON values.
+        out: where results go.
+        resume: continue what ``out`` holds.
+        compared: other runs on the same stream.
+        command: what was typed.
+    """
+
+    simulation: Simulation
+    identity: dict[str, Any]
+    out: Path
+    resume: bool
+    compared: list[Result]
+    command: list[str]
+
+    @property
+    def headline(self) -> str:
+        """One line for the operator."""
+        identity, stream = self.identity, self.simulation.stream
+        return (
+            f"{identity['method']} on {identity['dataset']}, {stream.settings.scenario}: "
+            f"{stream.settings.num_clients} clients, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
+            f"{identity['sampler']} sampler, {identity['num_threads']} threads"
+        )
+
+    def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result:
+        """Run all rounds that are left, and write the result and its chart."""
+        started = time.monotonic()
+        self.out.mkdir(parents=True, exist_ok=True)
+        checkpoints = Checkpoints(self.out / _STATE)
+        checkpoints.begin(self.identity, resume=self.resume)
+        for name in (_RESULT, _CHART):
+            (self.out / name).unlink(missing_ok=True)
+        records = self.simulation.run(checkpoints=checkpoints, on_round=on_round, on_client=on_client)
+        stream = self.simulation.stream
+        result = Result(
+            run=self.identity,
+            stream={"changes": stream.changes(), "change_name": stream.change_name},
+            rounds=records,
+            summary=summary_beside(records, self.compared),
+            hardware=hardware(),
+            versions=versions(),
+            commit=commit(),
+            wall_s=time.monotonic() - started,
+            command=self.command,
+        )
+        write_atomic(self.out / _CHART, self._chart(result))
+        write_atomic(self.out / _RESULT, result.encode())
+        return result
+
+    def _chart(self, result: Result) -> bytes:
+        stream = self.simulation.stream
+        title = f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients"
+        return accuracy_chart(
+            [result.curve(), *(other.curve() for other in self.compared)],
+            title=title,
+            changes=stream.changes(),
+            change_name=stream.change_name,
+        )
+
+
+def prepare(options: Options, command: Sequence[str] = ()) -> Job:
+    """Check everything, read the data set's labels, and return what is ready to run.
+
+    Raises:
+        SettingsError: Something can't be done; nothing was written.
+    """
+    kind = _method(options.method)
+    changes = split_overrides(options.overrides)
+    size = options.image_size or dataset_kind(options.dataset).image_sizes[0]
+    wanted = stream_settings(
+        options.preset,
+        size,
+        changes,
+        {
+            "scenario": options.scenario,
+            "seed": options.seed,
+            "num_clients": options.clients,
+            "num_rounds": options.rounds,
+        },
+    )
+    _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
+    data = load_dataset(
+        options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
+    )
+    simulation = Simulation(
+        method=method_from(kind, data.task, options.preset, changes),
+        dataset=data,
+        stream=Stream(wanted, data.train.labels, data.test.labels, data.task.num_classes),
+        run_seed=options.seed,
+        sampler=_sampler(options.sampler, data.task, options.threads),
+        num_threads=options.threads,
+    )
+    identity = _identity(options, simulation)
+    return Job(
+        simulation=simulation,
+        identity=identity,
+        out=options.out,
+        resume=options.resume,
+        compared=[read_result(path, identity) for path in options.compare],
+        command=list(command),
+    )
+
+
+def _method(name: str) -> type[Any]:
+    if name not in METHODS:
+        raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}")
+    return METHODS[name]
+
+
+def _identity(options: Options, simulation: Simulation) -> dict[str, Any]:
+    identity: dict[str, Any] = msgspec.to_builtins(
+        {
+            "method": options.method,
+            "settings": settings_of(simulation.method),
+            "preset": options.preset,
+            "dataset": options.dataset,
+            "task": dataclasses.asdict(simulation.dataset.task),
+            "stream": dataclasses.asdict(simulation.stream.settings),
+            "run_seed": options.seed,
+            "sampler": options.sampler,
+            "num_threads": options.threads,
+        }
+    )
+    return identity
+
+
+def _sampler(name: str, task: TaskSpec, num_threads: int) -> Sampler:
+    if name == "eager":
+        return eager_sampler(task)
+    from export.graph import sub_generator_graph
+    from export.sampler import onnx_sampler
+
+    return onnx_sampler(sub_generator_graph(task), num_threads)
+
+
+def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise SettingsError("--resume and --overwrite exclude each other")
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"out dir {out} is a file; choose a folder with --out")
+    parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise SettingsError(f"out dir {out} can't be made: {parent} is not writable; choose another with --out")
+    holds_run = (out / _RESULT).exists() or (out / _STATE).exists()
+    if holds_run and not resume and not overwrite:
+        raise SettingsError(
+            f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "
+            "or choose another with --out"
+        )
+    if resume and not holds_run:
+        raise SettingsError(f"out dir {out} holds no run to resume; leave --resume out")
