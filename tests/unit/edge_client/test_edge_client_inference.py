@@ -16,11 +16,14 @@ from edge_client.sources.base import Frame
 IMAGE = np.zeros((1, 2, 2), np.float32)
 
 
+def candidate(version: int, model: Model) -> Candidate:
+    return Candidate(version, version, IMAGE.shape, lambda: model, lambda _: None)
+
+
 def _slot(*models: Model) -> ModelSlot:
     slot = ModelSlot()
     for version, model in enumerate(models):
-        probe = IMAGE[None]
-        slot.install(Candidate(version, version, lambda m=model: m, probe, model(probe), 1e-6))  # type: ignore[misc]
+        slot.install(candidate(version, model))
     return slot
 
 
@@ -142,7 +145,7 @@ def test_every_answer_under_swaps_comes_from_exactly_one_version() -> None:
         class_id = version % 2
         model = answers(1, 0) if class_id == 0 else answers(0, 1)
         source.queue.put(Frame(version, IMAGE, 0.0))
-        slot.install(Candidate(version, version, lambda m=model: m, IMAGE[None], model(IMAGE[None]), 0.0))  # type: ignore[misc]
+        slot.install(candidate(version, model))
     source.queue.put(Frame(200, IMAGE, 0.0))
     seen = [done.get(timeout=10)]
     while seen[-1].frame_id != 200:

@@ -8,10 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_client.model_slot import Candidate, Model, ModelSlot
+from export.artefact import check_probe
 from federation.errors import ArtefactRejected, Reason
+from federation.protocol.messages import Probe
 
 Images = NDArray[np.float32]
-PROBE = np.ones((2, 1, 2, 2), np.float32)
 
 
 def constant(*logits: float) -> Model:
@@ -20,8 +21,9 @@ def constant(*logits: float) -> Model:
 
 def candidate(version: int, model: Model | None = None, load: Callable[[], Model] | None = None) -> Candidate:
     served = model or constant(version, 0)
+    probe = Probe(seed=1, batch_size=2, logits=(version, 0.0, version, 0.0), tolerance=1e-4)
     return Candidate(
-        version, version, load or (lambda: served), PROBE, np.array([[version, 0]] * 2, np.float32), tolerance=1e-4
+        version, version, (1, 2, 2), load or (lambda: served), lambda m: check_probe(m, probe, (1, 2, 2), num_classes=2)
     )
 
 

@@ -1,0 +1,260 @@
+"""One client's run: connects downloads, training and uploads; called by one loop, owns no thread, socket or clock."""
+
+from __future__ import annotations
+
+import contextlib
+
+from edge_client.downloads import Agreement, DownloadDesk, agreement
+from edge_client.jobs import Outcome
+from edge_client.local_training import TrainerEvent
+from edge_client.parts import Parts
+from edge_client.session_logic import Situation, Step, next_step
+from edge_client.sources.base import Samples, Source
+from edge_client.training_job import TrainDone, TrainFailed, TrainJob, delete_round_data, write_round_data
+from edge_client.uploads import UploadDesk
+from federation.protocol.messages import Announcement
+from federation.service.logs import EventLogger
+from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+
+log = EventLogger(__name__)
+
+DATA_AGAIN_S = 5.0
+"""How long to wait before asking a source again that had no samples for the open round."""
+
+
+class Client:
+    """Feeds every event to whom it concerns, and does what ``next_step`` says.
+
+    Args:
+        parts: collaborators.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._downloads = DownloadDesk(parts)
+        self._uploads = UploadDesk(parts)
+        self._announcement: Announcement | None = None
+        self._agreed: Agreement | None = None
+        self._waiting: dict[str, Offered] = {}
+        self._trained_round = -1
+        self._reading_round: int | None = None
+        self._abandoned_round = -1
+        self._data_again_at: float | None = None
+        self.source: Source | None = None
+        self.step = Step.WAIT_AGGREGATOR
+
+    @property
+    def round(self) -> int:
+        """The round that the aggregator announced last; -1 before."""
+        return -1 if self._announcement is None else self._announcement.round
+
+    @property
+    def serving_version(self) -> int:
+        """Of the model that answers frames now; -1 for none."""
+        served = self._parts.slot.active
+        return -1 if served is None else served.version
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over, its final model is served, and the aggregator was told."""
+        held = self._downloads.held
+        reported = held is not None and self._downloads.reported_version >= held.manifest.version
+        return self.step is Step.FINISHED and reported
+
+    def start(self) -> None:
+        """Serve the last good model, and warm the training process up.
+
+        Raises:
+            SettingsError: The source doesn't fit the fleet's task.
+        """
+        self._downloads.serve_from_disk()
+        held = self._downloads.held
+        if held is not None:
+            with contextlib.suppress(ValueError):  # an agreement of another build: wait for the aggregator's word
+                self._agree(agreement(held.spec))
+        self._parts.training.start()
+
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
+        """Take a message from the network."""
+        self._handle(self._parts.courier.handle(topic, payload, now), now)
+        self._advance(now)
+
+    def on_trainer(self, event: TrainerEvent, now: float) -> None:
+        """Take a word of the training process."""
+        ended = self._parts.training.handle(event, now)
+        if ended is not None:
+            self._training_ended(ended)
+        self._advance(now)
+
+    def on_outcome(self, outcome: Outcome, now: float) -> None:
+        """Take what a job made."""
+        outcome(now)
+        self._advance(now)
+
+    def on_connected(self, now: float) -> None:
+        """The broker accepted us (again): repeat what it may have lost."""
+        self._parts.courier.resume(now)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass; call at least every 0.2 s."""
+        self._parts.training.tick(now)
+        self._handle(self._parts.courier.tick(now), now)
+        if self._data_again_at is not None and now >= self._data_again_at:
+            self._data_again_at = None
+        if self._parts.training.round is None and self._reading_round is None:
+            self._downloads.collect_if_due()
+        self._advance(now)
+
+    def _handle(self, events: list[Event], now: float) -> None:
+        pending = list(events)
+        while pending:
+            pending.extend(self._on_event(pending.pop(0), now))
+
+    def _on_event(self, event: Event, now: float) -> list[Event]:
+        match event:
+            case Received(_, Announcement() as announcement):
+                return self._announced(announcement)
+            case Offered() if self._agreed is None:
+                self._waiting[event.peer] = event  # the announcement takes another connection, and will come
+            case Offered():
+                return self._downloads.offered(event, now)
+            case Arrived() if self._agreed is not None:
+                self._downloads.arrived(event, self._agreed, self.source)
+            case Concluded():
+                self._uploads.concluded(event, now)
+                self._downloads.measures["bytes_up"] = float(self._uploads.bytes_on_wire)
+            case Failed():
+                self._downloads.failed(event)
+            case _:
+                log.debug("message ignored", kind=type(event).__name__)
+        return []
+
+    def _announced(self, announcement: Announcement) -> list[Event]:
+        """Take the aggregator's word; returns the offers that waited for it."""
+        before, parts = self._announcement, self._parts
+        if announcement.spec.fleet != parts.gate.fleet:
+            log.warning("announcement ignored", fleet=announcement.spec.fleet, expected=parts.gate.fleet)
+            return []
+        try:
+            agreed = agreement(announcement.spec)
+        except ValueError as error:
+            log.error("announcement ignored", reason=error, next="update this client, or correct the aggregator")
+            return []
+        self._announcement = announcement
+        self._agree(agreed)
+        if before is None or (before.round, before.state) != (announcement.round, announcement.state):
+            log.info("announced", round=announcement.round, state=announcement.state)
+        if before is not None and before.epoch != announcement.epoch:
+            self._downloads.repeat_report()
+        waiting, self._waiting = list(self._waiting.values()), {}
+        return list(waiting)
+
+    def _agree(self, agreed: Agreement) -> None:
+        """Adopt the fleet's agreement; what belongs to another one is left behind."""
+        before, self._agreed = self._agreed, agreed
+        if before is not None and before.digest == agreed.digest:
+            return
+        if before is not None:
+            log.warning("the fleet agreed anew", method=agreed.spec.method, run_seed=agreed.spec.run_seed)
+        commit = self._parts.records.training()
+        self._trained_round = commit.round if commit is not None and commit.spec_digest == agreed.digest else -1
+        self._abandoned_round = -1
+        if before is None or before.task != agreed.task:
+            if before is not None:
+                self._parts.slot.clear()
+            self.source = self._parts.open_source(agreed.task)
+            self._downloads.measure_again(self.source)
+
+    def _situation(self) -> Situation:
+        held, agreed = self._downloads.held, self._agreed
+        valid = held is not None and agreed is not None and held.spec == agreed.spec
+        in_work = self._parts.training.round
+        return Situation(
+            announcement=self._announcement,
+            held_round=held.manifest.round if held is not None and valid else None,
+            trained_round=self._trained_round,
+            training_round=in_work if in_work is not None else self._reading_round,
+            pending=None if agreed is None else self._uploads.pending(agreed.digest),
+            has_data=self._data_again_at is None,
+            abandoned_round=self._abandoned_round,
+        )
+
+    def _advance(self, now: float) -> None:
+        """Do the next thing, until there is nothing to do but wait."""
+        for _ in Step:
+            self.step = next_step(self._situation())
+            if self.step is Step.DROP_UPLOAD:
+                self._uploads.drop()
+            elif self.step is Step.TRAIN:
+                self._read_round(self.round)
+            else:
+                break
+        held = self._downloads.held
+        if self.step is Step.OFFER and self._announcement is not None:
+            self._uploads.offer(self._announcement.epoch, None if held is None else held.manifest, now)
+
+    def _read_round(self, round_index: int) -> None:
+        """Get the round's samples from the source, as a job, then train."""
+        source, parts = self.source, self._parts
+        assert source is not None
+        self._reading_round = round_index
+
+        def read(samples: Samples | None, now: float) -> None:
+            self._reading_round = None
+            if samples is None or not len(samples):
+                self._data_again_at = now + DATA_AGAIN_S
+            elif self.round == round_index:
+                self._train(samples)
+
+        def failed(error: Exception, now: float) -> None:
+            log.error("round data can't be read", round=round_index, reason=error, again_in_s=DATA_AGAIN_S)
+            self._reading_round = None
+            self._data_again_at = now + DATA_AGAIN_S
+
+        parts.jobs.submit(lambda: source.round_samples(round_index), read, failed)
+
+    def _train(self, samples: Samples) -> None:
+        held, agreed, parts = self._downloads.held, self._agreed, self._parts
+        if held is None or agreed is None or held.manifest.round != self.round:
+            return
+        parts.buffer.open(self.round)
+        parts.buffer.add(samples)
+        bounded = parts.buffer.samples()
+        assert bounded is not None
+        write_round_data(parts.data_dir, bounded)
+        commit = parts.records.training()
+        version = 1 + max(held.manifest.version, commit.version if commit is not None else 0)
+        log.info("training", round=self.round, samples=len(bounded), dropped=parts.buffer.num_dropped)
+        parts.training.begin(
+            TrainJob(
+                data_dir=str(parts.data_dir),
+                client_id=parts.client_id,
+                spec=agreed.spec,
+                manifest=held.manifest,
+                version=version,
+                sampler=parts.compute.sampler,
+                num_threads=parts.compute.training_threads,
+            )
+        )
+
+    def _training_ended(self, ended: TrainDone | TrainFailed) -> None:
+        parts = self._parts
+        parts.buffer.end()
+        delete_round_data(parts.data_dir)
+        commit = parts.records.training()
+        if isinstance(ended, TrainFailed) or commit is None or commit.round != ended.round:
+            error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
+            log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
+            self._abandoned_round = ended.round
+            return
+        if ended.note:
+            log.warning("training", round=ended.round, note=ended.note)
+        log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
+        self._trained_round = commit.round
+        self._downloads.measures = {
+            "train_s": commit.train_s,
+            "sub_generators_sent": float(sum(entry.name.startswith("sub-generator/") for entry in commit.upload)),
+            "sub_generators_held": float(commit.num_sub_generators),
+        }
+        self._uploads.reload()

@@ -1,0 +1,133 @@
+"""Downloads: which manifests may be received, and how what arrived becomes the served model.
+
+Axes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_client.model_slot import Candidate, Model
+from edge_client.sources.base import Samples
+from export.artefact import check_probe
+from export.runtime import OnnxModel
+from federation.errors import ArtefactRejected, Reason
+from federation.protocol.codec import encode_manifest
+from federation.protocol.limits import EVERYBODY
+from federation.protocol.messages import Manifest, Serving
+from federation.protocol.tensors import decode_arrays
+from federation.service.artefact_codec import BlobReader
+from models.specs import TaskSpec
+
+DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
+_MAX_GRAPH_BYTES = 64 << 20
+_EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a client accepts from the network; pure.
+
+    Attributes:
+        fleet: whose manifests.
+        client_id: for whom.
+        max_bytes: decoded bytes of one download.
+    """
+
+    fleet: str
+    client_id: str
+    max_bytes: int = DEFAULT_MAX_DOWNLOAD_BYTES
+
+    def check(self, peer: str, manifest: Manifest, held: Manifest | None) -> None:
+        """Decide from the manifest alone, before a byte is received.
+
+        Raises:
+            ArtefactRejected: Not for this fleet or client, too large, not servable, or older than what is held.
+        """
+        if manifest.direction != "down":
+            raise ArtefactRejected(Reason.MALFORMED, f"direction is {manifest.direction!r}, expected 'down'")
+        if manifest.fleet != self.fleet:
+            raise ArtefactRejected(Reason.WRONG_FLEET, f"manifest is for {manifest.fleet!r}, this is {self.fleet!r}")
+        if peer != manifest.client_id or peer not in {self.client_id, EVERYBODY}:
+            raise ArtefactRejected(
+                Reason.UNKNOWN_CLIENT,
+                f"manifest for {manifest.client_id!r} came for {peer!r}, this is {self.client_id!r}",
+            )
+        self._verify_signature(manifest)
+        total = sum(entry.size_bytes for entry in manifest.blobs)
+        if total > self.max_bytes:
+            raise ArtefactRejected(Reason.TOO_LARGE, f"{total} bytes, at most {self.max_bytes} are accepted")
+        if peer != EVERYBODY:
+            _check_serving(manifest)
+            _check_version(manifest, held)
+
+    def _verify_signature(self, manifest: Manifest) -> None:
+        """The place where ``key_id`` and ``signature`` will be verified, before anything else is believed.
+
+        Until signing exists, a broker's access rules and TLS are all that authenticates an aggregator.
+        """
+
+
+def is_same(manifest: Manifest, held: Manifest | None) -> bool:
+    """Whether a download is the one that is held already."""
+    return held is not None and encode_manifest(manifest) == encode_manifest(held)
+
+
+def candidate(
+    manifest: Manifest, task: TaskSpec, blobs: BlobReader, *, num_threads: int, providers: Sequence[str]
+) -> Candidate:
+    """Return a verified download as something to install; loading happens later.
+
+    Raises:
+        ArtefactRejected: It has no task model.
+    """
+    serving = _check_serving(manifest)
+    digests = {entry.name: entry.digest for entry in manifest.blobs}
+
+    def load() -> Model:
+        graph, parameters = blobs.read(digests[serving.graph]), blobs.read(digests[serving.parameters])
+        model = OnnxModel(graph, decode_arrays(parameters), num_threads=num_threads, providers=tuple(providers))
+        if model.active_providers[0] != providers[0]:
+            raise ArtefactRejected(Reason.LOAD_FAILED, f"session fell back from {providers[0]} to the CPU")
+        return model.run
+
+    return Candidate(
+        version=manifest.version,
+        round=manifest.round,
+        image_shape=task.image_shape,
+        load=load,
+        check=lambda model: check_probe(model, serving.probe, task.image_shape, task.num_classes),
+    )
+
+
+def accuracy(model: Model, samples: Samples) -> float:
+    """Return the share of samples that the model classifies rightly, 0 to 1."""
+    right = 0
+    for first in range(0, len(samples), _EVALUATION_BATCH):
+        last = first + _EVALUATION_BATCH
+        right += int((model(samples.images[first:last]).argmax(axis=1) == samples.labels[first:last]).sum())
+    return right / len(samples)
+
+
+def _check_serving(manifest: Manifest) -> Serving:
+    if manifest.serving is None:
+        raise ArtefactRejected(Reason.WRONG_LAYOUT, "manifest says nothing about serving")
+    sizes = {entry.name: entry.size_bytes for entry in manifest.blobs}
+    for name in (manifest.serving.graph, manifest.serving.parameters):
+        if name not in sizes:
+            raise ArtefactRejected(Reason.WRONG_LAYOUT, f"serving names blob {name!r}, which the manifest doesn't list")
+    if sizes[manifest.serving.graph] > _MAX_GRAPH_BYTES:
+        raise ArtefactRejected(Reason.TOO_LARGE, f"graph has {sizes[manifest.serving.graph]} bytes")
+    return manifest.serving
+
+
+def _check_version(manifest: Manifest, held: Manifest | None) -> None:
+    if held is None or is_same(manifest, held):
+        return
+    if manifest.version <= held.version:
+        raise ArtefactRejected(
+            Reason.STALE_VERSION,
+            f"version {manifest.version} is not newer than {held.version}, which stays; "
+            "if the aggregator began anew on purpose, give this client a new data dir",
+        )

@@ -1,0 +1,229 @@
+"""Downloads, from the aggregator's offer to the verdict and the report: receive, install, hold, measure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from edge_client.download import accuracy, candidate, is_same
+from edge_client.model_slot import ServedModel
+from edge_client.parts import Parts
+from edge_client.sources.base import Source
+from edge_client.state_store import HeldDownload, spec_digest
+from federation.errors import ArtefactRejected, Reason
+from federation.protocol.codec import encode
+from federation.protocol.limits import EVERYBODY
+from federation.protocol.messages import FleetSpec, Manifest, Report
+from federation.protocol.topics import control_topic
+from federation.service.logs import EventLogger
+from federation.transport.interfaces import Arrived, Event, Failed, Offered
+from models.specs import TaskSpec
+
+log = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the fleet agreed on, and the task that it makes."""
+
+    spec: FleetSpec
+    task: TaskSpec
+    digest: str
+
+
+def agreement(spec: FleetSpec) -> Agreement:
+    """Return an agreement with its task.
+
+    Raises:
+        ValueError: The task is not one that this build knows.
+    """
+    fields = dict(spec.task)
+    try:
+        task = TaskSpec(**fields | {"class_names": tuple(fields.get("class_names", ()))})
+    except TypeError as error:
+        raise ValueError(f"the fleet's task is not understood: {error}") from error
+    return Agreement(spec, task, spec_digest(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A served download and how long the swap took, loading included."""
+
+    served: ServedModel
+    swap_s: float
+
+
+class DownloadDesk:
+    """Sees to it that the newest download is served, held on disk and reported on."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._held = parts.records.held()
+        self._installing: Manifest | None = None
+        self._shared: Manifest | None = None
+        self._report: Report | None = None
+        self._collect_due = True
+        self.measures: dict[str, float] = {}
+        """Metrics that others contribute to the next report."""
+
+    @property
+    def held(self) -> HeldDownload | None:
+        """The download that is served and on disk."""
+        return self._held
+
+    @property
+    def reported_version(self) -> int:
+        """The version that was reported on last; -1 before the first."""
+        return -1 if self._report is None else self._report.version
+
+    def serve_from_disk(self) -> None:
+        """Serve the last good model at once, whether or not anybody can be reached."""
+        if self._held is not None:
+            self._install_from_disk([self._held, self._parts.records.previous()])
+
+    def offered(self, event: Offered, now: float) -> list[Event]:
+        """Receive, refuse, or confirm again; returns what the courier says to it."""
+        parts, offer = self._parts, event.offer
+        held = None if self._held is None else self._held.manifest
+        if is_same(offer.manifest, held) and self._serves(offer.manifest):
+            parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
+            return []
+        try:
+            parts.gate.check(event.peer, offer.manifest, held)
+        except ArtefactRejected as refused:
+            log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
+            parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
+            return []
+        parts.receiving[offer.transfer_id] = offer.manifest
+        return parts.courier.accept(event.peer, offer, now)
+
+    def arrived(self, event: Arrived, agreed: Agreement, source: Source | None) -> None:
+        """Install what arrived; the verdict comes when it serves, or doesn't."""
+        parts, manifest = self._parts, event.manifest
+        if event.peer == EVERYBODY:
+            self._shared = manifest
+            parts.receiving.pop(event.transfer_id, None)
+            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+            return
+        if self._installing is not None and is_same(manifest, self._installing):
+            return
+        self._installing = manifest
+
+        def installed(done: Installed, now: float) -> None:
+            self._finish(event.transfer_id, manifest)
+            self._hold(manifest, agreed.spec)
+            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+            log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
+            self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire)}
+            self._measure(done.served, source)
+
+        def failed(error: Exception, now: float) -> None:
+            self._finish(event.transfer_id, manifest)
+            refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.LOAD_FAILED, str(error))
+            log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
+            parts.courier.conclude(
+                event.peer,
+                manifest,
+                event.transfer_id,
+                accepted=False,
+                reason=refused.reason.value,
+                detail=refused.detail[:1000],
+            )
+
+        parts.jobs.submit(lambda: self._install(manifest, agreed.task), installed, failed)
+
+    def failed(self, event: Failed) -> None:
+        """A transfer ended without a verdict; the aggregator offers again."""
+        self._parts.receiving.pop(event.transfer_id, None)
+        log.warning("download failed", reason=event.error, next="waiting for another offer")
+
+    def measure_again(self, source: Source) -> None:
+        """Measure what is served without a report, as after a start from disk."""
+        served = self._parts.slot.active
+        if served is not None and self._report is None:
+            self._measure(served, source)
+
+    def repeat_report(self) -> None:
+        """Send the last report again: the aggregator restarted, and keeps none."""
+        if self._report is not None:
+            parts = self._parts
+            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(self._report), False)
+
+    def collect_if_due(self) -> None:
+        """Delete blobs that nothing needs any more, once after every swap; call while no training runs."""
+        if not self._collect_due:
+            return
+        self._collect_due = False
+        parts = self._parts
+        manifests = [*parts.receiving.values(), self._shared, self._installing]
+        keep = {entry.digest for manifest in manifests if manifest is not None for entry in manifest.blobs}
+        removed = parts.blobs.collect(keep | parts.records.blobs_in_use())
+        log.debug("blobs collected", removed=removed)
+
+    def _install(self, manifest: Manifest, task: TaskSpec) -> Installed:
+        """Runs as a job."""
+        parts = self._parts
+        began = time.monotonic()
+        served = parts.slot.install(
+            candidate(
+                manifest,
+                task,
+                parts.blobs,
+                num_threads=parts.compute.inference_threads,
+                providers=parts.compute.providers,
+            )
+        )
+        return Installed(served, time.monotonic() - began)
+
+    def _install_from_disk(self, candidates: list[HeldDownload | None]) -> None:
+        download = candidates.pop(0) if candidates else None
+        if download is None:
+            return
+        manifest = download.manifest
+
+        def failed(error: Exception, now: float) -> None:
+            log.error("stored model can't be served", version=manifest.version, reason=error)
+            self._install_from_disk(candidates)
+
+        def installed(done: Installed, now: float) -> None:
+            log.info("serving from disk", version=manifest.version, round=manifest.round)
+
+        self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
+
+    def _finish(self, transfer_id: str, manifest: Manifest) -> None:
+        self._parts.receiving.pop(transfer_id, None)
+        if self._installing is manifest:
+            self._installing = None
+
+    def _hold(self, manifest: Manifest, spec: FleetSpec) -> None:
+        self._held = HeldDownload(manifest, spec)
+        self._parts.records.hold(self._held)
+        self._collect_due = True
+
+    def _measure(self, served: ServedModel, source: Source | None) -> None:
+        """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
+        measures, self.measures = self.measures, {}
+
+        def work() -> tuple[float, int]:
+            samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)
+            return (0.0, 0) if samples is None or not len(samples) else (accuracy(served.model, samples), len(samples))
+
+        def measured(result: tuple[float, int], now: float) -> None:
+            share, num_test = result
+            metrics = measures | dict(self._parts.frame_measures()) | {"num_test": float(num_test)}
+            if num_test:
+                metrics["accuracy"] = share
+            self._report = Report(self._parts.client_id, served.round, served.version, metrics)
+            log.info("report", round=served.round, version=served.version, accuracy=share if num_test else "unknown")
+            self.repeat_report()
+
+        def failed(error: Exception, now: float) -> None:
+            log.warning("accuracy not measured", version=served.version, reason=error)
+            measured((0.0, 0), now)
+
+        self._parts.jobs.submit(work, measured, failed)
+
+    def _serves(self, manifest: Manifest) -> bool:
+        served = self._parts.slot.active
+        complete = all(self._parts.blobs.has(entry.digest) for entry in manifest.blobs)
+        return complete and served is not None and served.version == manifest.version

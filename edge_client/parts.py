@@ -1,0 +1,75 @@
+"""What the pieces of a running client share; built once by the service, or by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from edge_client.download import Gate
+from edge_client.local_training import LocalTraining
+from edge_client.model_slot import ModelSlot
+from edge_client.round_buffer import RoundBuffer
+from edge_client.sources.base import Source
+from edge_client.state_store import StateStore
+from edge_client.training_job import SamplerName
+from federation.protocol.messages import Manifest
+from federation.transport.interfaces import BlobStore, Courier
+from models.specs import TaskSpec
+
+T = TypeVar("T")
+
+
+class Jobs(Protocol):
+    """Runs slow work one after the other off the loop's thread."""
+
+    def submit(
+        self, work: Callable[[], T], then: Callable[[T, float], None], failed: Callable[[Exception, float], None]
+    ) -> None:
+        """Run ``work``; the loop's thread then gets ``then(result, now)`` or ``failed(error, now)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How this device computes.
+
+    Attributes:
+        providers: execution providers of the served model, the proved one first.
+        inference_threads: of the served model.
+        training_threads: of torch and of the sampler, in the training process.
+        sampler: how replay is drawn.
+    """
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    inference_threads: int = 1
+    training_threads: int = 1
+    sampler: SamplerName = "onnx"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The collaborators of one running client.
+
+    Attributes:
+        publish: (topic, payload, retain) on the control connection.
+        frame_measures: metrics of the serving loop for reports.
+        open_source: makes the source once the fleet's task is known; raises SettingsError if they don't fit.
+        receiving: downloads by transfer id, from the offer to the verdict; their blobs must not be collected.
+    """
+
+    client_id: str
+    data_dir: Path
+    gate: Gate
+    records: StateStore
+    blobs: BlobStore
+    courier: Courier
+    publish: Callable[[str, bytes, bool], None]
+    slot: ModelSlot
+    training: LocalTraining
+    jobs: Jobs
+    open_source: Callable[[TaskSpec], Source]
+    frame_measures: Callable[[], Mapping[str, float]] = dict
+    compute: Compute = field(default_factory=Compute)
+    buffer: RoundBuffer = field(default_factory=RoundBuffer)
+    receiving: dict[str, Manifest] = field(default_factory=dict)
