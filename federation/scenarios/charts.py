@@ -16,6 +16,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _MARKERS_UP_TO = 40
 """Rounds; more of them, and dots would cover the line."""
 
+_MARKED_CHANGES = 15
+"""More of them are drawn faintly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -51,17 +54,12 @@ def accuracy_chart(curves: Sequence[Curve], *, title: str, changes: Sequence[int
 
     figure = Figure(figsize=(9, 4.8), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    for place, change in enumerate(changes):
-        axes.axvline(
-            change - 0.5,
-            color="0.55",
-            linestyle=":",
-            linewidth=1.1,
-            label=change_name if place == 0 else None,
-            zorder=1,
-        )
     for place, curve in enumerate(curves):
         _draw(axes, curve, _COLOURS[place % len(_COLOURS)], zorder=3 + len(curves) - place)
+    for place, change in enumerate(changes):
+        name = change_name if place == 0 else None
+        faint = 1.0 if len(changes) <= _MARKED_CHANGES else 0.35
+        axes.axvline(change - 0.5, color="0.55", linestyle=":", linewidth=1.1, alpha=faint, label=name, zorder=1)
     _dress(axes, max(len(curve.accuracy) for curve in curves), title)
     if any(curve.clients for curve in curves):
         axes.set_xlabel("round   (bands: from the worst client to the best)")
@@ -76,7 +74,8 @@ def _draw(axes: Axes, curve: Curve, colour: str, *, zorder: float) -> None:
     marker = "o" if len(percent) <= _MARKERS_UP_TO else None
     mean = sum(percent) / len(percent)
     label = f"{curve.label}   (mean {mean:.1f} %, last {percent[-1]:.1f} %)"
-    axes.plot(rounds, percent, color=colour, marker=marker, markersize=4.5, linewidth=2, label=label, zorder=zorder)
+    (line,) = axes.plot(rounds, percent, color=colour, marker=marker, markersize=4.5, linewidth=2, label=label)
+    line.set(zorder=zorder, clip_on=False)  # a dot at 100 % stays whole
     if len(curve.clients) > 1:
         by_round = list(zip(*curve.clients.values(), strict=True))
         low, high = [100 * min(values) for values in by_round], [100 * max(values) for values in by_round]
@@ -90,8 +89,8 @@ def _dress(axes: Axes, num_rounds: int, title: str) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on all classes met so far [%]")
     axes.set_ylim(0, 100)
-    axes.set_xlim(-0.5, max(num_rounds - 0.5, 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    axes.set_xlim(-0.5, num_rounds - 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
