@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from aggregator.admission import Caps, Gate
 from aggregator.aggregation import Aggregation, upload_layout
 from aggregator.coordinator import Coordinator, announcement
@@ -100,7 +102,7 @@ class AggregatorService:
         self._num_dropped = 0
         self._num_connections = 0
         self._store = AggregatorStore(folder)
-        is_new = _found(self._store, fleet.spec)
+        self._is_new = _found(self._store, fleet.spec)
         self._jobs = jobs(self._inbox.put)
         blobs = DiskBlobStore(folder / "blobs")
         graphs = _graphs(self._store, blobs, fleet.exporter)
@@ -131,8 +133,6 @@ class AggregatorService:
         )
         self.coordinator = Coordinator(self._parts, clock())
         self._control, self._data = self._sessions(connect)
-        if is_new:
-            checkpoint(Step.ROUND_OPENED)
 
     @property
     def metrics(self) -> Metrics:
@@ -174,6 +174,8 @@ class AggregatorService:
 
     def start(self) -> None:
         """Connect in the background and take up the run."""
+        if self._is_new:
+            self._parts.checkpoint(Step.ROUND_OPENED)
         self._control.start()
         self._data.start()
         self.coordinator.start(self._clock())
@@ -258,13 +260,18 @@ def _found(store: AggregatorStore, spec: FleetSpec) -> bool:
         store.found(spec, time.time())
         return True
     for name in spec.__struct_fields__:
-        if getattr(before, name) != getattr(spec, name):
+        if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
             store.close()
             raise SettingsError(
                 f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
                 "use the same, or another --data-dir"
             )
     return False
+
+
+def _plain(value: object) -> bytes:
+    """The same for what differs only in tuples and lists."""
+    return msgspec.msgpack.encode(value, order="deterministic")
 
 
 def _graphs(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[Any, ...]:

@@ -43,7 +43,8 @@ def make_spec(
     fields = {**settings_for(method, preset, task.image_size), **_converted(kind, overrides, strict=False)}
     built = _build(kind, task, fields)
     settings = {name: getattr(built, name) for name in _setting_names(kind)}
-    return FleetSpec(fleet, method, settings, cast("dict[str, Any]", msgspec.to_builtins(task)), run_seed)
+    spec = FleetSpec(fleet, method, settings, cast("dict[str, Any]", msgspec.to_builtins(task)), run_seed)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=FleetSpec)  # tuples as lists, as they travel
 
 
 def method_of(spec: FleetSpec) -> Method:

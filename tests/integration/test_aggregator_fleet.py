@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.tiny_fleet import Crash, TinyFleet, tiny_spec
+from support.tiny_method import TinyState
+
+from aggregator.aggregation import restore_artefacts
+from aggregator.journal import read_journal
+from aggregator.steps import Step
+from federation.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in these tests; flushing files would take most of their time."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path):
+    made = TinyFleet(tmp_path)
+    yield made
+    made.close()
+
+
+def state_of(fleet: TinyFleet) -> TinyState:
+    return TinyState.unpack(restore_artefacts(fleet.store.state(), fleet.service._parts.blobs))
+
+
+def events(fleet: TinyFleet, kind: str) -> list[dict]:
+    return [event for event in read_journal(fleet.tmp_path / "aggregator") if event["event"] == kind]
+
+
+def test_a_run_counts_every_upload_once_and_gives_everybody_the_final_download(fleet: TinyFleet):
+    fleet.run()
+    assert dict(state_of(fleet).times) == {"cam-1": 3, "cam-2": 3, "cam-3": 3}
+    for client_id, client in fleet.clients.items():
+        assert client.manifest == fleet.store.download(client_id)
+        assert client.manifest.round == 3
+        assert all(verdict.accepted for verdict in client.verdicts)
+
+
+def test_an_unchanged_sub_generator_never_travels_down(fleet: TinyFleet):
+    fleet.run()
+    for client_id, client in fleet.clients.items():
+        entry = next(blob for blob in client.manifest.blobs if blob.name == "sub-generator/0")
+        assert entry.digest in fleet.store.holdings(client_id)
+    downs = [event["bytes"] for event in events(fleet, "download confirmed")]
+    assert len(downs) == 12
+    assert not events(fleet, "transfer failed")
+
+
+def test_the_journal_tells_the_rounds_with_weights_and_metrics(fleet: TinyFleet):
+    fleet.run()
+    committed = events(fleet, "round committed")
+    assert [event["round"] for event in committed] == [0, 1, 2]
+    assert committed[0]["weights"]["cam-1"] == {"cam-1": 1 / 3, "cam-2": 1 / 3, "cam-3": 1 / 3}
+    assert len(events(fleet, "upload accepted")) == 9
+    assert all(event["bytes"] > 0 for event in events(fleet, "upload accepted"))
+    assert events(fleet, "client report")[-1]["metrics"] == {"accuracy": 0.5}
+    assert len(events(fleet, "run finished")) == 1
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory):
+    fleet = TinyFleet(tmp_path_factory.mktemp("undisturbed"))
+    fleet.run()
+    yield fleet
+    fleet.close()
+
+
+@pytest.mark.parametrize("skip", [0, 2])
+@pytest.mark.parametrize("step", list(Step))
+def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
+    tmp_path: Path, undisturbed: TinyFleet, step: Step, skip: int
+):
+    skip = 0 if step is Step.ROUND_OPENED else skip
+    fleet = TinyFleet(tmp_path)
+    try:
+        fleet.crash_at, fleet.skip = step, skip
+        with pytest.raises(Crash):
+            fleet.run()
+        fleet.kill_aggregator()
+        fleet.new_service()
+        fleet.run()
+        assert dict(state_of(fleet).times) == {"cam-1": 3, "cam-2": 3, "cam-3": 3}
+        assert fleet.outcome() == undisturbed.outcome()
+    finally:
+        fleet.close()
+
+
+def test_clients_that_crash_together_with_the_aggregator_change_nothing(tmp_path: Path, undisturbed: TinyFleet):
+    fleet = TinyFleet(tmp_path)
+    try:
+        fleet.crash_at, fleet.skip = Step.UPLOAD_STORED, 4
+        with pytest.raises(Crash):
+            fleet.run()
+        fleet.kill_aggregator()
+        for client_id in list(fleet.clients):
+            fleet.kill_client(client_id)
+            fleet.add_client(client_id, boot="b2")
+        fleet.new_service()
+        fleet.run()
+        assert fleet.outcome() == undisturbed.outcome()
+    finally:
+        fleet.close()
+
+
+def test_a_client_that_vanishes_costs_the_round_its_deadline_not_the_run(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, num_rounds=2)
+    try:
+        fleet.clients["cam-2"].dies_in = 1
+        fleet.run(until=lambda: fleet.rounds.index == 1 and fleet.clients["cam-1"].uploaded == 1)
+        fleet.kill_client("cam-2")
+        fleet.run(until=lambda: fleet.rounds.index == 2)
+        assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 1, "cam-3": 2}
+        closed = events(fleet, "round closed")[-1]
+        assert (closed["by"], closed["uploads"]) == ("deadline", 2)
+        assert fleet.store.download("cam-2").round == 2
+        fleet.add_client("cam-2", boot="b2")
+        fleet.run()
+        assert fleet.clients["cam-2"].manifest.round == 2
+    finally:
+        fleet.close()
+
+
+def test_a_late_joiner_gets_the_average_and_takes_part(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), num_rounds=4)
+    try:
+        fleet.run(until=lambda: fleet.rounds.index == 2)
+        late = fleet.add_client("cam-9")
+        fleet.run(until=lambda: late.manifest is not None)
+        assert late.download().average["w"].equal(state_of(fleet).average["w"])
+        fleet.run()
+        assert "cam-9" in fleet.store.clients()
+    finally:
+        fleet.close()
+
+
+def test_a_client_that_lost_its_disk_gets_its_own_sub_generators_back(tmp_path: Path):
+    fleet = TinyFleet(tmp_path)
+    try:
+        fleet.run(until=lambda: fleet.rounds.index == 1)
+        fleet.kill_client("cam-1")
+        again = fleet.add_client("cam-1", boot="b2", disk="an-empty-disk")
+        fleet.run()
+        assert again.download().generators[0]["g"].tolist() == [1, 1, 1]
+        assert dict(state_of(fleet).times)["cam-1"] == 3
+    finally:
+        fleet.close()
+
+
+def test_a_restart_with_another_spec_is_refused(fleet: TinyFleet):
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    with pytest.raises(SettingsError, match="its run has run_seed 7, now 8 is asked for"):
+        fleet.new_service(tiny_spec(run_seed=8))
+    fleet.new_service()

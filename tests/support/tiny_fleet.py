@@ -1,0 +1,244 @@
+"""A whole fleet in one thread: memory broker, a real aggregator, clients of the tiny method, a clock of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from support.tiny_method import TASK, TinyDownload, TinyMethod
+
+from aggregator.jobs import run_job
+from aggregator.parts import Outcome
+from aggregator.rounds import RoundRules
+from aggregator.service import AggregatorService, Fleet
+from aggregator.steps import Step
+from federation.methods.records import Artefacts
+from federation.methods.seeding import seeded_generator
+from federation.protocol.codec import encode
+from federation.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
+from federation.protocol.topics import client_subscriptions, control_topic, state_topic
+from federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from federation.transport.blob_store import DiskBlobStore
+from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import Arrived, Concluded, Offered, Received, Session, Will
+from federation.transport.memory import MemoryBroker
+
+FLEET = "tiny-fleet"
+SEED = 7
+STEP_S = 0.05
+
+
+class TinyExporter:
+    """Serving without ONNX: the probe is the parameters themselves."""
+
+    def graphs(self) -> dict[str, bytes]:
+        return {"graph/task": b"a graph"}
+
+    def probe(self, parameters: Any) -> Probe:
+        return Probe(0, 1, tuple(parameters["w"].tolist()), 1e-3)
+
+
+class InlineJobs:
+    """Jobs run where they are submitted; their outcomes wait in the service's queue as usual."""
+
+    def __init__(self, deliver: Callable[[Outcome], None]) -> None:
+        self._deliver = deliver
+        self._pending = 0
+
+    def submit(self, name: str, work: Callable[[], object]) -> None:
+        self._pending += 1
+        self._deliver(run_job(name, work))
+
+    def handed_over(self) -> None:
+        self._pending -= 1
+
+    @property
+    def idle(self) -> bool:
+        return self._pending == 0
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def tiny_spec(**changes: Any) -> FleetSpec:
+    task = msgspec.to_builtins(TASK)
+    return msgspec.structs.replace(FleetSpec(FLEET, "tiny", {"rate": 0.5}, task, SEED), **changes)
+
+
+class TinyClient:
+    """A client that trains as soon as it may; its disk is ``folder``, all else is lost in a crash."""
+
+    def __init__(self, broker: MemoryBroker, client_id: str, folder: Path, boot: str = "b1") -> None:
+        self.client_id = client_id
+        self.boot = boot
+        self.blobs = DiskBlobStore(folder)
+        self.announcement: Announcement | None = None
+        self.manifest: Manifest | None = None
+        self.verdicts: list[Any] = []
+        self.uploaded = -1
+        self.dies_in = 1 << 30
+        self.broken: Callable[[Artefacts, Manifest], tuple[Artefacts, Manifest]] | None = None
+        self._inbox: list[tuple[str, bytes]] = []
+        self._sequence = 0
+        self._heartbeat_at = -1e9
+        topics = client_subscriptions(FLEET, client_id)
+        will = Will(state_topic(FLEET, client_id), encode(self._presence("offline")))
+        self.session = broker.session(client_id, on_message=lambda t, p: self._inbox.append((t, p)), will=will)
+        self.session.subscribe([*topics.control, *topics.data])
+        self.courier = FleetCourier("client", FLEET, self.session.publish, self.blobs, own_id=client_id)
+        self.session.start()
+
+    def pump(self, now: float) -> None:
+        if now - self._heartbeat_at >= 5:
+            self._heartbeat_at = now
+            self._sequence += 1
+            self.session.publish(state_topic(FLEET, self.client_id), encode(self._presence("online")), retain=True)
+        inbox, self._inbox = self._inbox, []
+        events = [event for topic, payload in inbox for event in self.courier.handle(topic, payload, now)]
+        events += self.courier.tick(now)
+        while events:
+            events += self._on_event(events.pop(0), now)
+        self._train(now)
+
+    def _on_event(self, event: Any, now: float) -> list[Any]:
+        match event:
+            case Offered(peer, offer):
+                return self.courier.accept(peer, offer, now)
+            case Arrived(peer, transfer_id, manifest):
+                if manifest.client_id == self.client_id:
+                    self.manifest = manifest
+                self.courier.conclude(peer, manifest, transfer_id, accepted=True)
+                report = Report(self.client_id, manifest.round, manifest.version, {"accuracy": 0.5})
+                if manifest.client_id == self.client_id:
+                    self.session.publish(control_topic(FLEET, self.client_id), encode(report))
+            case Concluded(_, _, verdict):
+                self.verdicts.append(verdict)
+            case Received(_, Announcement() as announcement):
+                if self.announcement is not None and announcement.epoch != self.announcement.epoch:
+                    self.courier.resume(now)
+                self.announcement = announcement
+        return []
+
+    def download(self) -> TinyDownload:
+        blobs = [entry for entry in self.manifest.blobs if not entry.name.startswith("graph/")]
+        return TinyDownload.unpack(decode_artefacts(blobs, self.manifest.facts, self.blobs))
+
+    def _train(self, now: float) -> None:
+        said, manifest = self.announcement, self.manifest
+        if said is None or manifest is None or said.state != "open" or not manifest.round == said.round > self.uploaded:
+            return
+        rng = seeded_generator(SEED, said.round, self.client_id)
+        _, upload = TinyMethod().local_round(None, None, self.download(), rng, sampler=None)
+        if said.round >= self.dies_in:
+            return
+        self.uploaded = said.round
+        self.send(upload.pack(), said.round, now)
+
+    def send(self, artefacts: Artefacts, round_index: int, now: float) -> None:
+        draft = Manifest("up", FLEET, self.client_id, round_index, round_index + 1, ())
+        if self.broken is not None:
+            artefacts, draft = self.broken(artefacts, draft)
+        encoded = encode_artefacts(artefacts, self.blobs)
+        manifest = msgspec.structs.replace(
+            draft, blobs=draft.blobs or encoded.blobs, facts=draft.facts or encoded.facts
+        )
+        self.courier.send(self.client_id, manifest, [entry.digest for entry in encoded.blobs], now)
+
+    def _presence(self, status: str) -> Presence:
+        return Presence(self.client_id, status, self.boot, self._sequence)
+
+
+class TinyFleet:
+    """The fleet under test."""
+
+    def __init__(self, tmp_path: Path, client_ids: tuple[str, ...] = ("cam-1", "cam-2", "cam-3"), **rules: Any) -> None:
+        self.tmp_path = tmp_path
+        self.now = 100.0
+        self.broker = MemoryBroker()
+        self.rules = RoundRules(**{"num_clients": len(client_ids), "deadline_s": 60, "num_rounds": 3, **rules})
+        self.crash_at: Step | None = None
+        self.skip = 0
+        self.steps: list[Step] = []
+        self.clients: dict[str, TinyClient] = {}
+        self.service = self.new_service()
+        for client_id in client_ids:
+            self.add_client(client_id)
+
+    def new_service(self, spec: FleetSpec | None = None) -> AggregatorService:
+        folder = self.tmp_path / "aggregator"
+        folder.mkdir(exist_ok=True)
+        fleet = Fleet(spec or tiny_spec(), TinyMethod(), lambda parameters: None, TinyExporter(), self.rules)
+        self.service = AggregatorService(
+            fleet, folder, self._connect, checkpoint=self._checkpoint, clock=lambda: self.now, jobs=InlineJobs
+        )
+        self._started = False
+        return self.service
+
+    def add_client(self, client_id: str, boot: str = "b1", disk: str | None = None) -> TinyClient:
+        folder = self.tmp_path / (disk or client_id)
+        self.clients[client_id] = TinyClient(self.broker, client_id, folder, boot)
+        return self.clients[client_id]
+
+    @property
+    def store(self):
+        return self.service._parts.store
+
+    @property
+    def rounds(self):
+        return self.service.coordinator.rounds
+
+    def run(self, *, until: Callable[[], bool] | None = None, for_s: float = 120.0) -> None:
+        """Let time pass until the run is finished and confirmed, or ``until`` holds."""
+        done = until or (lambda: self.service.coordinator.finish.over(self.now))
+        end = self.now + for_s
+        if not self._started:
+            self._started = True
+            self.service.start()
+        while not done():
+            assert self.now < end, f"nothing more happens: {self.service.health()}"
+            self.now += STEP_S
+            self.service.pump(0)
+            for client in self.clients.values():
+                client.pump(self.now)
+
+    def kill_aggregator(self) -> None:
+        """All memory is gone; what is on disk stays as it is."""
+        self.service._store.close()
+        self.service._parts.journal.close()
+        for session in (self.service._control, self.service._data):
+            self.broker.kill(session.client_id)
+
+    def kill_client(self, client_id: str) -> None:
+        del self.clients[client_id]
+        self.broker.kill(client_id)
+
+    def outcome(self) -> dict[str, Any]:
+        """What a run leaves behind, to the bit: digests of the state, and every client's download but its version."""
+        downloads = {c: self.store.download(c) for c in self.store.clients()}
+        return {
+            "state": sorted((entry.name, entry.digest) for entry in self.store.state().blobs),
+            "facts": self.store.state().facts,
+            "downloads": {
+                c: (d.round, sorted((b.name, b.digest) for b in d.blobs), d.facts) for c, d in downloads.items()
+            },
+        }
+
+    def close(self) -> None:
+        self.service.stop()
+
+    def _connect(self, client_id: str, on_message: Any, will: Will | None) -> Session:
+        return self.broker.session(client_id, on_message=on_message, will=will)
+
+    def _checkpoint(self, step: Step) -> None:
+        self.steps.append(step)
+        if step is self.crash_at:
+            if self.skip == 0:
+                self.crash_at = None
+                raise Crash(step)
+            self.skip -= 1
+
+
+class Crash(BaseException):
+    """Stands for kill -9 inside one process: nothing catches it."""
