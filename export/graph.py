@@ -9,7 +9,6 @@ Graphs are reproducible: equal specs give equal bytes, in any directory and proc
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
+from export.facts import PREFIX, sub_generator_facts, task_facts
 from export.inspection import PARAMETERS
 from export.runtime import UNUSED_SUFFIX, Array
 from export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
@@ -28,33 +28,17 @@ from models.specs import LATENT_SIZE, TaskSpec
 OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
 
-PREPROCESSING = "float32, pixel / 127.5 - 1, channels first, RGB"
-
 
 @functools.lru_cache(maxsize=8)
 def task_graph(spec: TaskSpec) -> bytes:
     """Return the task model's graph: ``images`` (B, C, H, W) -> ``logits`` (B, K), any B. Takes 1 to 3 s once."""
-    facts = {
-        "kind": "task",
-        "classes": json.dumps(list(spec.class_names), ensure_ascii=False),
-        "input": json.dumps(spec.image_shape),
-        "preprocessing": PREPROCESSING,
-        "stem": spec.stem,
-    }
-    return export_graph(build_task_model(spec), spec.image_shape, ("images", "logits"), facts)
+    return export_graph(build_task_model(spec), spec.image_shape, ("images", "logits"), task_facts(spec))
 
 
 @functools.lru_cache(maxsize=8)
 def sub_generator_graph(spec: TaskSpec) -> bytes:
     """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B."""
-    facts = {
-        "kind": "sub-generator",
-        "input": json.dumps([LATENT_SIZE]),
-        "output": json.dumps(spec.image_shape),
-        "preprocessing": "float32, standard normal",
-        "width": str(spec.generator_width),
-    }
-    return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), facts)
+    return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), sub_generator_facts(spec))
 
 
 def export_graph(
@@ -66,7 +50,7 @@ def export_graph(
         module: not on the meta device; set to eval mode.
         input_shape: of one sample; the batch axis is dynamic.
         names: of the input and the output.
-        facts: metadata to store, each under ``replayfleet.<key>``.
+        facts: metadata to store, each under ``replayfleet.<key>``, with the opset.
     """
     program = torch.onnx.export(
         module.eval(),
@@ -90,7 +74,7 @@ def export_graph(
     for initializer in model.graph.initializer:
         _leave_open(initializer)
     for key, value in sorted({**facts, "opset": str(OPSET)}.items()):
-        model.metadata_props.add(key=f"replayfleet.{key}", value=value)
+        model.metadata_props.add(key=PREFIX + key, value=value)
     return bytes(model.SerializeToString(deterministic=True))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from export.facts import PREFIX
 from export.files import write_atomic
 from federation.errors import ArtefactRejected, Reason
 
@@ -32,7 +33,7 @@ def torchscript_bytes(module: nn.Module, input_shape: tuple[int, ...], facts: Ma
     buffer = io.BytesIO()
     with _deprecation_expected(), torch.no_grad():
         traced = torch.jit.trace(module.eval(), torch.zeros(2, *input_shape), check_trace=False)
-        extra = {f"replayfleet.{key}": value for key, value in sorted(facts.items())}
+        extra = {PREFIX + key: value for key, value in sorted(facts.items())}
         torch.jit.save(traced, buffer, _extra_files=extra)
     return _without_source_paths(buffer.getvalue())
 
@@ -62,6 +63,7 @@ def load_torchscript(data: bytes, digest: str) -> torch.jit.ScriptModule:
             raise ArtefactRejected(
                 Reason.LOAD_FAILED, f"not a TorchScript file: {str(error).splitlines()[0]}"
             ) from error
+    return loaded
 
 
 def _without_source_paths(data: bytes) -> bytes:

@@ -1,0 +1,160 @@
+"""ONNX (graph and parameters) and TorchScript answer as the eager model does, for every architecture of the papers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import export.graph
+from export.artefact import Array, check_probe, make_probe
+from export.facts import own_facts
+from export.graph import join, sub_generator_graph, task_graph
+from export.inspection import inspect_graph
+from export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
+from export.runtime import OnnxModel
+from export.sampler import onnx_sampler
+from export.torchscript import load_torchscript, torchscript_bytes
+from federation.errors import ArtefactRejected
+from models.build import build_generator, build_task_model, initialise
+from models.specs import LATENT_SIZE, TaskSpec
+
+CLASSES = tuple("abcdefghij")
+SMALL = TaskSpec(1, 28, CLASSES)
+TASKS = [SMALL, TaskSpec(3, 32, CLASSES), TaskSpec(3, 64, CLASSES, stem="imagenet")]
+GENERATORS = [
+    TaskSpec(channels, size, CLASSES, generator_width=width)
+    for channels, size, width in [(1, 28, 16), (3, 32, 64), (3, 64, 128), (1, 28, 32), (3, 32, 128)]
+]
+
+
+def name(spec: TaskSpec) -> str:
+    return f"{spec.image_size}px-{spec.generator_width}"
+
+
+def as_if_trained(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw parameters large enough to tell models apart, and BatchNorm statistics that eval mode must use."""
+    rng = torch.Generator().manual_seed(seed)
+    initialise(module, rng)
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_mean.normal_(0.0, 0.3, generator=rng)
+                layer.running_var.uniform_(0.3, 3.0, generator=rng)
+                layer.weight.uniform_(0.5, 1.5, generator=rng)
+                layer.bias.normal_(0.0, 0.3, generator=rng)
+                layer.num_batches_tracked.fill_(7)
+            elif isinstance(layer, nn.ConvTranspose2d):
+                layer.weight.mul_(5)
+    return module
+
+
+def arrays_of(module: nn.Module) -> dict[str, Array]:
+    return {key: value.numpy().copy() for key, value in module.state_dict().items()}
+
+
+def agrees(module: nn.Module, graph: bytes, input_shape: tuple[int, ...]) -> None:
+    assert BATCHES == (1, 2, 64)
+    assert TOLERANCE == 1e-4
+    reference = eager_run(module)
+    spread = reference(np.random.default_rng(1).standard_normal((4, *input_shape), dtype=np.float32)).std()
+    assert spread > 100 * TOLERANCE, "answers too small to tell models apart"
+    parameters = arrays_of(module)
+    split = OnnxModel(graph, parameters, num_threads=2)
+    check_parity("onnx", split.run, reference, input_shape)
+    joined = OnnxModel(join(graph, parameters), {}, num_threads=2)
+    check_parity("onnx, one file", joined.run, reference, input_shape)
+    data = torchscript_bytes(module, input_shape, {})
+    script = load_torchscript(data, hashlib.sha256(data).hexdigest())
+    check_parity("torchscript", eager_run(script), reference, input_shape)
+
+
+@pytest.mark.parametrize("spec", TASKS, ids=name)
+def test_the_exported_task_model_agrees_with_the_eager_one(spec: TaskSpec):
+    agrees(as_if_trained(build_task_model(spec)), task_graph(spec), spec.image_shape)
+
+
+@pytest.mark.parametrize("spec", GENERATORS, ids=name)
+def test_the_exported_sub_generator_agrees_with_the_eager_one(spec: TaskSpec):
+    agrees(as_if_trained(build_generator(spec)), sub_generator_graph(spec), (LATENT_SIZE,))
+
+
+def test_the_gate_notices_one_changed_running_mean():
+    module = as_if_trained(build_task_model(SMALL))
+    parameters = arrays_of(module)
+    parameters["blocks.7.norm2.running_mean"][0] += 0.05
+    model = OnnxModel(task_graph(SMALL), parameters, num_threads=1)
+    with pytest.raises(ParityError):
+        check_parity("onnx", model.run, eager_run(module), SMALL.image_shape)
+
+
+@pytest.mark.parametrize(
+    ("graph", "module"),
+    [(task_graph, build_task_model(SMALL)), (sub_generator_graph, build_generator(SMALL))],
+    ids=["task", "sub-generator"],
+)
+def test_a_graph_leaves_open_exactly_the_state_dict(graph, module):  # noqa: ANN001
+    layout = {key: (tuple(value.shape), str(value.dtype)) for key, value in module.state_dict().items()}
+    needed = inspect_graph(graph(SMALL)).parameters
+    assert {key: (value.shape, f"torch.{value.dtype}") for key, value in needed.items()} == {
+        key: value for key, value in layout.items() if not key.endswith(".num_batches_tracked")
+    }
+
+
+def test_a_graph_is_small_reproducible_and_silent_about_the_machine():
+    graph = task_graph(SMALL)
+    before = torch.get_rng_state()
+    again = task_graph.__wrapped__(SMALL)
+    assert again == graph
+    assert torch.equal(before, torch.get_rng_state())
+    assert len(graph) < 32_000
+    for trace in (export.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
+        assert trace.encode() not in graph
+
+
+def test_a_graph_says_what_it_is():
+    facts = own_facts(inspect_graph(task_graph(SMALL)).metadata)
+    assert facts["kind"] == "task"
+    assert json.loads(facts["classes"]) == list(CLASSES)
+    assert json.loads(facts["input"]) == [1, 28, 28]
+    assert facts["opset"] == str(onnx.load_from_string(task_graph(SMALL)).opset_import[0].version) == "20"
+    assert "pixel / 127.5 - 1" in facts["preprocessing"]
+
+
+def test_joining_refuses_parameters_of_another_model():
+    parameters = arrays_of(build_generator(SMALL))
+    with pytest.raises(ArtefactRejected, match="wrong-layout"):
+        join(task_graph(SMALL), parameters)
+    with pytest.raises(ArtefactRejected, match=r"'layers\.0\.weight' is missing"):
+        join(sub_generator_graph(SMALL), {"layers.1.weight": parameters["layers.1.weight"]})
+
+
+def test_the_sampler_draws_what_the_eager_sub_generator_draws():
+    module = as_if_trained(build_generator(SMALL)).eval()
+    parameters = module.state_dict()
+    latents = torch.randn(9, LATENT_SIZE, generator=torch.Generator().manual_seed(3))
+    sampler = onnx_sampler(sub_generator_graph(SMALL), num_threads=1)
+    draw = sampler(parameters)
+    with torch.no_grad():
+        expected = module(latents)
+        for value in parameters.values():
+            value.zero_()  # a draw is bound to the values that it was made with
+    found = draw(latents)
+    assert found.shape == (9, 1, 28, 28)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert torch.equal(draw(latents), found)
+
+
+def test_a_golden_vector_made_in_torch_passes_in_onnx_runtime_and_fails_for_another_model():
+    module, other = (as_if_trained(build_task_model(SMALL), seed) for seed in (1, 2))
+    probe = make_probe(eager_run(module), SMALL.image_shape, seed=11)
+    served = OnnxModel(task_graph(SMALL), arrays_of(module), num_threads=1)
+    assert check_probe(served.run, probe, SMALL.image_shape, SMALL.num_classes) < 1e-4
+    wrong = OnnxModel(task_graph(SMALL), arrays_of(other), num_threads=1)
+    with pytest.raises(ArtefactRejected, match="probe-mismatch"):
+        check_probe(wrong.run, probe, SMALL.image_shape, SMALL.num_classes)

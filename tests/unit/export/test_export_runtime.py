@@ -1,0 +1,125 @@
+"""The runtime that serves: exact about parameters, silent about nothing, and independent of torch and onnx."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from export.runtime import Array, OnnxModel
+from federation.errors import ArtefactRejected, Reason
+
+WEIGHT = np.arange(6, dtype=np.float32).reshape(3, 2)
+X = np.array([[1, 0, 0], [0, 1, 2]], dtype=np.float32)
+
+
+def matrix_product(location: str = "parameters") -> bytes:
+    weight = numpy_helper.from_array(WEIGHT, "w")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def load(parameters: dict[str, Array]) -> OnnxModel:
+    return OnnxModel(matrix_product(), parameters, num_threads=1)
+
+
+def refusal(parameters: dict[str, Array]) -> str:
+    with pytest.raises(ArtefactRejected) as caught:
+        load(parameters)
+    assert caught.value.reason is Reason.LOAD_FAILED
+    return caught.value.detail
+
+
+def test_a_graph_joined_with_parameters_computes():
+    model = load({"w": WEIGHT})
+    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
+    assert model.input_shape == (3,)
+    assert model.active_providers == ["CPUExecutionProvider"]
+
+
+def test_changing_the_callers_array_afterwards_changes_nothing():
+    weight = WEIGHT.copy()
+    model = load({"w": weight})
+    weight[:] = 0
+    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
+
+
+def test_arrays_in_another_memory_order_are_taken_by_value():
+    model = load({"w": np.asfortranarray(WEIGHT)})
+    np.testing.assert_array_equal(model.run(np.asfortranarray(X)), X @ WEIGHT)
+
+
+def test_batchnorm_counters_are_ignored_and_nothing_else_is():
+    load({"w": WEIGHT, "norm.num_batches_tracked": np.array(3)})
+    assert "'v' has no place in the graph" in refusal({"w": WEIGHT, "v": WEIGHT})
+
+
+def test_missing_parameters_are_named():
+    assert "needs parameter 'w', which is missing" in refusal({})
+
+
+@pytest.mark.parametrize("weight", [WEIGHT.T, WEIGHT.astype(np.float64), WEIGHT.astype(np.float16), WEIGHT[:2]])
+def test_a_parameter_of_another_shape_or_dtype_is_refused_with_both(weight: Array):
+    detail = refusal({"w": np.ascontiguousarray(weight)})
+    assert str(weight.shape) in detail
+    assert weight.dtype.name in detail
+    assert "graph needs (3, 2) float32" in detail
+
+
+def test_no_file_is_read_even_if_the_graph_names_one_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("parameters", "secret.bin"):
+        Path(name).write_bytes(WEIGHT.tobytes())
+    with pytest.raises(ArtefactRejected, match="read from a file"):
+        OnnxModel(matrix_product("secret.bin"), {}, num_threads=1)
+    with pytest.raises(ArtefactRejected, match="missing"):
+        OnnxModel(matrix_product(), {}, num_threads=1)
+
+
+def test_a_graph_that_onnx_runtime_can_not_load_is_refused_in_one_line():
+    model = onnx.load_from_string(matrix_product())
+    model.graph.node[0].op_type = "Relu"
+    with pytest.raises(ArtefactRejected, match="ONNX Runtime can't load the graph") as caught:
+        OnnxModel(model.SerializeToString(), {"w": WEIGHT}, num_threads=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_with_two_outputs_is_refused():
+    model = onnx.load_from_string(matrix_product())
+    model.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 2]))
+    with pytest.raises(ArtefactRejected, match="1 inputs and 2 outputs"):
+        OnnxModel(model.SerializeToString(), {"w": WEIGHT}, num_threads=1)
+
+
+@pytest.mark.parametrize("x", [X.astype(np.float64), X[:, :2], X[0], X[:0], np.float32(1)])
+def test_a_wrong_batch_is_a_value_error_that_says_what_fits(x: Array):
+    with pytest.raises(ValueError, match=r"expected \(B, 3\) float32 with B >= 1"):
+        load({"w": WEIGHT}).run(np.asarray(x))
+
+
+def test_no_threads_is_refused():
+    with pytest.raises(ValueError, match="num_threads is 0"):
+        OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=0)
+
+
+def test_serving_imports_neither_torch_nor_onnx():
+    code = (
+        "import sys, export.runtime, export.artefact, export.files, export.latency;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'onnx', 'onnxscript')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

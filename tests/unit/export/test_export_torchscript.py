@@ -1,0 +1,60 @@
+"""TorchScript is loaded by digest only, and says nothing about the machine that made it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import export.torchscript
+from export.torchscript import export_torchscript, load_torchscript
+from federation.errors import ArtefactRejected, Reason
+
+
+def export_small(folder: Path) -> tuple[nn.Module, bytes, str]:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    module[1].running_mean.fill_(0.5)
+    path = folder / "new" / "model.pt"
+    digest = export_torchscript(module, path, (3,), {"kind": "task"})
+    return module, path.read_bytes(), digest
+
+
+def test_a_written_model_computes_the_same_at_any_batch_size(tmp_path: Path):
+    module, data, digest = export_small(tmp_path)
+    loaded = load_torchscript(data, digest)
+    for batch_size in (1, 2, 5):
+        x = torch.full((batch_size, 3), 0.3)
+        assert torch.equal(loaded(x), module(x))
+
+
+def test_bytes_with_another_digest_never_reach_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _, data, digest = export_small(tmp_path)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(torch.jit, "load", never)
+    with pytest.raises(ArtefactRejected) as caught:
+        load_torchscript(data + b"\0", digest)
+    assert caught.value.reason is Reason.WRONG_DIGEST
+
+
+def test_bytes_that_are_no_torchscript_are_refused_in_one_line():
+    data = b"PK\x03\x04"
+    with pytest.raises(ArtefactRejected, match="load-failed") as caught:
+        load_torchscript(data, hashlib.sha256(data).hexdigest())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_holds_its_facts_and_no_source_paths(tmp_path: Path):
+    _, data, _ = export_small(tmp_path)
+    here = str(Path(export.torchscript.__file__).parent).encode()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    assert contents["archive/extra/replayfleet.kind"] == b"task"
+    assert not any(here in content or b"site-packages" in content for content in contents.values())
