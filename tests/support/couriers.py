@@ -78,10 +78,14 @@ class End:
             elif isinstance(event, Arrived) and self.concluding:
                 self.courier.conclude(event.peer, event.manifest, event.transfer_id, accepted=True)
 
-    def offer(self, peer: str, *blobs: bytes, without: tuple[bytes, ...] = (), round_: int = 0, version: int = 1) -> Manifest:
+    def offer(
+        self, peer: str, *blobs: bytes, without: tuple[bytes, ...] = (), round_: int = 0, version: int = 1
+    ) -> Manifest:
         """Store blobs, and send a manifest of them with a bundle of all but ``without``."""
         digests = [self.store.put(blob) for blob in blobs]
-        manifest = a_manifest(peer, *blobs, direction="down" if self.client is None else "up", round_=round_, version=version)
+        manifest = a_manifest(
+            peer, *blobs, direction="down" if self.client is None else "up", round_=round_, version=version
+        )
         missing = [digest for digest, blob in zip(digests, blobs, strict=True) if blob not in without]
         self.courier.send(peer, manifest, missing, self.clock.now)
         return manifest
@@ -120,7 +124,7 @@ def run(clock: Clock, *ends: End, seconds: float = 0.0, step: float = 0.2) -> No
     """Let all ends work until nothing is left to do, then go on for some seconds of the clock."""
     until = clock.now + seconds
     while True:
-        while any([end.work() for end in ends]):
+        while sum(end.work() for end in ends):
             continue
         if clock.now >= until:
             return
