@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make_spec(
-    fleet: str, method: str, task: TaskSpec, *, preset: str, overrides: Mapping[str, str], run_seed: int
+    fleet: str, method: str, task: TaskSpec, *, preset: str, overrides: Mapping[str, Any], run_seed: int
 ) -> FleetSpec:
     """Return the spec of a fleet, every setting spelt out.
 
@@ -31,7 +31,7 @@ def make_spec(
         method: a key of ``METHODS``.
         task: what it learns.
         preset: a name of ``federation.service.presets.SETTINGS``.
-        overrides: texts from ``--set key=value``, on top of the preset.
+        overrides: values, or texts from ``--set key=value``, on top of the preset.
         run_seed: what all randomness derives from.
 
     Raises:

@@ -1,0 +1,116 @@
+"""What an operator can say about an aggregator, in ``aggregator.toml`` or on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aggregator.rounds import RoundRules
+from federation.errors import MalformedMessage, SettingsError
+from federation.protocol.limits import check_id
+from federation.protocol.messages import FleetSpec
+from federation.service.fleet_spec import make_spec
+from federation.service.presets import task_for
+from federation.service.settings import read_toml, settings_from
+from models.specs import TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatorSettings:
+    """Settings of ``aggregator serve``.
+
+    Attributes:
+        data_dir: everything that the aggregator keeps.
+        clients: a round closes at once with uploads from this many clients.
+        rounds: end after this many; None serves for ever.
+        min_clients: at its deadline a round closes with at least this many, else it is extended.
+        deadline_s: seconds that a round stays open.
+        fleet: fleet name, part of every topic.
+        method: a key of ``METHODS``.
+        dataset: names the task, a key of ``TASKS``.
+        task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``.
+        settings: preset of the method's settings.
+        set: method settings on top of the preset.
+        seed: what all randomness of the run derives from.
+        broker: URL; None starts a private broker.
+        tls_ca: certificate authority of the broker, PEM; None uses the system's.
+        tls_cert: client certificate, PEM.
+        tls_key: its key, PEM.
+        password_file: one line ``user:password``.
+        insecure: allow plaintext to a broker that isn't on loopback.
+        health_port: port of ``/healthz`` and ``/metrics`` on loopback; 0 picks one, -1 switches them off.
+        threads: of one tensor operation, as ``fleet-sim --threads``; results depend on it. 0 leaves it to torch.
+        json_logs: log JSON lines.
+    """
+
+    data_dir: Path
+    clients: int
+    rounds: int | None = None
+    min_clients: int = 1
+    deadline_s: float = 600.0
+    fleet: str = "fleet"
+    method: str = "pfedgrp"
+    dataset: str = "fashion-mnist"
+    task: Path | None = None
+    settings: str = "small"
+    set: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    broker: str | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    password_file: Path | None = None
+    insecure: bool = False
+    health_port: int = 0
+    threads: int = 2
+    json_logs: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            check_id(self.fleet, "fleet")
+        except MalformedMessage as error:
+            raise SettingsError(str(error)) from error
+        if not -1 <= self.health_port <= 65535:
+            raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
+        if not 0 <= self.threads <= 1024:
+            raise SettingsError(f"threads is {self.threads}, expected 0 to 1024")
+        self.rules()
+
+    def rules(self) -> RoundRules:
+        """When rounds close.
+
+        Raises:
+            SettingsError: Impossible numbers.
+        """
+        return RoundRules(
+            num_clients=self.clients,
+            min_clients=self.min_clients,
+            deadline_s=self.deadline_s,
+            num_rounds=self.rounds,
+        )
+
+    def task_spec(self) -> TaskSpec:
+        """The task, from the file or from the data set's name.
+
+        Raises:
+            SettingsError: Unknown data set, or an unusable file.
+        """
+        if self.task is None:
+            return task_for(self.dataset)
+        return settings_from(TaskSpec, read_toml(self.task), self.task.name)
+
+    def spec(self) -> FleetSpec:
+        """What all members of the fleet agree on; imports torch.
+
+        Raises:
+            SettingsError: Unknown method, preset, data set or method setting.
+        """
+        return make_spec(
+            self.fleet,
+            self.method,
+            self.task_spec(),
+            preset=self.settings,
+            overrides=self.set,
+            run_seed=self.seed,
+        )

@@ -1,0 +1,88 @@
+"""``aggregator status``: where a run stands, read from its data dir beside a running service or after it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.journal import read_journal
+from aggregator.store import DATABASE, AggregatorStore
+from federation.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One client as the store knows it."""
+
+    client: str
+    download_round: int
+    version: int
+    confirmed_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run as the store knows it; ``last_event`` is from the journal."""
+
+    fleet: str
+    method: str
+    seed: int
+    round: int
+    phase: str
+    uploads: tuple[str, ...]
+    clients: tuple[ClientStatus, ...]
+    last_event: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """What a person reads."""
+        uploads = ", ".join(self.uploads) or "none yet"
+        lines = [
+            f"fleet {self.fleet}: {self.method}, seed {self.seed}",
+            f"round {self.round}: {self.phase}, uploads: {uploads}",
+        ]
+        for client in self.clients:
+            state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
+            lines.append(f"{client.client}: download for round {client.download_round}, v{client.version}, {state}")
+        if self.last_event:
+            lines.append(f"last event: {self.last_event.get('event')}")
+        return lines
+
+
+def read_status(folder: Path) -> Status:
+    """Return the status of the run in ``folder``.
+
+    Raises:
+        SettingsError: There is no run.
+    """
+    if not (folder / DATABASE).is_file():
+        raise SettingsError(f"data dir {folder}: no aggregator has run here; expected {DATABASE}")
+    store = AggregatorStore(folder, read_only=True)
+    try:
+        spec = store.spec()
+        if spec is None:
+            raise SettingsError(f"data dir {folder}: its run has not begun yet")
+        record = store.round()
+        clients = []
+        for client_id in store.clients():
+            manifest = store.download(client_id)
+            version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
+            clients.append(ClientStatus(client_id, for_round, version, store.confirmed_version(client_id)))
+    finally:
+        store.close()
+    newest = deque(read_journal(folder), maxlen=1)
+    return Status(
+        fleet=spec.fleet,
+        method=spec.method,
+        seed=spec.run_seed,
+        round=record.index,
+        phase=record.phase.value,
+        uploads=record.accepted,
+        clients=tuple(clients),
+        last_event=newest[0] if newest else {},
+    )
