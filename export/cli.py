@@ -60,7 +60,7 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, or file to write."),
         click.option("--split", is_flag=True, help="ONNX: graph and parameters in two files, as a fleet sends them."),
         click.option(
-            "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="Of the latency test."
+            "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="For comparison and latency."
         ),
     ]
     for option in reversed(options):

@@ -39,7 +39,7 @@ class Request:
         format: a key of ``SUFFIXES``.
         split: ONNX only: the graph and the parameters in two files, as a fleet sends them.
         out: a folder, or a file whose name ends in the format's suffix.
-        num_threads: for the latency measurement.
+        num_threads: of the comparison and the latency measurement.
     """
 
     kind: str
@@ -88,9 +88,9 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
         files, candidate = _onnx(request, parameters)
     else:
         files, candidate = _torchscript(request, module, input_shape)
-    worst = check_parity(request.format, candidate, eager, input_shape)
     x = np.zeros((1, *input_shape), dtype=np.float32)
     with _torch_threads(request.num_threads):
+        worst = check_parity(request.format, candidate, eager, input_shape)
         latency = median_latencies_s({"eager": lambda: eager(x), request.format: lambda: candidate(x)})
     for path, data in files.items():
         write_atomic(path, data)

@@ -10,7 +10,7 @@ WARM_UP_TURNS = 2
 
 
 def median_latencies_s(
-    calls: Mapping[str, Callable[[], object]], *, repeats: int = 50, budget_s: float = 3.0
+    calls: Mapping[str, Callable[[], object]], *, repeats: int = 50, budget_s: float = 1.0
 ) -> dict[str, float]:
     """Return the median seconds of each call, run in turns so that all meet the same noise.
 

@@ -62,7 +62,7 @@ def test_one_onnx_file_holds_everything(task: tuple[Run, list[str]], tmp_path: P
 
 def test_split_files_are_joined_by_the_command_that_is_printed(task: tuple[Run, list[str]], tmp_path: Path):
     out = tmp_path / "out"
-    output = invoke(*task[1], "--out", str(out), "--split")
+    output = invoke(*task[1], "--out", str(out), "--split", "--threads", "1")
     assert (out / "task.onnx").stat().st_size < 32_000
     assert (out / "task.safetensors").stat().st_size > 2_000_000
     assert "batch 64" in invoke(*output.splitlines()[-1].split()[2:])
@@ -71,7 +71,7 @@ def test_split_files_are_joined_by_the_command_that_is_printed(task: tuple[Run, 
 def test_torchscript_loads_by_its_printed_digest(task: tuple[Run, list[str]], tmp_path: Path):
     eager, options = task
     out = tmp_path / "model.pt"
-    output = invoke(*options, "--out", str(out), "--format", "torchscript")
+    output = invoke(*options, "--out", str(out), "--format", "torchscript", "--threads", "1")
     script = load_torchscript(out.read_bytes(), output.split("sha256 ")[1].split()[0])
     x = np.ones((2, *SPEC.image_shape), dtype=np.float32)
     close(eager_run(script)(x), eager(x))
@@ -81,7 +81,18 @@ def test_a_sub_generator_is_exported_in_its_own_width(tmp_path: Path):
     module = initialise(build_generator(SPEC), torch.Generator().manual_seed(0))
     save_file(module.state_dict(), tmp_path / "g.safetensors")
     out = tmp_path / "shirt.onnx"
-    invoke("sub-generator", "--parameters", str(tmp_path / "g.safetensors"), *SHAPE, "--width", "8", "--out", str(out))
+    invoke(
+        "sub-generator",
+        "--parameters",
+        str(tmp_path / "g.safetensors"),
+        *SHAPE,
+        "--width",
+        "8",
+        "--out",
+        str(out),
+        "--threads",
+        "1",
+    )
     latents = np.ones((2, LATENT_SIZE), dtype=np.float32)
     close(OnnxModel(out.read_bytes(), {}, num_threads=1).run(latents), eager_run(module)(latents))
 

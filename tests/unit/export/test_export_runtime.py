@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.runtime import Array, OnnxModel
+from export.runtime import Array, OnnxModel, _session_options
 from federation.errors import ArtefactRejected, Reason
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -52,10 +52,15 @@ def test_a_graph_joined_with_parameters_computes():
 
 
 def test_changing_the_callers_array_afterwards_changes_nothing():
+    graph = onnx.load_from_string(matrix_product())
+    graph.graph.node[0].op_type = "Add"  # ONNX Runtime makes its own copy of a matrix to multiply with
+    for value in (graph.graph.input[0], graph.graph.output[0]):
+        value.type.tensor_type.shape.dim[1].dim_value = 2
+        value.type.tensor_type.shape.dim[0].dim_value = 3
     weight = WEIGHT.copy()
-    model = load({"w": weight})
+    model = OnnxModel(graph.SerializeToString(), {"w": weight}, num_threads=1)
     weight[:] = 0
-    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
+    np.testing.assert_array_equal(model.run(WEIGHT), 2 * WEIGHT)
 
 
 def test_arrays_in_another_memory_order_are_taken_by_value():
@@ -110,6 +115,14 @@ def test_a_graph_with_two_outputs_is_refused():
 def test_a_wrong_batch_is_a_value_error_that_says_what_fits(x: Array):
     with pytest.raises(ValueError, match=r"expected \(B, 3\) float32 with B >= 1"):
         load({"w": WEIGHT}).run(np.asarray(x))
+
+
+def test_threads_sleep_between_runs_and_memory_is_returned_if_asked():
+    options = _session_options(3, arena=False)
+    assert options.intra_op_num_threads == 3
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert not options.enable_cpu_mem_arena
+    assert options.log_severity_level >= 3
 
 
 def test_no_threads_is_refused():
