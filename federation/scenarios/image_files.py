@@ -51,7 +51,7 @@ class EncodedImages:
         Raises:
             SettingsError: A file can't be read or is damaged, or no decoder is installed.
         """
-        for index in np.asarray(indices)[~self._decoded[indices]].tolist():
+        for index in np.unique(np.asarray(indices)[~self._decoded[indices]]).tolist():
             self._pixels[index] = decode(self._encoded(index), self.names[index], self.shape[1], self.shape[3])
             self._decoded[index] = True
         return self._pixels[indices]

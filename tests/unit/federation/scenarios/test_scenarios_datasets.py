@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.image_sets import (
+    CIFAR_CLASSES,
+    cifar_members,
+    idx_bytes,
+    picture,
+    write_cifar_binary,
+    write_fashion_mnist,
+    write_tree,
+    write_zip,
+)
+
+from federation.errors import SettingsError
+from federation.scenarios import datasets, image_files
+from federation.scenarios.datasets import DATASETS, load_dataset
+from federation.scenarios.labelled_images import LabelledImages, normalise
+
+
+@pytest.fixture(autouse=True)
+def _no_installed_sets(monkeypatch, tmp_path):
+    """Hide what this machine has, so that every test finds only its own files."""
+    monkeypatch.delenv(datasets.DATA_ROOT_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fashion = DATASETS["fashion-mnist"]
+    monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(fashion, places=(), download=None))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("subfolder", [".", "fashion-mnist", "FashionMNIST/raw"])
+def test_fashion_mnist_is_read_from_idx_files(tmp_path, packed, subfolder):
+    write_fashion_mnist(tmp_path / subfolder, packed=packed)
+    found = load_dataset("fashion-mnist", data_root=tmp_path)
+    assert found.train.images.shape == (60, 28, 28, 1)
+    assert found.train.counts() == [6] * 10
+    assert found.test.counts() == [2] * 10
+    assert (found.train.images[:, 3, 5, 0] == 10 * found.train.labels).all()
+    assert found.task.image_shape == (1, 28, 28)
+    assert found.task.generator_width == 16
+
+
+def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path, monkeypatch):
+    write_fashion_mnist(tmp_path / "env", train_per_class=1)
+    write_fashion_mnist(tmp_path / "own", train_per_class=3)
+    monkeypatch.setenv(datasets.DATA_ROOT_VARIABLE, str(tmp_path / "env"))
+    assert len(load_dataset("fashion-mnist").train.labels) == 10
+    assert len(load_dataset("fashion-mnist", data_root=tmp_path / "own").train.labels) == 30
+
+
+def test_a_set_that_is_nowhere_is_refused_with_how_to_get_it(tmp_path):
+    with pytest.raises(SettingsError, match=r"not found .*apt install dataset-fashion-mnist"):
+        load_dataset("fashion-mnist", data_root=tmp_path)
+
+
+def test_a_data_root_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="is no folder"):
+        load_dataset("fashion-mnist", data_root=tmp_path / "absent")
+
+
+def test_a_download_is_made_only_where_it_is_asked_for(tmp_path, monkeypatch):
+    fetched = []
+
+    def download(root):
+        fetched.append(root)
+        write_fashion_mnist(root)
+
+    monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(DATASETS["fashion-mnist"], download=download))
+    with pytest.raises(SettingsError, match="not found"):
+        load_dataset("fashion-mnist")
+    assert not fetched
+    assert load_dataset("fashion-mnist", download=True).train.counts() == [6] * 10
+    assert fetched == [tmp_path / "cache" / "replayfleet" / "data"]
+
+
+def test_an_unknown_set_is_refused_with_the_nearest_name():
+    with pytest.raises(SettingsError, match="did you mean 'cifar-10'"):
+        load_dataset("cifar10")
+
+
+def test_an_image_size_that_a_set_does_not_have_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="has images of 28 pixels, not 64"):
+        load_dataset("fashion-mnist", data_root=tmp_path, image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda data: data[: len(data) // 2], "damaged or unreadable"),
+        (lambda data: gzip.compress(gzip.decompress(data)[:-1]), "promises 47040 bytes, it has only 47039"),
+        (lambda data: gzip.compress(gzip.decompress(data) + b"x"), "promises 47040 bytes, it has more"),
+        (lambda _: gzip.compress(b"\0\0\x08\x01" + bytes(20)), "begins with 00000801, expected 00000803"),
+        (lambda _: b"no gzip at all", "damaged or unreadable"),
+        (lambda _: gzip.compress(b""), "begins with nothing"),
+        (lambda _: gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "claims"),
+        (lambda _: gzip.compress(idx_bytes(np.zeros((60, 32, 32)))), r"expected \(N, 28, 28\)"),
+    ],
+)
+def test_a_damaged_idx_file_is_refused_by_name(tmp_path, damage, complaint):
+    write_fashion_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(SettingsError, match=complaint) as caught:
+        load_dataset("fashion-mnist", data_root=tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_idx_file_is_refused_by_name(tmp_path):
+    write_fashion_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(SettingsError, match=r"t10k-labels-idx1-ubyte\.gz"):
+        load_dataset("fashion-mnist", data_root=tmp_path)
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path):
+    write_fashion_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.full(60, 10))))
+    with pytest.raises(SettingsError, match=r"train-labels.*labels must be 0 to 9"):
+        load_dataset("fashion-mnist", data_root=tmp_path)
+
+
+def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path):
+    members = cifar_members()
+    write_zip(tmp_path / "cifar10-images.zip", members)
+    write_tree(tmp_path / "unpacked", members)
+    for root in (tmp_path, tmp_path / "unpacked"):
+        found = load_dataset("cifar-10", data_root=root)
+        assert found.train.class_names == CIFAR_CLASSES
+        assert found.test.counts() == [2] * 10
+        assert found.task.generator_width == 64
+        red = found.train.images[np.arange(20)][:, 16, 16, 0].astype(int)
+        assert np.abs(red - 10 * found.train.labels).max() <= 3
+
+
+def test_cifar_10_is_read_from_its_binary_version(tmp_path):
+    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", files)
+    found = load_dataset("cifar-10", data_root=tmp_path)
+    assert found.train.labels.tolist() == [3] * 5
+    assert found.test.images[0, 31, 0].tolist() == [1, 2, 3]
+
+
+def test_a_binary_version_that_lacks_a_file_is_refused(tmp_path):
+    write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", ("data_batch_1.bin",))
+    with pytest.raises(SettingsError, match=r"lacks data_batch_2\.bin"):
+        load_dataset("cifar-10", data_root=tmp_path)
+
+
+def test_a_truncated_archive_is_refused_by_name(tmp_path):
+    path = tmp_path / "cifar10-images.zip"
+    write_zip(path, cifar_members())
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(SettingsError, match=r"cifar10-images\.zip is damaged or truncated"):
+        load_dataset("cifar-10", data_root=tmp_path)
+
+
+def test_a_damaged_member_is_refused_by_name_when_it_is_needed(tmp_path):
+    path = tmp_path / "cifar10-images.zip"
+    members = cifar_members()
+    write_zip(path, members)
+    victim = members["cifar10/train/airplane/0000.jpg"]
+    path.write_bytes(path.read_bytes().replace(victim, bytes(len(victim)), 1))
+    found = load_dataset("cifar-10", data_root=tmp_path)
+    found.train.images[np.array([1])]
+    with pytest.raises(SettingsError, match=r"airplane/0000\.jpg in .*can't be read"):
+        found.train.images[np.array([0])]
+
+
+def test_cifar_10_with_other_classes_is_refused(tmp_path):
+    members = {name.replace("/cat/", "/lion/"): data for name, data in cifar_members().items()}
+    write_zip(tmp_path / "cifar10-images.zip", members)
+    with pytest.raises(SettingsError, match="lion"):
+        load_dataset("cifar-10", data_root=tmp_path)
+
+
+def test_an_image_folder_has_its_classes_in_the_order_of_their_names(tmp_path):
+    members = {f"{part}/{name}/1.png": picture((200, 100, 50)) for part in ("train", "test") for name in ("b", "a")}
+    write_tree(tmp_path, members | {"train/a/notes.txt": b"no image"})
+    found = load_dataset("folder", data_root=tmp_path)
+    assert found.task.class_names == ("a", "b")
+    assert found.train.counts() == found.test.counts() == [1, 1]
+    assert found.train.images[np.array([1])][0, 0, 0].tolist() == [200, 100, 50]
+
+
+def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path):
+    write_tree(tmp_path, {f"{name}/{number}.png": picture((number, 0, 0)) for name in "ab" for number in range(12)})
+    found, again = (load_dataset("folder", data_root=tmp_path) for _ in range(2))
+    assert found.train.counts() == [10, 10]
+    assert found.test.counts() == [2, 2]
+    assert found.test.images.names == again.test.images.names
+    assert not set(found.test.images.names) & set(found.train.images.names)
+
+
+def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path):
+    write_tree(tmp_path, {f"{name}/{size}.png": picture((9, 8, 7), size) for name in "ab" for size in (16, 64, 128)})
+    found = load_dataset("folder", data_root=tmp_path, image_size=64)
+    assert found.task.stem == "imagenet"
+    images = found.train.images[np.arange(len(found.train.labels))]
+    assert images.shape[1:] == (64, 64, 3)
+    assert (images == np.array([9, 8, 7])).all()
+
+
+def test_a_class_without_test_images_is_refused(tmp_path):
+    write_tree(tmp_path, {"train/a/1.png": picture((0, 0, 0)), "train/b/1.png": b"", "test/a/1.png": b""})
+    with pytest.raises(SettingsError, match="class 'b' lacks train or test images"):
+        load_dataset("folder", data_root=tmp_path)
+
+
+def test_a_folder_with_one_class_is_refused(tmp_path):
+    write_tree(tmp_path, {f"only/{number}.png": picture((0, 0, 0)) for number in range(3)})
+    with pytest.raises(SettingsError, match="holds 1 classes"):
+        load_dataset("folder", data_root=tmp_path)
+
+
+DECODERS = [image_files._opencv, image_files._pillow]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize("keep", [0, 1, 20, 0.5, 0.99])
+def test_a_truncated_image_is_refused_by_every_decoder(monkeypatch, decoder, suffix, keep):
+    _use_only(monkeypatch, decoder)
+    noise = np.random.default_rng(0).integers(0, 255, 3).tolist()
+    whole = picture(tuple(noise), size=200, suffix=suffix)
+    part = whole[: int(keep * len(whole)) if isinstance(keep, float) else keep]
+    assert image_files.decode(whole, "x", 32, 3).shape == (32, 32, 3)
+    with pytest.raises(SettingsError, match="image pic is damaged"):
+        image_files.decode(part, "pic", 32, 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_both_decoders_see_the_same_picture(monkeypatch, channels):
+    seen = []
+    for decoder in DECODERS:
+        _use_only(monkeypatch, decoder)
+        seen.append(image_files.decode(picture((250, 130, 10), 70), "x", 28, channels).astype(int))
+    assert seen[0].shape == seen[1].shape == (28, 28, channels)
+    assert np.abs(seen[0] - seen[1]).max() <= 1
+
+
+def test_without_a_decoder_the_error_says_what_to_install(monkeypatch):
+    _use_only(monkeypatch, lambda: None)
+    with pytest.raises(SettingsError, match="pip install opencv-python"):
+        image_files.decode(picture((0, 0, 0)), "x", 32, 3)
+
+
+def test_an_image_is_decoded_once_and_only_when_it_is_needed():
+    reads = []
+
+    def read(index):
+        reads.append(index)
+        return picture((index, 0, 0))
+
+    images = image_files.EncodedImages(["a", "b", "c"], read, 32, 3)
+    assert reads == []
+    assert images[np.array([2, 1, 2])][:, 0, 0, 0].tolist() == [2, 1, 2]
+    assert sorted(set(reads)) == [1, 2]
+    images[np.array([1, 2])]
+    assert sorted(reads) == [1, 2]
+
+
+def test_pixels_become_channels_first_from_minus_one_to_one():
+    images = np.zeros((2, 2, 3, 3), dtype=np.uint8)
+    images[1, 0, 2, 1] = 255
+    images[1, 1, 0, 2] = 51
+    out = normalise(images)
+    assert out.shape == (2, 3, 2, 3)
+    assert out.dtype == np.float32
+    assert out.flags.c_contiguous
+    assert out[1, 1, 0, 2] == 1
+    assert out[1, 2, 1, 0] == pytest.approx(-0.6)
+    assert out[0].tolist() == np.full((3, 2, 3), -1).tolist()
+
+
+def test_labels_that_no_class_has_are_refused():
+    with pytest.raises(ValueError, match="labels must be 0 to 1"):
+        LabelledImages(np.zeros((1, 2, 2, 1), np.uint8), np.array([2]), ("a", "b"))
+
+
+def test_devices_can_read_sets_and_streams_without_torch():
+    code = (
+        "import sys, federation.scenarios.datasets, federation.scenarios.streams, federation.scenarios.metrics\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _use_only(monkeypatch, decoder):
+    monkeypatch.setattr(image_files, "_opencv", decoder)
+    monkeypatch.setattr(image_files, "_pillow", lambda: None)

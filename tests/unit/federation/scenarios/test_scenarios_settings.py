@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from federation.errors import SettingsError
+from federation.methods import METHODS
+from federation.scenarios.settings import SIZES, method_fields, method_from, split_overrides, stream_settings
+from federation.service.presets import SETTINGS, TASKS
+
+FASHION = TASKS["fashion-mnist"]
+GIVEN = {"scenario": "circulating", "seed": 3}
+
+
+def test_every_preset_has_a_stream():
+    assert sorted(SIZES) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("preset", SETTINGS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_every_preset(name, preset):
+    method_from(METHODS[name], FASHION, preset, {})
+
+
+def test_the_paper_s_numbers_are_those_of_its_appendix():
+    method = method_from(METHODS["pfedgrp"], FASHION, "paper", {})
+    assert (method.local_epochs, method.sub_generator_epochs, method.aggregation_epochs) == (20, 200, 20)
+    assert (method.learning_rate, method.momentum, method.weight_decay) == (0.01, 0.9, 0.01)
+    assert (method.alignment_weight, method.gate_threshold) == (0.3, 0.25)
+    assert method_from(METHODS["pfedgrp"], TASKS["cifar-10"], "paper", {}).sub_generator_epochs == 500
+    stream = stream_settings("paper", 28, {}, GIVEN)
+    assert (stream.num_clients, stream.num_rounds, stream.samples_per_class) == (10, None, 200)
+    assert stream_settings("paper", 64, {}, GIVEN).samples_per_class == 50
+
+
+def test_what_the_operator_gives_goes_before_the_preset():
+    stream = stream_settings(
+        "tiny", 28, {"samples_per_class": "7", "local_epochs": "1"}, {**GIVEN, "num_clients": 5, "num_rounds": None}
+    )
+    assert (stream.samples_per_class, stream.num_clients, stream.seed) == (7, 5, 3)
+    assert stream.num_rounds == SIZES["tiny"].num_rounds
+
+
+def test_overrides_become_values_of_the_field_s_type():
+    texts = split_overrides(["gate=false", "gate_threshold=0.5", "local_epochs=3", "start_from=personalised"])
+    method = method_from(METHODS["pfedgrp"], FASHION, "small", texts)
+    assert method.gate is False
+    assert (method.gate_threshold, method.local_epochs, method.start_from) == (0.5, 3, "personalised")
+
+
+def test_an_override_may_hold_an_equals_sign():
+    assert split_overrides(["key=a=b"]) == {"key": "a=b"}
+
+
+@pytest.mark.parametrize("text", ["gate", "=1", ""])
+def test_an_override_without_key_or_value_is_refused(text):
+    with pytest.raises(SettingsError, match="expected KEY=VALUE"):
+        split_overrides([text])
+
+
+def test_an_override_given_twice_is_refused():
+    with pytest.raises(SettingsError, match="given twice"):
+        split_overrides(["gate=true", "gate=false"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("local_epoch", "3", "did you mean 'local_epochs'"),
+        ("sample_per_class", "3", "did you mean 'samples_per_class'"),
+        ("task", "x", "no such setting"),
+        ("local_epochs", "many", "local_epochs=many: Expected int"),
+        ("gate", "perhaps", "Expected bool"),
+        ("start_from", "nowhere", "start_from is 'nowhere'"),
+    ],
+)
+def test_an_override_that_the_method_cannot_take_is_refused(key, value, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        method_from(METHODS["pfedgrp"], FASHION, "small", {key: value})
+
+
+def test_a_value_of_the_wrong_type_for_the_stream_is_refused():
+    with pytest.raises(SettingsError, match="samples_per_class=few"):
+        stream_settings("small", 28, {"samples_per_class": "few"}, GIVEN)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name():
+    with pytest.raises(SettingsError, match="did you mean 'small'"):
+        stream_settings("smal", 28, {}, GIVEN)
+
+
+def test_the_task_is_no_setting():
+    assert "task" not in method_fields(METHODS["fedavg"])

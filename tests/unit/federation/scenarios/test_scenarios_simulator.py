@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from support.image_sets import small_dataset
+from support.nudge_method import BIAS, NudgeMethod
+
+from federation.errors import SettingsError
+from federation.methods.seeding import seeded_generator
+from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.round_data import round_data
+from federation.scenarios.simulator import Simulation
+from federation.scenarios.streams import Stream, StreamSettings
+
+TASK_BYTES = 2_800_000
+"""Somewhat less than the task model's parameters."""
+
+
+def simulation(num_rounds=4, num_clients=2, run_seed=0, **fields):
+    dataset = small_dataset()
+    wanted = StreamSettings(scenario="circulating", num_clients=num_clients, num_rounds=num_rounds, samples_per_class=3)
+    stream = Stream(wanted, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
+    return Simulation(
+        method=NudgeMethod(task=dataset.task, **fields),
+        dataset=dataset,
+        stream=stream,
+        run_seed=run_seed,
+        sampler=None,
+        num_threads=1,
+        clock=itertools.count().__next__,
+    )
+
+
+def biases(simulated, **keywords):
+    """Run and return the last downloads' biases by client, with the records."""
+    outcomes = []
+    records = simulated.run(on_round=outcomes.append, **keywords)
+    return {name: d.task_parameters[BIAS] for name, d in outcomes[-1].downloads.items()}, records
+
+
+def without_times(records):
+    return [
+        dataclasses.replace(
+            record,
+            aggregate_s=0,
+            round_s=0,
+            clients={name: dataclasses.replace(client, train_s=0) for name, client in record.clients.items()},
+        )
+        for record in records
+    ]
+
+
+def test_a_run_equals_the_method_s_functions_called_by_hand():
+    simulated = simulation(num_rounds=2)
+    method, stream, train = simulated.method, simulated.stream, simulated.dataset.train
+    client, aggregator = method.initial_states()
+    downloads = dict.fromkeys(("client-0", "client-1"), method.initial_download(seeded_generator(0, 0, "initial")))
+    states = dict.fromkeys(downloads, client)
+    for index in range(2):
+        uploads = {}
+        for place, name in enumerate(downloads):
+            data = round_data(train, stream.train_indices(place, index))
+            rng = seeded_generator(0, index, name)
+            states[name], uploads[name] = method.local_round(states[name], data, downloads[name], rng, sampler=None)
+        rng = seeded_generator(0, index, "aggregator")
+        aggregator, downloads = method.aggregate(aggregator, uploads, rng, sampler=None)
+    simulated_biases, _ = biases(simulated)
+    for name, download in downloads.items():
+        assert torch.equal(download.task_parameters[BIAS], simulated_biases[name])
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not():
+    first, again, other = (biases(simulation(run_seed=seed))[0]["client-0"] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_strong_nudge_makes_a_model_right_on_half_of_the_classes_it_met():
+    _, records = biases(simulation(num_rounds=1, num_clients=1, strength=1e3))
+    client = records[0].clients["client-0"]
+    assert client.accuracy == records[0].accuracy == 0.5
+    assert sorted(client.class_accuracy.values()) == [0, 1]
+    assert set(client.class_accuracy) == set(client.classes)
+
+
+def test_records_count_samples_and_tests():
+    _, records = biases(simulation(num_rounds=3))
+    assert [record.round for record in records] == [0, 1, 2]
+    assert [record.clients["client-1"].num_seen for record in records] == [6, 12, 18]
+    assert [record.clients["client-1"].num_test for record in records] == [2, 4, 6]
+
+
+def test_a_sub_generator_that_did_not_change_costs_nothing():
+    _, records = biases(simulation(num_rounds=4))
+    clients = [record.clients["client-0"] for record in records]
+    assert [len(client.sub_generators_sent) for client in clients] == [2, 2, 0, 0]
+    assert [client.num_sub_generators_held for client in clients] == [2, 4, 4, 4]
+    assert clients[2].bytes_up < clients[0].bytes_up
+    assert clients[2].bytes_up_everything > clients[2].bytes_up > TASK_BYTES
+    assert clients[0].bytes_up_everything == clients[0].bytes_up
+
+
+def test_retrained_sub_generators_are_sent_again_by_class():
+    _, records = biases(simulation(num_rounds=4, retrain=True))
+    last = records[3].clients["client-0"]
+    assert sorted(last.sub_generators_sent) == sorted(str(class_id) for class_id in last.classes)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path):
+    whole, records = biases(simulation(num_rounds=4))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({"seed": 0}, resume=False)
+
+    def stop(round_index, name):
+        if (round_index, name) == (2, "client-1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation(num_rounds=4).run(checkpoints=checkpoints, on_client=stop)
+    checkpoints.begin({"seed": 0}, resume=True)
+    seen = []
+    resumed, resumed_records = biases(
+        simulation(num_rounds=4), checkpoints=checkpoints, on_client=lambda index, _: seen.append(index)
+    )
+    assert set(seen) == {2, 3}
+    assert without_times(resumed_records) == without_times(records)
+    for name, bias in whole.items():
+        assert torch.equal(bias, resumed[name])
+
+
+def test_a_finished_run_resumes_to_its_records(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    records = simulation().run(checkpoints=checkpoints)
+    assert simulation().run(checkpoints=checkpoints) == records
+
+
+def test_only_the_last_round_s_tensors_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    simulation(num_rounds=3, retrain=True).run(checkpoints=checkpoints)
+    snapshot = checkpoints.load()[-1]
+    named = {entry.digest for state in (snapshot.aggregator, *snapshot.clients.values()) for entry in state.blobs}
+    assert {path.stem for path in (tmp_path / "blobs").iterdir()} == named
+
+
+def test_the_number_of_torch_threads_is_set_for_the_run_only():
+    before = torch.get_num_threads()
+    seen = []
+    simulation(num_rounds=1).run(on_client=lambda *_: seen.append(torch.get_num_threads()))
+    assert seen == [1, 1]
+    assert torch.get_num_threads() == before
+
+
+def test_another_run_is_not_resumed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({"method": "fedavg", "seed": 1}, resume=False)
+    with pytest.raises(SettingsError, match="seed was 1, is now 2"):
+        checkpoints.begin({"method": "fedavg", "seed": 2}, resume=True)
+
+
+def test_nothing_is_no_run_to_resume(tmp_path):
+    with pytest.raises(SettingsError, match="no run to resume"):
+        Checkpoints(tmp_path / "absent").begin({}, resume=True)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    name = checkpoints.put(b"tensors")
+    assert checkpoints.read(name) == b"tensors"
+    (tmp_path / "blobs" / f"{name}.safetensors").write_bytes(b"tensorz")
+    with pytest.raises(SettingsError, match="is damaged"):
+        checkpoints.read(name)
+    (tmp_path / "round-0000.json").write_bytes(b"{")
+    with pytest.raises(SettingsError, match="can't be read"):
+        checkpoints.load()
+
+
+def test_a_missing_round_is_noticed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    simulation(num_rounds=2).run(checkpoints=checkpoints)
+    (tmp_path / "round-0000.json").unlink()
+    with pytest.raises(SettingsError, match="lacks rounds"):
+        checkpoints.load()
+
+
+def test_a_new_run_begins_with_an_empty_folder(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    simulation(num_rounds=1).run(checkpoints=checkpoints)
+    checkpoints.begin({}, resume=False)
+    assert checkpoints.load() == []
+    assert not list((tmp_path / "blobs").iterdir())

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from federation.errors import SettingsError
+from federation.scenarios import SCENARIOS
+from federation.scenarios.streams import Stream, StreamSettings, circulating, gradual
+
+FASHION = (np.tile(np.arange(10), 6000), np.tile(np.arange(10), 1000))
+SMALL = (np.tile(np.arange(10), 60), np.tile(np.arange(10), 20))
+
+
+def stream(scenario="circulating", *, labels=SMALL, num_clients=3, samples_per_class=6, **settings):
+    wanted = StreamSettings(scenario=scenario, num_clients=num_clients, samples_per_class=samples_per_class, **settings)
+    return Stream(wanted, *labels, num_classes=10)
+
+
+def test_circulating_repeats_all_task_types_in_one_order():
+    assert circulating(5, 12) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def test_gradual_replaces_the_earlier_task_type_after_a_fifth_of_the_rounds():
+    assert gradual(5, 20) == [0, 1, 0, 1, 2, 1, 2, 1, 2, 3, 2, 3, 4, 3, 4, 3, 4, 0, 4, 0]
+
+
+@pytest.mark.parametrize("num_rounds", [3, 6, 7, 10, 15, 33, 150])
+def test_no_task_type_comes_twice_running(num_rounds):
+    order = gradual(5, num_rounds)
+    assert all(before != after for before, after in zip(order, order[1:], strict=False))
+
+
+def test_the_paper_s_150_rounds_use_every_part_once_in_both_scenarios():
+    for scenario in SCENARIOS.values():
+        assert np.bincount(scenario.task_types(5, 150)).tolist() == [30] * 5
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_fashion_mnist_lasts_for_the_paper_s_150_rounds_with_33_test_samples_a_class(scenario):
+    paper = stream(scenario, labels=FASHION, samples_per_class=200)
+    assert paper.num_rounds == paper.settings.num_rounds == 150
+    assert len(paper.train_indices(0, 0)) == 400
+    assert len(paper.test_indices(0, 0)) == 2 * (1000 // 30)
+    assert len(paper.test_indices(0, 149)) == 150 * 2 * 33
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_client_never_meets_a_training_sample_twice(scenario):
+    some = stream(scenario)
+    met = np.concatenate([some.train_indices(1, index) for index in range(some.num_rounds)])
+    assert len(met) == some.num_rounds * 12 == 600
+    assert len(np.unique(met)) == len(met)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_round_brings_equally_many_samples_of_each_of_its_classes(scenario):
+    some = stream(scenario)
+    for index in (0, 4, 7):
+        labels = SMALL[0][some.train_indices(2, index)]
+        classes, counts = np.unique(labels, return_counts=True)
+        assert tuple(classes) == some.class_ids(2, index)
+        assert counts.tolist() == [6, 6]
+
+
+def test_classes_come_mixed_within_a_round():
+    labels = SMALL[0][stream().train_indices(0, 0)]
+    assert np.count_nonzero(np.diff(labels)) > 1
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_test_sets_only_grow_and_cover_exactly_the_classes_met(scenario):
+    some = stream(scenario)
+    before = np.array([], dtype=np.int64)
+    met: set[int] = set()
+    for index in range(some.num_rounds):
+        now = some.test_indices(0, index)
+        met |= set(some.class_ids(0, index))
+        assert now[: len(before)].tolist() == before.tolist()
+        assert len(np.unique(now)) == len(now) == (index + 1) * 2 * 2
+        assert set(SMALL[1][now]) == met
+        before = now
+
+
+def test_what_a_client_meets_does_not_depend_on_the_others():
+    few, many = stream(num_clients=2), stream(num_clients=9)
+    for index in range(5):
+        assert few.train_indices(1, index).tolist() == many.train_indices(1, index).tolist()
+        assert few.test_indices(1, index).tolist() == many.test_indices(1, index).tolist()
+
+
+def test_clients_and_seeds_have_task_types_and_samples_of_their_own():
+    some, other = stream(), stream(seed=1)
+    orders = {tuple(s.class_ids(client, index) for index in range(5)) for s in (some, other) for client in range(3)}
+    assert len(orders) == 6
+    assert some.train_indices(0, 0).tolist() != some.train_indices(1, 0).tolist()
+
+
+def test_task_types_divide_the_classes():
+    some = stream(num_clients=1)
+    classes = [class_id for index in range(5) for class_id in some.class_ids(0, index)]
+    assert sorted(classes) == list(range(10))
+
+
+def test_a_stream_is_the_same_on_every_machine_and_numpy():
+    some = stream(num_clients=2)
+    drawn = [some.train_indices(client, 7) for client in range(2)] + [some.test_indices(1, 7)]
+    digest = hashlib.sha256(np.concatenate(drawn).astype("<i8").tobytes()).hexdigest()
+    assert digest == "334a7edc992d1ce7fff601f3dcd0f100653452fd053d0d2b77f9b7dc9c738f17"
+
+
+def test_too_many_rounds_are_refused_with_the_number_that_is_possible():
+    with pytest.raises(SettingsError, match="lasts for 50 rounds on this data, not for 51"):
+        stream(num_rounds=51)
+    assert stream(num_rounds=50).num_rounds == 50
+
+
+def test_a_class_with_few_samples_limits_the_rounds():
+    labels = np.concatenate([np.tile(np.arange(10), 6), np.tile(np.arange(9), 54)])
+    some = stream(labels=(labels, SMALL[1]), num_clients=1)
+    assert some.num_rounds < 50
+    some.train_indices(0, some.num_rounds - 1)
+    with pytest.raises(SettingsError, match=f"lasts for {some.num_rounds} rounds"):
+        stream(labels=(labels, SMALL[1]), num_clients=1, num_rounds=some.num_rounds + 1)
+
+
+def test_a_data_set_smaller_than_one_round_is_refused():
+    with pytest.raises(SettingsError, match="lasts for 0 rounds"):
+        stream(samples_per_class=61)
+
+
+def test_a_test_set_too_small_for_its_parts_is_refused():
+    with pytest.raises(SettingsError, match="class 0 has 20 test samples for 60 parts"):
+        stream(samples_per_class=1)
+
+
+def test_more_test_samples_per_round_mean_fewer_rounds():
+    assert stream(test_samples_per_class=5).num_rounds == 5 * (20 // 5)
+
+
+def test_samples_seen_rise_with_the_rounds():
+    assert [stream().num_seen(index) for index in range(3)] == [12, 24, 36]
+
+
+def test_changes_are_where_the_mixture_changes():
+    assert stream(num_rounds=12).changes() == [5, 10]
+    assert stream("gradual", num_rounds=20).changes() == [4, 8, 12, 16]
+
+
+def test_an_unknown_scenario_is_refused_with_the_nearest_name():
+    with pytest.raises(SettingsError, match="did you mean 'circulating'"):
+        stream("circular")
+
+
+@pytest.mark.parametrize("name", ["num_clients", "num_rounds", "samples_per_class", "classes_per_task"])
+def test_counts_below_one_are_refused(name):
+    with pytest.raises(SettingsError, match=f"{name} is 0"):
+        StreamSettings(**{"scenario": "gradual", "num_clients": 2, name: 0})
+
+
+def test_gradual_needs_two_task_types():
+    with pytest.raises(SettingsError, match="needs 2"):
+        stream("gradual", classes_per_task=6)
