@@ -80,6 +80,7 @@ class AggregatorService:
         connect: makes sessions.
         checkpoint: called after every step that a crash could follow.
         clock: seconds; never runs backwards.
+        metrics: what ``/metrics`` shows.
         jobs: makes the worker, given where outcomes go.
 
     Raises:
@@ -95,6 +96,7 @@ class AggregatorService:
         *,
         checkpoint: Checkpoint = no_checkpoint,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
         jobs: Callable[[Callable[[Outcome], None]], ThreadJobs] = ThreadJobs,
     ) -> None:
         self._clock = clock
@@ -124,7 +126,7 @@ class AggregatorService:
             aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher),
             jobs=self._jobs,
             journal=Journal(folder),
-            metrics=Metrics(),
+            metrics=metrics or Metrics(),
             presence=PresenceTable(),
             announce=self._announce,
             epoch=uuid.uuid4().hex,
@@ -133,11 +135,6 @@ class AggregatorService:
         )
         self.coordinator = Coordinator(self._parts, clock())
         self._control, self._data = self._sessions(connect)
-
-    @property
-    def metrics(self) -> Metrics:
-        """What ``/metrics`` shows."""
-        return self._parts.metrics
 
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""

@@ -37,7 +37,7 @@ class AggregatorSettings:
         tls_ca: certificate authority of the broker, PEM; None uses the system's.
         tls_cert: client certificate, PEM.
         tls_key: its key, PEM.
-        password_file: one line ``user:password``.
+        password_file: user on the first line, password on the second.
         insecure: allow plaintext to a broker that isn't on loopback.
         health_port: port of ``/healthz`` and ``/metrics`` on loopback; 0 picks one, -1 switches them off.
         threads: of one tensor operation, as ``fleet-sim --threads``; results depend on it. 0 leaves it to torch.

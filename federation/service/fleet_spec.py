@@ -83,23 +83,6 @@ def method_class(name: str) -> type[Any]:
         raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}") from None
 
 
-def split_overrides(texts: typing.Sequence[str]) -> dict[str, str]:
-    """Return ``key=value`` texts as a mapping.
-
-    Raises:
-        SettingsError: A text has no ``=``, or a key comes twice.
-    """
-    overrides: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"--set {text}: expected KEY=VALUE")
-        if key in overrides:
-            raise SettingsError(f"--set {key} is given twice")
-        overrides[key] = value
-    return overrides
-
-
 def _setting_names(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind) if field.init and field.name != "task"]
 

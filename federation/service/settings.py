@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -73,10 +73,32 @@ def settings_from(kind: type[S], values: Mapping[str, Any], origin: str) -> S:
         SettingsError: A key is unknown, or a value has the wrong type or range.
     """
     _refuse_unknown(kind, values, origin)
+    for field in dataclasses.fields(cast("type[Any]", kind)):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in values:
+            option = f"--{field.name.replace('_', '-')}"
+            raise SettingsError(f"{origin}: {field.name!r} is missing (or {option}); nothing was started")
     try:
         return msgspec.convert(values, type=kind, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{origin}: {_readable(str(error))}") from error
+
+
+def split_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """Return ``key=value`` texts as a mapping.
+
+    Raises:
+        SettingsError: A text has no ``=``, or a key comes twice.
+    """
+    overrides: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {text}: expected KEY=VALUE")
+        if key in overrides:
+            raise SettingsError(f"--set {key} is given twice")
+        overrides[key] = value
+    return overrides
 
 
 def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
@@ -86,7 +108,7 @@ def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], origin: str, pre
         if key not in known:
             raise SettingsError(f"{origin}: unknown key {prefix + key!r}{nearest(key, known)}")
         if dataclasses.is_dataclass(known[key]) and isinstance(value, Mapping):
-            _refuse_unknown(typing.cast("type[Any]", known[key]), value, origin, f"{prefix}{key}.")
+            _refuse_unknown(cast("type[Any]", known[key]), value, origin, f"{prefix}{key}.")
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

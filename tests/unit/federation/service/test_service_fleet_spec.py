@@ -5,8 +5,9 @@ import pytest
 
 from federation.errors import SettingsError
 from federation.methods import METHODS
-from federation.service.fleet_spec import make_spec, method_of, split_overrides, task_of
+from federation.service.fleet_spec import make_spec, method_of, task_of
 from federation.service.presets import SETTINGS, TASKS, settings_for, task_for
+from federation.service.settings import split_overrides
 
 FASHION = TASKS["fashion-mnist"]
 
