@@ -110,7 +110,7 @@ class Checkpoints:
             raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
         except (OSError, msgspec.DecodeError) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
-        now = msgspec.to_builtins(run)
+        now = msgspec.json.decode(msgspec.json.encode(run))
         for key in sorted(now.keys() | earlier.keys()):
             if now.get(key) != earlier.get(key):
                 raise SettingsError(

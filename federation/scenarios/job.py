@@ -173,20 +173,19 @@ def _method(name: str) -> type[Any]:
 
 
 def _identity(options: Options, simulation: Simulation) -> dict[str, Any]:
-    identity: dict[str, Any] = msgspec.to_builtins(
-        {
-            "method": options.method,
-            "settings": settings_of(simulation.method),
-            "preset": options.preset,
-            "dataset": options.dataset,
-            "task": dataclasses.asdict(simulation.dataset.task),
-            "stream": dataclasses.asdict(simulation.stream.settings),
-            "run_seed": options.seed,
-            "sampler": options.sampler,
-            "num_threads": options.threads,
-        }
-    )
-    return identity
+    identity = {
+        "method": options.method,
+        "settings": settings_of(simulation.method),
+        "preset": options.preset,
+        "dataset": options.dataset,
+        "task": dataclasses.asdict(simulation.dataset.task),
+        "stream": dataclasses.asdict(simulation.stream.settings),
+        "run_seed": options.seed,
+        "sampler": options.sampler,
+        "num_threads": options.threads,
+    }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
+    return plain
 
 
 def _sampler(name: str, task: TaskSpec, num_threads: int) -> Sampler:

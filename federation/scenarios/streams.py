@@ -237,8 +237,12 @@ class Stream:
         raise SettingsError(
             f"scenario {self.settings.scenario} with {self.settings.samples_per_class} training samples per class and "
             f"round lasts for {possible} rounds on this data, not for {wanted or 'any'}; "
-            "ask for fewer rounds, or lower samples_per_class"
+            f"ask for fewer rounds, or lower {' or '.join(self._quota_names())}"
         )
+
+    def _quota_names(self) -> list[str]:
+        names = ["samples_per_class", "test_samples_per_class"]
+        return names if self.settings.test_samples_per_class else names[:1]
 
     def _lasts(self, num_rounds: int, quotas: Sequence[Sequence[int]]) -> bool:
         order = self._scenario.task_types(self.task_types_per_client, num_rounds)

@@ -20,7 +20,13 @@ from federation.scenarios.streams import Stream, StreamSettings
 )
 @settings(max_examples=60, deadline=None)
 def test_whatever_the_data_no_client_meets_a_sample_twice(
-    scenario, train_sizes, test_size, samples_per_class, classes_per_task, num_clients, seed
+    scenario: str,
+    train_sizes: list[int],
+    test_size: int,
+    samples_per_class: int,
+    classes_per_task: int,
+    num_clients: int,
+    seed: int,
 ):
     train = np.repeat(np.arange(len(train_sizes)), train_sizes)
     test = np.repeat(np.arange(len(train_sizes)), test_size)

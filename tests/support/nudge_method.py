@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods.records import Artefacts, Parameters
+from federation.methods.records import Artefacts, Parameters, RoundData
 from models.build import build_task_model, initialise
 from models.specs import TaskSpec
 
@@ -74,10 +74,10 @@ class NudgeMethod:
     def initial_states(self):
         return NudgeClient(), NudgeAggregator()
 
-    def initial_download(self, rng):
+    def initial_download(self, rng: torch.Generator):
         return NudgeDownload(initialise(build_task_model(self.task), rng).state_dict())
 
-    def local_round(self, state, data, download, rng, *, sampler):
+    def local_round(self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Any):
         """Push the classes of this round up, by a random amount."""
         nudged = dict(download.task_parameters)
         counts = torch.bincount(data.labels, minlength=self.task.num_classes)
@@ -90,12 +90,12 @@ class NudgeMethod:
         }
         return NudgeClient({**state.generators, **fresh}), NudgeUpload(nudged, fresh)
 
-    def aggregate(self, state, uploads, rng, *, sampler):
+    def aggregate(self, state: Any, uploads: Mapping[str, Any], rng: torch.Generator, *, sampler: Any):
         """Give every client its own model back, with the mean of all biases."""
         mean = torch.stack([uploads[client].task[BIAS] for client in sorted(uploads)]).mean(dim=0)
         mean = mean + 0.01 * torch.rand(self.task.num_classes, generator=rng)
         new = NudgeAggregator({client: {**uploads[client].task, BIAS: mean} for client in sorted(uploads)})
         return new, {client: self.download_for(new, client, None) for client in new.models}
 
-    def download_for(self, state, client_id, initial):
+    def download_for(self, state: Any, client_id: str, initial: Any):
         return NudgeDownload(state.models[client_id]) if client_id in state.models else initial

@@ -4,6 +4,9 @@ import dataclasses
 import gzip
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from federation.scenarios.labelled_images import LabelledImages, normalise
 
 
 @pytest.fixture(autouse=True)
-def _no_installed_sets(monkeypatch, tmp_path):
+def _no_installed_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hide what this machine has, so that every test finds only its own files."""
     monkeypatch.delenv(datasets.DATA_ROOT_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -35,7 +38,7 @@ def _no_installed_sets(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("subfolder", [".", "fashion-mnist", "FashionMNIST/raw"])
-def test_fashion_mnist_is_read_from_idx_files(tmp_path, packed, subfolder):
+def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, packed: bool, subfolder: str):
     write_fashion_mnist(tmp_path / subfolder, packed=packed)
     found = load_dataset("fashion-mnist", data_root=tmp_path)
     assert found.train.images.shape == (60, 28, 28, 1)
@@ -46,7 +49,7 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path, packed, subfolder):
     assert found.task.generator_width == 16
 
 
-def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path, monkeypatch):
+def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_fashion_mnist(tmp_path / "env", train_per_class=1)
     write_fashion_mnist(tmp_path / "own", train_per_class=3)
     monkeypatch.setenv(datasets.DATA_ROOT_VARIABLE, str(tmp_path / "env"))
@@ -54,20 +57,20 @@ def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path,
     assert len(load_dataset("fashion-mnist", data_root=tmp_path / "own").train.labels) == 30
 
 
-def test_a_set_that_is_nowhere_is_refused_with_how_to_get_it(tmp_path):
+def test_a_set_that_is_nowhere_is_refused_with_how_to_get_it(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"not found .*apt install dataset-fashion-mnist"):
         load_dataset("fashion-mnist", data_root=tmp_path)
 
 
-def test_a_data_root_that_does_not_exist_is_refused(tmp_path):
+def test_a_data_root_that_does_not_exist_is_refused(tmp_path: Path):
     with pytest.raises(SettingsError, match="is no folder"):
         load_dataset("fashion-mnist", data_root=tmp_path / "absent")
 
 
-def test_a_download_is_made_only_where_it_is_asked_for(tmp_path, monkeypatch):
+def test_a_download_is_made_only_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     fetched = []
 
-    def download(root):
+    def download(root: Path) -> None:
         fetched.append(root)
         write_fashion_mnist(root)
 
@@ -84,7 +87,7 @@ def test_an_unknown_set_is_refused_with_the_nearest_name():
         load_dataset("cifar10")
 
 
-def test_an_image_size_that_a_set_does_not_have_is_refused(tmp_path):
+def test_an_image_size_that_a_set_does_not_have_is_refused(tmp_path: Path):
     with pytest.raises(SettingsError, match="has images of 28 pixels, not 64"):
         load_dataset("fashion-mnist", data_root=tmp_path, image_size=64)
 
@@ -102,7 +105,7 @@ def test_an_image_size_that_a_set_does_not_have_is_refused(tmp_path):
         (lambda _: gzip.compress(idx_bytes(np.zeros((60, 32, 32)))), r"expected \(N, 28, 28\)"),
     ],
 )
-def test_a_damaged_idx_file_is_refused_by_name(tmp_path, damage, complaint):
+def test_a_damaged_idx_file_is_refused_by_name(tmp_path: Path, damage: Callable[[bytes], bytes], complaint: str):
     write_fashion_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
@@ -111,21 +114,21 @@ def test_a_damaged_idx_file_is_refused_by_name(tmp_path, damage, complaint):
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_idx_file_is_refused_by_name(tmp_path):
+def test_a_missing_idx_file_is_refused_by_name(tmp_path: Path):
     write_fashion_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(SettingsError, match=r"t10k-labels-idx1-ubyte\.gz"):
         load_dataset("fashion-mnist", data_root=tmp_path)
 
 
-def test_a_label_beyond_the_classes_is_refused(tmp_path):
+def test_a_label_beyond_the_classes_is_refused(tmp_path: Path):
     write_fashion_mnist(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.full(60, 10))))
     with pytest.raises(SettingsError, match=r"train-labels.*labels must be 0 to 9"):
         load_dataset("fashion-mnist", data_root=tmp_path)
 
 
-def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path):
+def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path: Path):
     members = cifar_members()
     write_zip(tmp_path / "cifar10-images.zip", members)
     write_tree(tmp_path / "unpacked", members)
@@ -138,7 +141,7 @@ def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path):
         assert np.abs(red - 10 * found.train.labels).max() <= 3
 
 
-def test_cifar_10_is_read_from_its_binary_version(tmp_path):
+def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path):
     files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", files)
     found = load_dataset("cifar-10", data_root=tmp_path)
@@ -146,13 +149,13 @@ def test_cifar_10_is_read_from_its_binary_version(tmp_path):
     assert found.test.images[0, 31, 0].tolist() == [1, 2, 3]
 
 
-def test_a_binary_version_that_lacks_a_file_is_refused(tmp_path):
+def test_a_binary_version_that_lacks_a_file_is_refused(tmp_path: Path):
     write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", ("data_batch_1.bin",))
     with pytest.raises(SettingsError, match=r"lacks data_batch_2\.bin"):
         load_dataset("cifar-10", data_root=tmp_path)
 
 
-def test_a_truncated_archive_is_refused_by_name(tmp_path):
+def test_a_truncated_archive_is_refused_by_name(tmp_path: Path):
     path = tmp_path / "cifar10-images.zip"
     write_zip(path, cifar_members())
     path.write_bytes(path.read_bytes()[:-200])
@@ -160,7 +163,7 @@ def test_a_truncated_archive_is_refused_by_name(tmp_path):
         load_dataset("cifar-10", data_root=tmp_path)
 
 
-def test_a_damaged_member_is_refused_by_name_when_it_is_needed(tmp_path):
+def test_a_damaged_member_is_refused_by_name_when_it_is_needed(tmp_path: Path):
     path = tmp_path / "cifar10-images.zip"
     members = cifar_members()
     write_zip(path, members)
@@ -172,14 +175,14 @@ def test_a_damaged_member_is_refused_by_name_when_it_is_needed(tmp_path):
         found.train.images[np.array([0])]
 
 
-def test_cifar_10_with_other_classes_is_refused(tmp_path):
+def test_cifar_10_with_other_classes_is_refused(tmp_path: Path):
     members = {name.replace("/cat/", "/lion/"): data for name, data in cifar_members().items()}
     write_zip(tmp_path / "cifar10-images.zip", members)
     with pytest.raises(SettingsError, match="lion"):
         load_dataset("cifar-10", data_root=tmp_path)
 
 
-def test_an_image_folder_has_its_classes_in_the_order_of_their_names(tmp_path):
+def test_an_image_folder_has_its_classes_in_the_order_of_their_names(tmp_path: Path):
     members = {f"{part}/{name}/1.png": picture((200, 100, 50)) for part in ("train", "test") for name in ("b", "a")}
     write_tree(tmp_path, members | {"train/a/notes.txt": b"no image"})
     found = load_dataset("folder", data_root=tmp_path)
@@ -188,7 +191,7 @@ def test_an_image_folder_has_its_classes_in_the_order_of_their_names(tmp_path):
     assert found.train.images[np.array([1])][0, 0, 0].tolist() == [200, 100, 50]
 
 
-def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path):
+def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path: Path):
     write_tree(tmp_path, {f"{name}/{number}.png": picture((number, 0, 0)) for name in "ab" for number in range(12)})
     found, again = (load_dataset("folder", data_root=tmp_path) for _ in range(2))
     assert found.train.counts() == [10, 10]
@@ -197,7 +200,7 @@ def test_an_image_folder_without_parts_is_split_the_same_way_every_time(tmp_path
     assert not set(found.test.images.names) & set(found.train.images.names)
 
 
-def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path):
+def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path: Path):
     write_tree(tmp_path, {f"{name}/{size}.png": picture((9, 8, 7), size) for name in "ab" for size in (16, 64, 128)})
     found = load_dataset("folder", data_root=tmp_path, image_size=64)
     assert found.task.stem == "imagenet"
@@ -206,13 +209,13 @@ def test_images_of_other_sizes_are_resized_to_the_task_s(tmp_path):
     assert (images == np.array([9, 8, 7])).all()
 
 
-def test_a_class_without_test_images_is_refused(tmp_path):
+def test_a_class_without_test_images_is_refused(tmp_path: Path):
     write_tree(tmp_path, {"train/a/1.png": picture((0, 0, 0)), "train/b/1.png": b"", "test/a/1.png": b""})
     with pytest.raises(SettingsError, match="class 'b' lacks train or test images"):
         load_dataset("folder", data_root=tmp_path)
 
 
-def test_a_folder_with_one_class_is_refused(tmp_path):
+def test_a_folder_with_one_class_is_refused(tmp_path: Path):
     write_tree(tmp_path, {f"only/{number}.png": picture((0, 0, 0)) for number in range(3)})
     with pytest.raises(SettingsError, match="holds 1 classes"):
         load_dataset("folder", data_root=tmp_path)
@@ -224,7 +227,9 @@ DECODERS = [image_files._opencv, image_files._pillow]
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("keep", [0, 1, 20, 0.5, 0.99])
-def test_a_truncated_image_is_refused_by_every_decoder(monkeypatch, decoder, suffix, keep):
+def test_a_truncated_image_is_refused_by_every_decoder(
+    monkeypatch: pytest.MonkeyPatch, decoder: Any, suffix: str, keep: float
+):
     _use_only(monkeypatch, decoder)
     noise = np.random.default_rng(0).integers(0, 255, 3).tolist()
     whole = picture(tuple(noise), size=200, suffix=suffix)
@@ -235,7 +240,7 @@ def test_a_truncated_image_is_refused_by_every_decoder(monkeypatch, decoder, suf
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_both_decoders_see_the_same_picture(monkeypatch, channels):
+def test_both_decoders_see_the_same_picture(monkeypatch: pytest.MonkeyPatch, channels: int):
     seen = []
     for decoder in DECODERS:
         _use_only(monkeypatch, decoder)
@@ -244,7 +249,7 @@ def test_both_decoders_see_the_same_picture(monkeypatch, channels):
     assert np.abs(seen[0] - seen[1]).max() <= 1
 
 
-def test_without_a_decoder_the_error_says_what_to_install(monkeypatch):
+def test_without_a_decoder_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     _use_only(monkeypatch, lambda: None)
     with pytest.raises(SettingsError, match="pip install opencv-python"):
         image_files.decode(picture((0, 0, 0)), "x", 32, 3)
@@ -253,7 +258,7 @@ def test_without_a_decoder_the_error_says_what_to_install(monkeypatch):
 def test_an_image_is_decoded_once_and_only_when_it_is_needed():
     reads = []
 
-    def read(index):
+    def read(index: int) -> bytes:
         reads.append(index)
         return picture((index, 0, 0))
 
@@ -291,6 +296,6 @@ def test_devices_can_read_sets_and_streams_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def _use_only(monkeypatch, decoder):
+def _use_only(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> None:
     monkeypatch.setattr(image_files, "_opencv", decoder)
     monkeypatch.setattr(image_files, "_pillow", lambda: None)

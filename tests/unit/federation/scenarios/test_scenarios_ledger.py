@@ -4,7 +4,7 @@ from federation.protocol.messages import BlobEntry
 from federation.scenarios.ledger import Ledger
 
 
-def blobs(**sizes):
+def blobs(**sizes: int):
     return [BlobEntry(name, f"digest of {name} {size}", size) for name, size in sizes.items()]
 
 

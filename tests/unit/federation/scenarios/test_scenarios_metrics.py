@@ -27,7 +27,7 @@ def test_regret_is_positive_where_centralized_is_better():
 
 
 def test_regret_of_runs_of_unequal_length_is_refused():
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         metrics.average_regret([0.5, 0.6], [0.7])
 
 
@@ -57,6 +57,6 @@ def test_average_forgetting_takes_the_mean_over_clients_and_classes():
 
 
 @pytest.mark.parametrize(("correct", "total"), [(1, 0), (-1, 2), (3, 2)])
-def test_an_impossible_accuracy_is_refused(correct, total):
+def test_an_impossible_accuracy_is_refused(correct: int, total: int):
     with pytest.raises(ValueError, match="no accuracy"):
         metrics.accuracy(correct, total)

@@ -17,7 +17,7 @@ def test_every_preset_has_a_stream():
 
 @pytest.mark.parametrize("preset", SETTINGS)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_every_preset(name, preset):
+def test_every_method_takes_every_preset(name: str, preset: str):
     method_from(METHODS[name], FASHION, preset, {})
 
 
@@ -52,7 +52,7 @@ def test_an_override_may_hold_an_equals_sign():
 
 
 @pytest.mark.parametrize("text", ["gate", "=1", ""])
-def test_an_override_without_key_or_value_is_refused(text):
+def test_an_override_without_key_or_value_is_refused(text: str):
     with pytest.raises(SettingsError, match="expected KEY=VALUE"):
         split_overrides([text])
 
@@ -73,7 +73,7 @@ def test_an_override_given_twice_is_refused():
         ("start_from", "nowhere", "start_from is 'nowhere'"),
     ],
 )
-def test_an_override_that_the_method_cannot_take_is_refused(key, value, complaint):
+def test_an_override_that_the_method_cannot_take_is_refused(key: str, value: str, complaint: str):
     with pytest.raises(SettingsError, match=complaint):
         method_from(METHODS["pfedgrp"], FASHION, "small", {key: value})
 

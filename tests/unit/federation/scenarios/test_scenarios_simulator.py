@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from support.nudge_method import BIAS, NudgeMethod
 from federation.errors import SettingsError
 from federation.methods.seeding import seeded_generator
 from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.records import RoundRecord
 from federation.scenarios.round_data import round_data
 from federation.scenarios.simulator import Simulation
 from federation.scenarios.streams import Stream, StreamSettings
@@ -19,7 +22,7 @@ TASK_BYTES = 2_800_000
 """Somewhat less than the task model's parameters."""
 
 
-def simulation(num_rounds=4, num_clients=2, run_seed=0, **fields):
+def simulation(num_rounds: int = 4, num_clients: int = 2, run_seed: int = 0, **fields: Any):
     dataset = small_dataset()
     wanted = StreamSettings(scenario="circulating", num_clients=num_clients, num_rounds=num_rounds, samples_per_class=3)
     stream = Stream(wanted, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
@@ -34,14 +37,14 @@ def simulation(num_rounds=4, num_clients=2, run_seed=0, **fields):
     )
 
 
-def biases(simulated, **keywords):
+def biases(simulated: Simulation, **keywords: Any):
     """Run and return the last downloads' biases by client, with the records."""
     outcomes = []
     records = simulated.run(on_round=outcomes.append, **keywords)
     return {name: d.task_parameters[BIAS] for name, d in outcomes[-1].downloads.items()}, records
 
 
-def without_times(records):
+def without_times(records: list[RoundRecord]):
     return [
         dataclasses.replace(
             record,
@@ -109,12 +112,12 @@ def test_retrained_sub_generators_are_sent_again_by_class():
     assert sorted(last.sub_generators_sent) == sorted(str(class_id) for class_id in last.classes)
 
 
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path):
     whole, records = biases(simulation(num_rounds=4))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({"seed": 0}, resume=False)
 
-    def stop(round_index, name):
+    def stop(round_index: int, name: str) -> None:
         if (round_index, name) == (2, "client-1"):
             raise KeyboardInterrupt
 
@@ -131,14 +134,14 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path):
         assert torch.equal(bias, resumed[name])
 
 
-def test_a_finished_run_resumes_to_its_records(tmp_path):
+def test_a_finished_run_resumes_to_its_records(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({}, resume=False)
     records = simulation().run(checkpoints=checkpoints)
     assert simulation().run(checkpoints=checkpoints) == records
 
 
-def test_only_the_last_round_s_tensors_are_kept(tmp_path):
+def test_only_the_last_round_s_tensors_are_kept(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({}, resume=False)
     simulation(num_rounds=3, retrain=True).run(checkpoints=checkpoints)
@@ -155,20 +158,20 @@ def test_the_number_of_torch_threads_is_set_for_the_run_only():
     assert torch.get_num_threads() == before
 
 
-def test_another_run_is_not_resumed(tmp_path):
+def test_another_run_is_not_resumed(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({"method": "fedavg", "seed": 1}, resume=False)
     with pytest.raises(SettingsError, match="seed was 1, is now 2"):
         checkpoints.begin({"method": "fedavg", "seed": 2}, resume=True)
 
 
-def test_nothing_is_no_run_to_resume(tmp_path):
+def test_nothing_is_no_run_to_resume(tmp_path: Path):
     with pytest.raises(SettingsError, match="no run to resume"):
         Checkpoints(tmp_path / "absent").begin({}, resume=True)
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path):
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({}, resume=False)
     name = checkpoints.put(b"tensors")
@@ -181,7 +184,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         checkpoints.load()
 
 
-def test_a_missing_round_is_noticed(tmp_path):
+def test_a_missing_round_is_noticed(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({}, resume=False)
     simulation(num_rounds=2).run(checkpoints=checkpoints)
@@ -190,7 +193,7 @@ def test_a_missing_round_is_noticed(tmp_path):
         checkpoints.load()
 
 
-def test_a_new_run_begins_with_an_empty_folder(tmp_path):
+def test_a_new_run_begins_with_an_empty_folder(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({}, resume=False)
     simulation(num_rounds=1).run(checkpoints=checkpoints)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,14 @@ FASHION = (np.tile(np.arange(10), 6000), np.tile(np.arange(10), 1000))
 SMALL = (np.tile(np.arange(10), 60), np.tile(np.arange(10), 20))
 
 
-def stream(scenario="circulating", *, labels=SMALL, num_clients=3, samples_per_class=6, **settings):
+def stream(
+    scenario: str = "circulating",
+    *,
+    labels: Any = SMALL,
+    num_clients: int = 3,
+    samples_per_class: int = 6,
+    **settings: Any,
+):
     wanted = StreamSettings(scenario=scenario, num_clients=num_clients, samples_per_class=samples_per_class, **settings)
     return Stream(wanted, *labels, num_classes=10)
 
@@ -27,9 +36,9 @@ def test_gradual_replaces_the_earlier_task_type_after_a_fifth_of_the_rounds():
 
 
 @pytest.mark.parametrize("num_rounds", [3, 6, 7, 10, 15, 33, 150])
-def test_no_task_type_comes_twice_running(num_rounds):
+def test_no_task_type_comes_twice_running(num_rounds: int):
     order = gradual(5, num_rounds)
-    assert all(before != after for before, after in zip(order, order[1:], strict=False))
+    assert all(before != after for before, after in itertools.pairwise(order))
 
 
 def test_the_paper_s_150_rounds_use_every_part_once_in_both_scenarios():
@@ -38,7 +47,7 @@ def test_the_paper_s_150_rounds_use_every_part_once_in_both_scenarios():
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_fashion_mnist_lasts_for_the_paper_s_150_rounds_with_33_test_samples_a_class(scenario):
+def test_fashion_mnist_lasts_for_the_paper_s_150_rounds_with_33_test_samples_a_class(scenario: str):
     paper = stream(scenario, labels=FASHION, samples_per_class=200)
     assert paper.num_rounds == paper.settings.num_rounds == 150
     assert len(paper.train_indices(0, 0)) == 400
@@ -47,7 +56,7 @@ def test_fashion_mnist_lasts_for_the_paper_s_150_rounds_with_33_test_samples_a_c
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_client_never_meets_a_training_sample_twice(scenario):
+def test_a_client_never_meets_a_training_sample_twice(scenario: str):
     some = stream(scenario)
     met = np.concatenate([some.train_indices(1, index) for index in range(some.num_rounds)])
     assert len(met) == some.num_rounds * 12 == 600
@@ -55,7 +64,7 @@ def test_a_client_never_meets_a_training_sample_twice(scenario):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_round_brings_equally_many_samples_of_each_of_its_classes(scenario):
+def test_a_round_brings_equally_many_samples_of_each_of_its_classes(scenario: str):
     some = stream(scenario)
     for index in (0, 4, 7):
         labels = SMALL[0][some.train_indices(2, index)]
@@ -70,7 +79,7 @@ def test_classes_come_mixed_within_a_round():
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_test_sets_only_grow_and_cover_exactly_the_classes_met(scenario):
+def test_test_sets_only_grow_and_cover_exactly_the_classes_met(scenario: str):
     some = stream(scenario)
     before = np.array([], dtype=np.int64)
     met: set[int] = set()
@@ -154,7 +163,7 @@ def test_an_unknown_scenario_is_refused_with_the_nearest_name():
 
 
 @pytest.mark.parametrize("name", ["num_clients", "num_rounds", "samples_per_class", "classes_per_task"])
-def test_counts_below_one_are_refused(name):
+def test_counts_below_one_are_refused(name: str):
     with pytest.raises(SettingsError, match=f"{name} is 0"):
         StreamSettings(**{"scenario": "gradual", "num_clients": 2, name: 0})
 
