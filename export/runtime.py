@@ -60,7 +60,7 @@ class OnnxModel:
         supplied = _fitting(summary.parameters, parameters)
         self.metadata: Mapping[str, str] = summary.metadata
         options = _session_options(num_threads, arena)
-        # ONNX Runtime takes these by reference: they must live as long as the session.
+        # By its documentation ONNX Runtime takes these by reference: they must live as long as the session.
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in supplied.values()]
         try:
             options.add_external_initializers(list(supplied), self._values)
