@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from edge_client.downloads import Agreement, DownloadDesk, agreement
 from edge_client.jobs import Outcome
 from edge_client.local_training import TrainerEvent
@@ -12,6 +10,7 @@ from edge_client.session_logic import Situation, Step, next_step
 from edge_client.sources.base import Samples, Source
 from edge_client.training_job import TrainDone, TrainFailed, TrainJob, delete_round_data, write_round_data
 from edge_client.uploads import UploadDesk
+from federation.errors import SettingsError
 from federation.protocol.messages import Announcement
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
@@ -70,8 +69,7 @@ class Client:
         self._downloads.serve_from_disk()
         held = self._downloads.held
         if held is not None:
-            with contextlib.suppress(ValueError):  # an agreement of another build: wait for the aggregator's word
-                self._agree(agreement(held.spec))
+            self._agree(agreement(held.spec))
         self._parts.training.start()
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
@@ -120,7 +118,7 @@ class Client:
             case Offered():
                 return self._downloads.offered(event, now)
             case Arrived() if self._agreed is not None:
-                self._downloads.arrived(event, self._agreed, self.source)
+                self._downloads.arrived(event, self._agreed)
             case Concluded():
                 self._uploads.concluded(event, now)
                 self._downloads.measures["bytes_up"] = float(self._uploads.bytes_on_wire)
@@ -138,7 +136,7 @@ class Client:
             return []
         try:
             agreed = agreement(announcement.spec)
-        except ValueError as error:
+        except SettingsError as error:
             log.error("announcement ignored", reason=error, next="update this client, or correct the aggregator")
             return []
         self._announcement = announcement
@@ -164,7 +162,7 @@ class Client:
             if before is not None:
                 self._parts.slot.clear()
             self.source = self._parts.open_source(agreed.task)
-            self._downloads.measure_again(self.source)
+            self._downloads.measure_on(self.source)
 
     def _situation(self) -> Situation:
         held, agreed = self._downloads.held, self._agreed

@@ -15,6 +15,7 @@ from federation.protocol.codec import encode
 from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import FleetSpec, Manifest, Report
 from federation.protocol.topics import control_topic
+from federation.service.fleet_spec import task_of
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Arrived, Event, Failed, Offered
 from models.specs import TaskSpec
@@ -35,14 +36,9 @@ def agreement(spec: FleetSpec) -> Agreement:
     """Return an agreement with its task.
 
     Raises:
-        ValueError: The task is not one that this build knows.
+        SettingsError: The task is not one that this build knows.
     """
-    fields = dict(spec.task)
-    try:
-        task = TaskSpec(**fields | {"class_names": tuple(fields.get("class_names", ()))})
-    except TypeError as error:
-        raise ValueError(f"the fleet's task is not understood: {error}") from error
-    return Agreement(spec, task, spec_digest(spec))
+    return Agreement(spec, task_of(spec), spec_digest(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,10 @@ class DownloadDesk:
         self._installing: Manifest | None = None
         self._shared: Manifest | None = None
         self._report: Report | None = None
+        self._shared_bytes = 0
         self._collect_due = True
+        self.source: Source | None = None
+        """What the served model is measured on; set once the fleet's task is known."""
         self.measures: dict[str, float] = {}
         """Metrics that others contribute to the next report."""
 
@@ -97,11 +96,12 @@ class DownloadDesk:
         parts.receiving[offer.transfer_id] = offer.manifest
         return parts.courier.accept(event.peer, offer, now)
 
-    def arrived(self, event: Arrived, agreed: Agreement, source: Source | None) -> None:
+    def arrived(self, event: Arrived, agreed: Agreement) -> None:
         """Install what arrived; the verdict comes when it serves, or doesn't."""
         parts, manifest = self._parts, event.manifest
         if event.peer == EVERYBODY:
             self._shared = manifest
+            self._shared_bytes += event.bytes_on_wire
             parts.receiving.pop(event.transfer_id, None)
             parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
             return
@@ -114,8 +114,9 @@ class DownloadDesk:
             self._hold(manifest, agreed.spec)
             parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
-            self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire)}
-            self._measure(done.served, source)
+            self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
+            self._shared_bytes = 0
+            self._measure(done.served)
 
         def failed(error: Exception, now: float) -> None:
             self._finish(event.transfer_id, manifest)
@@ -137,11 +138,10 @@ class DownloadDesk:
         self._parts.receiving.pop(event.transfer_id, None)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
 
-    def measure_again(self, source: Source) -> None:
-        """Measure what is served without a report, as after a start from disk."""
-        served = self._parts.slot.active
-        if served is not None and self._report is None:
-            self._measure(served, source)
+    def measure_on(self, source: Source) -> None:
+        """Measure on ``source`` from now on, beginning with what is served already."""
+        self.source = source
+        self._measure_unless_reported()
 
     def repeat_report(self) -> None:
         """Send the last report again: the aggregator restarted, and keeps none."""
@@ -187,6 +187,7 @@ class DownloadDesk:
 
         def installed(done: Installed, now: float) -> None:
             log.info("serving from disk", version=manifest.version, round=manifest.round)
+            self._measure_unless_reported()
 
         self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
 
@@ -200,9 +201,16 @@ class DownloadDesk:
         self._parts.records.hold(self._held)
         self._collect_due = True
 
-    def _measure(self, served: ServedModel, source: Source | None) -> None:
+    def _measure_unless_reported(self) -> None:
+        """After a start from disk the aggregator still waits for a report on what is served."""
+        served = self._parts.slot.active
+        if served is not None and self.source is not None and self._report is None:
+            self._measure(served)
+
+    def _measure(self, served: ServedModel) -> None:
         """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
         measures, self.measures = self.measures, {}
+        source = self.source
 
         def work() -> tuple[float, int]:
             samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -65,7 +66,11 @@ class TrainerProcess:
 
     def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
         self._on_event = on_event
-        self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+        # Idle OpenMP threads sleep: frames are served on the same cores.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        self._process = subprocess.Popen(  # noqa: S603
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
         self._thread.start()

@@ -27,16 +27,19 @@ from edge_client.training_job import (
     read_round_data,
     to_line,
 )
-from federation.errors import ArtefactRejected, MalformedMessage
+from federation.errors import ArtefactRejected, ReplayfleetError
 from federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
+from federation.service.fleet_spec import method_of
 from federation.service.logs import EventLogger, configure_logging
+from federation.service.torch_setup import prepare_torch
 from federation.transport.blob_store import DiskBlobStore
-from models.specs import TaskSpec
 
 log = EventLogger(__name__)
 
 NICENESS = 10
 """Serving frames and heartbeats come first."""
+
+JSON_LOGS = "--json-logs"
 
 BLOBS = "blobs"
 """The blob store's folder in a client's data dir."""
@@ -47,7 +50,8 @@ def run_job(job: TrainJob) -> TrainDone:
 
     Raises:
         ArtefactRejected: The download doesn't decode.
-        ValueError: It isn't one of this method, or the method refuses its settings or data.
+        SettingsError: This build doesn't know the fleet's method, settings or task.
+        ValueError: The download isn't one of this method, or the method refuses the data.
         OSError: The disk is full, or the round data are gone.
     """
     import torch
@@ -55,10 +59,10 @@ def run_job(job: TrainJob) -> TrainDone:
     from federation.methods.records import RoundData
     from federation.methods.seeding import seeded_generator
 
-    torch.set_num_threads(job.num_threads)
+    prepare_torch(job.num_threads)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
-    method = build_method(job)
+    method: Any = method_of(job.spec)
     samples = read_round_data(data_dir)
     data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
     download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
@@ -84,36 +88,6 @@ def run_job(job: TrainJob) -> TrainDone:
         )
     )
     return TrainDone(manifest.round, note)
-
-
-def build_method(job: TrainJob) -> Any:
-    """Return the method that the fleet agreed on.
-
-    Raises:
-        ValueError: This build doesn't know it, or not with these settings.
-    """
-    from federation.methods import METHODS
-
-    kind = METHODS.get(job.spec.method)
-    if kind is None:
-        raise ValueError(f"method {job.spec.method!r} is unknown to this build; known: {', '.join(sorted(METHODS))}")
-    try:
-        return kind(task=task_spec(job), **job.spec.settings)
-    except TypeError as error:
-        raise ValueError(f"method {job.spec.method!r} refuses the fleet's settings: {error}") from error
-
-
-def task_spec(job: TrainJob) -> TaskSpec:
-    """Return the task that the fleet agreed on.
-
-    Raises:
-        ValueError: Not a task that this build knows.
-    """
-    fields = dict(job.spec.task)
-    try:
-        return TaskSpec(**fields | {"class_names": tuple(fields.get("class_names", ()))})
-    except TypeError as error:
-        raise ValueError(f"the fleet's task is not understood: {error}") from error
 
 
 def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
@@ -143,14 +117,12 @@ def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    configure_logging()
+    configure_logging(as_json=JSON_LOGS in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     answers = _private_stdout()
-    import torch  # the slow part, before the first job
-
-    torch.set_num_threads(1)
+    prepare_torch(1)  # imports torch, the slow part, before the first job
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
         _say(answers, _answer(job))
@@ -159,7 +131,7 @@ def main() -> None:
 def _answer(job: TrainJob) -> FromTrainer:
     try:
         return run_job(job)
-    except (ArtefactRejected, MalformedMessage, ValueError, OSError) as error:
+    except (ReplayfleetError, ValueError, OSError) as error:
         return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])
     except Exception as error:  # root of the process
         log.exception("training failed", round=job.manifest.round)

@@ -20,6 +20,7 @@ from edge_client.sources.base import Samples
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from edge_client.trainer import BLOBS, run_job
 from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data, write_round_data
+from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.methods.records import RoundData
 from federation.methods.seeding import seeded_generator
@@ -217,16 +218,16 @@ def test_a_state_of_another_agreement_is_left_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "fedavgg"}, "method 'fedavgg' is unknown to this build"),
-        ({"settings": {"epochs": 3}}, "refuses the fleet's settings"),
-        ({"task": {"image_channels": 1, "image_size": 28, "class_names": ["a", "b"], "depth": 3}}, "not understood"),
+        ({"method": "fedavgg"}, "unknown method 'fedavgg'"),
+        ({"settings": {"epochs": 3}}, "has no setting 'epochs'"),
+        ({"task": {"image_channels": 1, "image_size": 28, "class_names": "ab"}}, "task is not usable"),
     ],
 )
 def test_an_agreement_that_this_build_does_not_know_fails_in_one_line(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     asked = job(tmp_path, spec("fedavg"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SettingsError, match=message):
         run_job(msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, **change)))
     assert StateStore(tmp_path).training() is None
 
@@ -235,7 +236,7 @@ def test_a_failing_round_is_reported_and_the_process_lives_on(harness: Harness, 
     harness.training.begin(msgspec.structs.replace(job(tmp_path, spec("fedavg")), spec=spec("fedavg", epochs=1)))
     failed = harness.until_end()
     assert isinstance(failed, TrainFailed)
-    assert "refuses the fleet's settings" in failed.error
+    assert "has no setting 'epochs'" in failed.error
     pid = harness.training.pid
     harness.training.begin(job(tmp_path, spec("fedavg")))
     assert harness.until_end() == TrainDone(0)

@@ -1,0 +1,89 @@
+"""``edge-client``: run one device of a fleet, and look at it.
+
+Neither torch nor ONNX Runtime is imported before a client starts, so that ``--help`` and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from federation.errors import ReplayfleetError, SettingsError
+
+_PATH = click.Path(path_type=Path)
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(context_settings=_HELP)
+@click.version_option(package_name="replayfleet")
+def cli() -> None:
+    """Serve a camera with a model that keeps learning."""
+
+
+@cli.command()
+@click.option("--device", help="cpu, cuda or jetson.  [default: cpu]")
+@click.option("--broker", metavar="URL", help="mqtts://host:port, or mqtt:// on this machine. Required.")
+@click.option("--client-id", help="This client's name in the fleet. Required.")
+@click.option("--source", metavar="URI", help="dataset://NAME?... or folder://PATH?... Required.")
+@click.option("--data-dir", type=_PATH, help="Everything the client keeps; a restart continues from it. Required.")
+@click.option("--config", type=_PATH, help="edge.toml; options on the command line win.")
+@click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
+@click.option("--threads", type=int, help="Of training; results depend on it.  [default: half of the cores]")
+@click.option("--sampler", help="How replay is drawn: onnx, eager.  [default: onnx]")
+@click.option("--data-root", type=_PATH, help="Where data sets lie.  [default: $REPLAYFLEET_DATA, then the system's]")
+@click.option("--require-provider", is_flag=True, default=None, help="Don't start on less than the device promises.")
+@click.option("--stay", is_flag=True, default=None, help="Go on serving after the run is finished.")
+@click.option("--tls-ca", type=_PATH, help="Certificate authority of the broker.  [default: the system's]")
+@click.option("--tls-cert", type=_PATH, help="Client certificate.")
+@click.option("--tls-key", type=_PATH, help="Its private key.")
+@click.option("--password-file", type=_PATH, help="User on the first line, password on the second.")
+@click.option("--insecure", is_flag=True, default=None, help="Allow plaintext to another machine.")
+@click.option("--health-port", type=int, help="/healthz and /metrics on loopback; -1: off.  [default: 0, a free port]")
+@click.option("--json-logs", is_flag=True, default=None, help="Log JSON lines.")
+def start(config: Path | None, **options: Any) -> None:
+    """Run one device; it exits 0 when the run is finished and its last model was served."""
+    from edge_client.settings import ClientSettings
+    from federation.service.logs import configure_logging
+    from federation.service.settings import read_settings
+
+    settings = read_settings(ClientSettings, config, options)
+    configure_logging(as_json=settings.json_logs)
+    from edge_client.start import start as run
+
+    if not run(settings):
+        click.echo("edge-client: stopped before the run was finished; the same command goes on where it was", err=True)
+
+
+@cli.command()
+@click.option("--data-dir", type=_PATH, required=True, help="The data dir of `edge-client start`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(data_dir: Path, as_json: bool) -> None:
+    """Show what a client does, also while it runs."""
+    from edge_client.status import lines, read_status
+
+    found = read_status(data_dir)
+    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+
+
+def main() -> None:
+    """Run the command; every expected error is one line on stderr: exit code 2 for settings, 1 for the rest."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except SettingsError as error:
+        _fail(str(error), 2)
+    except ReplayfleetError as error:
+        _fail(str(error), 1)
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} (edge-client --help lists all options)", 2)
+    except click.Abort:
+        _fail("stopped", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"edge-client: {' '.join(message.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,51 @@
+"""What ``/metrics`` of a client shows."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from edge_client.inference import FrameCounts
+
+
+class Metrics:
+    """Prometheus metrics of one client process, in a registry of their own."""
+
+    def __init__(self, device: str, provider: str) -> None:
+        self.registry = CollectorRegistry()
+        Info("edge_client_device", "Board and execution provider", registry=self.registry).info(
+            {"device": device, "provider": provider}
+        )
+        self._frames = Counter(
+            "edge_client_frames", "Frames by what became of them", ["result"], registry=self.registry
+        )
+        self.round = Gauge("edge_client_round", "Round announced last", registry=self.registry)
+        self.version = Gauge("edge_client_model_version", "Version that serves frames", registry=self.registry)
+        self.latency = Gauge(
+            "edge_client_latency_p95_seconds", "Capture to answer, newest thousand frames", registry=self.registry
+        )
+        self.connected = Gauge("edge_client_connected", "1 while the broker accepts us", registry=self.registry)
+        self.restarts = Gauge("edge_client_trainer_restarts", "Deaths of the training process", registry=self.registry)
+        self.errors = Counter("edge_client_errors", "Unexpected errors, see the log", registry=self.registry)
+        self._bytes = Counter("edge_client_transfer_bytes", "Bytes on the wire", ["direction"], registry=self.registry)
+        self._seen: dict[str, float] = {}
+
+    def frames(self, counts: FrameCounts) -> None:
+        """Take the totals of the serving loop."""
+        for result, total in (
+            ("answered", counts.num_frames),
+            ("dropped", counts.num_dropped),
+            ("failed", counts.num_failed),
+        ):
+            self._frames.labels(result).inc(self._grown(result, total))
+        self.latency.set(counts.latency_p95_s)
+
+    def transferred(self, sent: int, received: int) -> None:
+        """Take the courier's totals."""
+        self._bytes.labels("up").inc(self._grown("up", sent))
+        self._bytes.labels("down").inc(self._grown("down", received))
+
+    def _grown(self, name: str, total: float) -> float:
+        """By how much a total grew; a serving loop that began anew counts from zero again."""
+        before = self._seen.get(name, 0.0)
+        self._seen[name] = total
+        return total - before if total >= before else total

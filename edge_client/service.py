@@ -1,0 +1,339 @@
+"""The running client: owns the sessions, the queue, the clock and the one loop; decisions are ``Client``'s."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from edge_client.client import Client
+from edge_client.download import Gate
+from edge_client.inference import Answerer, FrameCounts, InferenceLoop, Prediction
+from edge_client.jobs import JobThread
+from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from edge_client.metrics import Metrics
+from edge_client.model_slot import ModelSlot
+from edge_client.parts import Compute, Parts
+from edge_client.presence import PresenceClock
+from edge_client.sources.base import Source
+from edge_client.sources.opening import OpenSource
+from edge_client.state_store import StateStore
+from edge_client.status import STATUS_FILE
+from edge_client.trainer import BLOBS
+from edge_client.training_job import delete_round_data
+from federation.errors import ReplayfleetError
+from federation.protocol.topics import client_subscriptions, parse_topic
+from federation.service.logs import EventLogger
+from federation.transport.blob_store import DiskBlobStore
+from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import OnMessage, Session, Will
+
+log = EventLogger(__name__)
+
+TICK_S = 0.1
+STATUS_EVERY_S = 5.0
+MAX_QUEUED = 4096
+"""Messages that wait for the loop; more are dropped and asked for again, which bounds the memory a flood can take."""
+
+
+class Connect(Protocol):
+    """Makes one session; the two of a client differ in their MQTT client ids."""
+
+    def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        """Return a session that connects when started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this client is.
+
+    Attributes:
+        fleet: fleet name.
+        client_id: its name in the fleet.
+        device: the device profile's name.
+        compute: how it computes; its first provider was proved.
+    """
+
+    fleet: str
+    client_id: str
+    device: str
+    compute: Compute
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _JobOutcome:
+    apply: Callable[[float], None]
+
+
+_Item: TypeAlias = _Message | _JobOutcome | TrainerEvent
+
+
+class ClientService:
+    """One client process.
+
+    Args:
+        identity: who it is.
+        folder: a claimed data dir.
+        connect: makes sessions.
+        open_source: makes the source once the fleet's task is known.
+        metrics: what ``/metrics`` shows.
+        spawn: starts a training process, given where its events go.
+        clock: seconds; never runs backwards.
+    """
+
+    def __init__(  # the last three have defaults
+        self,
+        identity: Identity,
+        folder: Path,
+        connect: Connect,
+        open_source: OpenSource,
+        *,
+        metrics: Metrics | None = None,
+        spawn: Callable[[Callable[[TrainerEvent], None]], TrainerProcess] = TrainerProcess,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._identity = identity
+        self._folder = folder
+        self._clock = clock
+        self._inbox: queue.Queue[_Item] = queue.Queue()
+        self._jobs = JobThread(lambda outcome: self._inbox.put(_JobOutcome(outcome)))
+        self._slot = ModelSlot()
+        self._loop: InferenceLoop | None = None
+        self._served: Source | None = None
+        self._newest: Prediction | None = None
+        self._num_connections = (0, 0)
+        self._status_at = float("-inf")
+        self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        self._presence = PresenceClock(
+            identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
+        )
+        delete_round_data(folder)  # of a round that a crash ended
+        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._inbox.put)))
+        self.client = Client(self._parts)
+        self._control, self._data = self._sessions(connect)
+
+    @property
+    def counts(self) -> FrameCounts:
+        """What became of all frames."""
+        return FrameCounts() if self._loop is None else self._loop.counts
+
+    def status(self) -> dict[str, Any]:
+        """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
+        identity, client, counts, newest = self._identity, self.client, self.counts, self._newest
+        problem = "" if self._loop is None else self._loop.error
+        return {
+            "healthy": self._connected and not problem,
+            "fleet": identity.fleet,
+            "client": identity.client_id,
+            "device": identity.device,
+            "provider": identity.compute.providers[0],
+            "phase": client.step.value,
+            "round": client.round,
+            "serving_version": client.serving_version,
+            "frames": counts.num_frames,
+            "dropped": counts.num_dropped,
+            "failed": counts.num_failed,
+            "latency_p95_s": round(counts.latency_p95_s, 6),
+            "prediction": None if newest is None else {"class": newest.class_id, "version": newest.model_version},
+            "trainer_pid": self._parts.training.pid,
+            "source": "" if client.source is None else client.source.describe(),
+            "source_error": problem,
+            "broker": "connected" if self._connected else self._control.state,
+            "pid": os.getpid(),
+        }
+
+    def run(self, stop: threading.Event, *, stay: bool = False) -> bool:
+        """Serve until the run is finished (True) or ``stop`` is set (False).
+
+        Args:
+            stop: set by a signal handler.
+            stay: go on serving frames after the run is finished.
+
+        Raises:
+            SettingsError: The source doesn't fit the fleet's task.
+            ReplayfleetError: The data dir can't be written.
+        """
+        last_state = ""
+        try:
+            self.start()
+            while not stop.is_set():
+                self.pump(TICK_S)
+                last_state = self._tell_state(last_state)
+                if self.client.finished and not stay:
+                    return True
+            return False
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Serve what is on disk, and connect in the background."""
+        self.client.start()
+        self._control.start()
+        self._data.start()
+        self._follow_source()
+
+    def pump(self, wait_s: float) -> None:
+        """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
+        deadline = self._clock() + wait_s
+        try:
+            self._deal_with(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while wait_s == 0 or self._clock() < deadline:
+                self._deal_with(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        now = self._clock()
+        self._notice_connections(now)
+        self._guarded(lambda: self.client.tick(now), "tick")
+        self._follow_source()
+        self._speak(now)
+
+    def stop(self) -> None:
+        """Say goodbye and end everything. Idempotent."""
+        now = self._clock()
+        if self._control.connected:
+            self._control.publish(self._presence.topic, self._presence.say("stopped", self._state(), now), retain=True)
+        self._control.stop()
+        self._data.stop()
+        if self._loop is not None:
+            self._loop.stop()
+        self._parts.training.stop()
+        self._jobs.stop()
+        self._write_status(now)
+
+    @property
+    def _connected(self) -> bool:
+        return self._control.connected and self._data.connected
+
+    def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining) -> Parts:
+        identity = self._identity
+        blobs = DiskBlobStore(folder / BLOBS)
+        return Parts(
+            client_id=identity.client_id,
+            data_dir=folder,
+            gate=Gate(identity.fleet, identity.client_id),
+            records=StateStore(folder),
+            blobs=blobs,
+            courier=FleetCourier(
+                "client",
+                identity.fleet,
+                self._send,
+                blobs,
+                own_id=identity.client_id,
+                max_payload_bytes=lambda: self._data.max_payload_bytes,
+            ),
+            publish=lambda topic, payload, retain: self._control.publish(topic, payload, retain=retain),
+            slot=self._slot,
+            training=training,
+            jobs=self._jobs,
+            open_source=open_source,
+            frame_measures=self._frame_measures,
+            compute=identity.compute,
+        )
+
+    def _sessions(self, connect: Connect) -> tuple[Session, Session]:
+        fleet, client_id = self._identity.fleet, self._identity.client_id
+        control = connect(f"{fleet}-{client_id}-control", self._receive, self._presence.will())
+        data = connect(f"{fleet}-{client_id}-data", self._receive, None)
+        topics = client_subscriptions(fleet, client_id)
+        control.subscribe(topics.control)
+        data.subscribe(topics.data)
+        return control, data
+
+    def _deal_with(self, item: _Item) -> None:
+        now = self._clock()
+        if isinstance(item, _Message):
+            self._guarded(lambda: self.client.on_message(item.topic, item.payload, now), "message")
+        elif isinstance(item, _JobOutcome):
+            self._guarded(lambda: self.client.on_outcome(item.apply, now), "job")
+        else:
+            self._guarded(lambda: self.client.on_trainer(item, now), "training")
+
+    def _guarded(self, work: Callable[[], None], what: str) -> None:
+        """One bad message must not stop a device; a disk that fails and a source that doesn't fit must."""
+        try:
+            work()
+        except OSError as error:
+            raise ReplayfleetError(f"the data dir can't be written: {error}; what was committed is kept") from error
+        except ReplayfleetError:
+            raise
+        except Exception:
+            self.metrics.errors.inc()
+            log.exception("unexpected error", while_handling=what)
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        """Called on a network thread: only enqueue."""
+        if self._inbox.qsize() < MAX_QUEUED:
+            self._inbox.put(_Message(topic, payload))
+
+    def _send(self, topic: str, payload: bytes) -> None:
+        session = self._data if parse_topic(topic).carries_blocks else self._control
+        session.publish(topic, payload)
+
+    def _notice_connections(self, now: float) -> None:
+        numbers = (self._control.num_connections, self._data.num_connections)
+        if numbers != self._num_connections and self._connected:
+            self._num_connections = numbers
+            self._presence.forget()  # the will of the broken connection may stand where we do
+            self._guarded(lambda: self.client.on_connected(now), "connection")
+
+    def _follow_source(self) -> None:
+        """Serve the frames of the source that the client has now."""
+        source = self.client.source
+        if source is self._served or source is None:
+            return
+        if self._loop is not None:
+            self._loop.stop()
+        self._served = source
+        self._loop = InferenceLoop(source, Answerer(self._slot), self._keep_newest)
+        self._loop.start()
+        log.info("serving", source=source.describe())
+
+    def _keep_newest(self, prediction: Prediction) -> None:
+        self._newest = prediction
+
+    def _frame_measures(self) -> Mapping[str, float]:
+        counts = self.counts
+        return {"frames": float(counts.num_frames), "latency_p95_s": counts.latency_p95_s}
+
+    def _state(self) -> tuple[str, int, int]:
+        return (self.client.step.value, self.client.round, self.client.serving_version)
+
+    def _speak(self, now: float) -> None:
+        if self._connected:
+            presence = self._presence.due(*self._state(), now)
+            if presence is not None:
+                self._control.publish(self._presence.topic, presence, retain=True)
+        if now - self._status_at >= STATUS_EVERY_S:
+            self._write_status(now)
+
+    def _write_status(self, now: float) -> None:
+        self._status_at = now
+        counters, metrics = self._parts.courier.counters, self.metrics
+        metrics.frames(self.counts)
+        metrics.transferred(counters["bytes_sent"], counters["bytes_received"])
+        metrics.round.set(self.client.round)
+        metrics.version.set(self.client.serving_version)
+        metrics.connected.set(float(self._connected))
+        metrics.restarts.set(self._parts.training.num_restarts)
+        temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
+        temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self._folder / STATUS_FILE)
+
+    def _tell_state(self, last: str) -> str:
+        connected = self._connected
+        state = "connected" if connected else self._control.state
+        if state != last:
+            (log.info if connected else log.warning)("broker", state=state)
+        return state

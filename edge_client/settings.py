@@ -1,0 +1,77 @@
+"""What an operator can say about a client, in ``edge.toml`` or on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.profiles import default_training_threads, profile
+from edge_client.sources.uri import parse_source
+from edge_client.training_job import SAMPLERS
+from federation.errors import MalformedMessage, SettingsError, nearest
+from federation.protocol.limits import check_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """Settings of ``edge-client start``.
+
+    Attributes:
+        broker: URL, ``mqtts://host:port``, or ``mqtt://`` on this machine.
+        client_id: this client's name in the fleet, part of every topic.
+        source: where frames and labelled samples come from, a URI.
+        data_dir: everything that the client keeps.
+        device: a key of ``devices.profiles.PROFILES``.
+        fleet: fleet name, part of every topic.
+        threads: of training; results depend on it. 0 is half of the cores.
+        sampler: ``onnx`` or ``eager``: how replay is drawn.
+        data_root: where ``dataset://`` sources lie; None looks where the environment and Debian put them.
+        require_provider: refuse to start on less than the device's first execution provider.
+        stay: go on serving frames after the run is finished.
+        tls_ca: certificate authority of the broker, PEM; None uses the system's.
+        tls_cert: client certificate, PEM.
+        tls_key: its key, PEM.
+        password_file: user on the first line, password on the second.
+        insecure: allow plaintext to a broker that isn't on loopback.
+        health_port: port of ``/healthz`` and ``/metrics`` on loopback; 0 picks one, -1 switches them off.
+        json_logs: log JSON lines.
+    """
+
+    broker: str
+    client_id: str
+    source: str
+    data_dir: Path
+    device: str = "cpu"
+    fleet: str = "fleet"
+    threads: int = 0
+    sampler: str = "onnx"
+    data_root: Path | None = None
+    require_provider: bool = False
+    stay: bool = False
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    password_file: Path | None = None
+    insecure: bool = False
+    health_port: int = 0
+    json_logs: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            check_id(self.fleet, "fleet")
+            check_id(self.client_id, "client id")
+        except MalformedMessage as error:
+            raise SettingsError(str(error)) from error
+        profile(self.device)
+        if self.sampler not in SAMPLERS:
+            raise SettingsError(f"unknown sampler {self.sampler!r}{nearest(self.sampler, SAMPLERS)}")
+        if not 0 <= self.threads <= 1024:
+            raise SettingsError(f"threads is {self.threads}, expected 0 to 1024")
+        if not -1 <= self.health_port <= 65535:
+            raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
+        parse_source(self.source)
+
+    @property
+    def training_threads(self) -> int:
+        """``threads``, or what this board can spare."""
+        return self.threads or default_training_threads()

@@ -1,0 +1,89 @@
+"""One client's share of a labelled image set: the same stream, sample by sample, as the simulator draws."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.sources.base import Frame, Samples, paced
+from edge_client.sources.uri import DatasetUri
+from federation.errors import SettingsError
+from federation.scenarios.datasets import load_dataset
+from federation.scenarios.labelled_images import LabelledImages, normalise
+from federation.scenarios.streams import Indices, Stream, StreamSettings
+from models.specs import TaskSpec
+
+_MAX_SCENE = 256
+"""Images that frames are taken from, of the round that is being learned."""
+
+
+class DatasetSource:
+    """A stream over a data set; every round's samples are new to this client.
+
+    Args:
+        uri: which data set, stream and client.
+        data_root: the operator's own folder of data sets.
+
+    Raises:
+        SettingsError: Unknown data set or scenario (names the nearest), data that are absent (says how to get them),
+            or too few of them for the rounds asked for.
+    """
+
+    def __init__(self, uri: DatasetUri, data_root: Path | None = None) -> None:
+        self._uri = uri
+        settings = StreamSettings(
+            scenario=uri.scenario,
+            num_clients=uri.clients,
+            num_rounds=uri.rounds,
+            samples_per_class=uri.samples,
+            seed=uri.seed,
+        )
+        self._data = load_dataset(uri.dataset, data_root=data_root)
+        task = self._data.task
+        self._stream = Stream(settings, self._data.train.labels, self._data.test.labels, task.num_classes)
+        self._show(0)
+
+    def check_task(self, task: TaskSpec) -> None:
+        """Raise SettingsError unless the data set poses the fleet's task: same images, same classes."""
+        own = self._data.task
+        if (own.image_shape, own.class_names) != (task.image_shape, task.class_names):
+            raise SettingsError(
+                f"source {self._uri.dataset} has {own.num_classes} classes of {own.image_shape} images, "
+                f"the fleet's task {task.num_classes} classes of {task.image_shape}; choose another source"
+            )
+
+    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+        """Serve test images of the newest round's classes over and over."""
+        return paced(lambda: self._scene, self._uri.rate, stop, time.monotonic)
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        """The round's samples; None once the stream has ended."""
+        if not 0 <= round_index < self._stream.num_rounds:
+            return None
+        self._show(round_index)
+        return _samples(self._data.train, self._stream.train_indices(self._uri.client, round_index))
+
+    def test_samples(self, round_index: int) -> Samples | None:
+        """The cumulative test set after ``round_index``; after the stream's end that of its last round."""
+        if round_index < 0:
+            return None
+        last = min(round_index, self._stream.num_rounds - 1)
+        return _samples(self._data.test, self._stream.test_indices(self._uri.client, last))
+
+    def describe(self) -> str:
+        """One line for logs."""
+        uri = self._uri
+        return f"{uri.dataset} {uri.scenario}, client {uri.client} of {uri.clients}, {uri.rounds} rounds"
+
+    def _show(self, round_index: int) -> None:
+        met = self._stream.test_indices(self._uri.client, round_index)
+        newest = np.isin(self._data.test.labels[met], self._stream.class_ids(self._uri.client, round_index))
+        self._scene = _samples(self._data.test, met[newest][-_MAX_SCENE:]).images
+
+
+def _samples(part: LabelledImages, indices: Indices) -> Samples:
+    return Samples(normalise(part.images[indices]), part.labels[indices])

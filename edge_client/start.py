@@ -1,0 +1,140 @@
+"""From settings to a running client. Imports neither torch nor onnx: a device that only serves needs neither."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from devices.profiles import board_note, profile
+from devices.providers import ProviderProof, prove_provider
+from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
+from edge_client.metrics import Metrics
+from edge_client.parts import Compute
+from edge_client.service import ClientService, Connect, Identity
+from edge_client.settings import ClientSettings
+from edge_client.sources.opening import source_opener
+from edge_client.trainer import JSON_LOGS
+from edge_client.training_job import SamplerName
+from federation.errors import SettingsError
+from federation.service.data_dir import claim_data_dir
+from federation.service.health import HealthServer
+from federation.service.logs import EventLogger
+from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from federation.transport.interfaces import OnMessage, Session, Will
+
+CONTROL_KEEPALIVE_S = 15
+DATA_KEEPALIVE_S = 45
+
+log = EventLogger(__name__)
+
+
+def start(settings: ClientSettings) -> bool:
+    """Serve until the run is finished (True) or a signal comes (False).
+
+    Raises:
+        SettingsError: Something that the operator wrote can't be used; checked before anything is written.
+        ReplayfleetError: The client can't go on; what was committed is kept.
+    """
+    BrokerAddress.parse(settings.broker, insecure=settings.insecure)
+    connect = _mqtt(settings)
+    open_source = source_opener(settings.source, settings.data_dir, settings.data_root)
+    proof = _proved(settings)
+    stop = threading.Event()
+    metrics = Metrics(settings.device, proof.provider)
+    view: dict[str, ClientService] = {}
+    with contextlib.ExitStack() as stack:
+        health = HealthServer(lambda: _health(view), metrics.registry, port=settings.health_port)
+        stack.callback(health.stop)
+        data_dir = stack.enter_context(
+            claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
+        )
+        service = ClientService(
+            _identity(settings, proof),
+            data_dir.path,
+            connect,
+            open_source,
+            metrics=metrics,
+            spawn=_spawner(settings),
+        )
+        view["service"] = service
+        stack.enter_context(_stopped_by_signals(stop))
+        log.info(
+            "client started",
+            fleet=settings.fleet,
+            client=settings.client_id,
+            device=settings.device,
+            provider=proof.provider,
+            broker=settings.broker,
+            health=health.url,
+        )
+        return service.run(stop, stay=settings.stay)
+
+
+def _proved(settings: ClientSettings) -> ProviderProof:
+    board = profile(settings.device)
+    note = board_note(board)
+    if note:
+        log.warning(note)
+    proof = prove_provider(board)
+    warning = proof.warning(board)
+    if warning and settings.require_provider:
+        raise SettingsError(f"{warning}; not started because of --require-provider")
+    if warning:
+        log.warning(warning)
+    return proof
+
+
+def _identity(settings: ClientSettings, proof: ProviderProof) -> Identity:
+    compute = Compute(
+        providers=tuple(dict.fromkeys((proof.provider, "CPUExecutionProvider"))),
+        inference_threads=profile(settings.device).inference_threads,
+        training_threads=settings.training_threads,
+        sampler=cast("SamplerName", settings.sampler),
+    )
+    return Identity(settings.fleet, settings.client_id, settings.device, compute)
+
+
+def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
+    command = (*TRAINER_COMMAND, *([JSON_LOGS] if settings.json_logs else []))
+    return lambda on_event: TrainerProcess(on_event, command)
+
+
+def _mqtt(settings: ClientSettings) -> Connect:
+    from federation.transport.mqtt import MqttSession
+
+    tls = TlsSettings(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    tls.context()
+    credentials = Credentials.load(settings.password_file)
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return MqttSession(
+            settings.broker,
+            client_id,
+            on_message=on_message,
+            will=will,
+            tls=tls if tls.given else None,
+            credentials=credentials,
+            keepalive_s=CONTROL_KEEPALIVE_S if will is not None else DATA_KEEPALIVE_S,
+            clean=will is None,
+            insecure=settings.insecure,
+        )
+
+    return connect
+
+
+def _health(view: Mapping[str, ClientService]) -> Mapping[str, Any]:
+    service = view.get("service")
+    return service.status() if service is not None else {"healthy": False, "phase": "starting"}
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
