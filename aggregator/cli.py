@@ -46,7 +46,7 @@ def cli() -> None:
 @click.option("--password-file", type=_PATH, help="User on the first line, password on the second.")
 @click.option("--insecure", is_flag=True, default=None, help="Allow plaintext to another machine.")
 @click.option("--health-port", type=int, help="/healthz and /metrics on loopback; -1: off.  [default: 0, a free port]")
-@click.option("--threads", type=int, help="Of one tensor operation; results depend on it. 0: torch's.  [default: 2]")
+@click.option("--threads", type=int, help="Of one tensor operation; results depend on it.  [default: 2]")
 @click.option("--json-logs", is_flag=True, default=None, help="Log JSON lines.")
 def serve(config: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run a fleet's aggregator; with --rounds it exits 0 after the last one."""

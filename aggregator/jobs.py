@@ -9,14 +9,16 @@ from aggregator.parts import Outcome
 
 
 class ThreadJobs:
-    """Runs jobs one by one; outcomes go to ``deliver``, on the worker's thread.
+    """Runs jobs one by one; ``submit``, ``handed_over`` and ``idle`` belong to the loop's thread.
 
-    ``submit``, ``handed_over`` and ``idle`` belong to the loop's thread.
+    Args:
+        deliver: takes outcomes, on the worker's thread.
+        prepare: called once on the worker's thread, before its first job.
     """
 
-    def __init__(self, deliver: Callable[[Outcome], None]) -> None:
+    def __init__(self, deliver: Callable[[Outcome], None], prepare: Callable[[], None] | None = None) -> None:
         self._deliver = deliver
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aggregation")
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aggregation", initializer=prepare)
         self._pending = 0
 
     def submit(self, name: str, work: Callable[[], object]) -> None:

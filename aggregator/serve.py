@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
+from aggregator.jobs import ThreadJobs
 from aggregator.metrics import Metrics
 from aggregator.service import AggregatorService, Connect, Fleet
 from aggregator.serving import OnnxExporter
@@ -19,6 +20,8 @@ from federation.service.data_dir import claim_data_dir
 from federation.service.fleet_spec import method_of, task_of
 from federation.service.health import HealthServer
 from federation.service.logs import EventLogger
+from federation.service.torch_setup import prepare_torch
+from federation.transport.broker import open_broker
 from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from federation.transport.interfaces import OnMessage, Session, Will
 from federation.transport.mqtt import MqttSession
@@ -42,16 +45,21 @@ def serve(settings: AggregatorSettings) -> bool:
     credentials = Credentials.load(settings.password_file)
     if settings.broker is not None:
         BrokerAddress.parse(settings.broker, insecure=settings.insecure)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     metrics, stop = Metrics(), threading.Event()
     view: dict[str, AggregatorService] = {}
     with contextlib.ExitStack() as stack:
         health = HealthServer(lambda: _health(view), metrics.registry, port=settings.health_port)
         stack.callback(health.stop)
         data_dir = stack.enter_context(claim_data_dir(settings.data_dir, fleet=settings.fleet, role="aggregator"))
-        url = settings.broker or _private_broker(stack)
-        service = AggregatorService(fleet, data_dir.path, _mqtt(settings, url, tls, credentials), metrics=metrics)
+        broker = open_broker(settings.broker, log=logging.getLogger("aggregator"), insecure=settings.insecure)
+        url = stack.enter_context(broker).url
+        service = AggregatorService(
+            fleet,
+            data_dir.path,
+            _mqtt(settings, url, tls, credentials),
+            metrics=metrics,
+            jobs=functools.partial(ThreadJobs, prepare=functools.partial(prepare_torch, settings.threads)),
+        )
         view["service"] = service
         stack.enter_context(_stopped_by_signals(stop))
         _log.info("serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url)
@@ -62,12 +70,6 @@ def _fleet(settings: AggregatorSettings) -> Fleet:
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
     return Fleet(spec, method, eager_sampler(task), OnnxExporter(method, task), settings.rules())
-
-
-def _private_broker(stack: contextlib.ExitStack) -> str:
-    from federation.transport.broker import open_broker
-
-    return stack.enter_context(open_broker(None)).url
 
 
 def _mqtt(settings: AggregatorSettings, url: str, tls: TlsSettings, credentials: Credentials | None) -> Connect:

@@ -245,9 +245,10 @@ class AggregatorService:
         self._control.publish(round_topic(message.spec.fleet), encode(message), retain=True)
 
     def _tell_state(self, last: str) -> str:
-        state = "connected" if self._control.connected else self._control.state
-        if state != last:
-            (_log.info if self._control.connected else _log.warning)("broker", state=state)
+        """Log why the broker isn't there whenever that changes; the session itself logs when it is."""
+        state = "" if self._control.connected else self._control.state
+        if state and state != last:
+            _log.warning("broker", state=state)
         return state
 
 

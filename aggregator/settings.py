@@ -40,7 +40,7 @@ class AggregatorSettings:
         password_file: user on the first line, password on the second.
         insecure: allow plaintext to a broker that isn't on loopback.
         health_port: port of ``/healthz`` and ``/metrics`` on loopback; 0 picks one, -1 switches them off.
-        threads: of one tensor operation, as ``fleet-sim --threads``; results depend on it. 0 leaves it to torch.
+        threads: of one tensor operation, as ``fleet-sim --threads``; results depend on it.
         json_logs: log JSON lines.
     """
 
@@ -73,8 +73,8 @@ class AggregatorSettings:
             raise SettingsError(str(error)) from error
         if not -1 <= self.health_port <= 65535:
             raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
-        if not 0 <= self.threads <= 1024:
-            raise SettingsError(f"threads is {self.threads}, expected 0 to 1024")
+        if not 1 <= self.threads <= 1024:
+            raise SettingsError(f"threads is {self.threads}, expected 1 to 1024")
         self.rules()
 
     def rules(self) -> RoundRules:

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, TextIO
 
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
+_TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
 _NEEDS_QUOTES = re.compile(r"[\s\"=]|^$")
 
 
@@ -84,6 +85,8 @@ def configure_logging(*, as_json: bool = False, level: str = "INFO", stream: Tex
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
@@ -22,7 +22,7 @@ from federation.protocol.topics import client_subscriptions, control_topic, stat
 from federation.service.artefact_codec import decode_artefacts, encode_artefacts
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Arrived, Concluded, Offered, Received, Session, Will
+from federation.transport.interfaces import Arrived, Concluded, Offered, OnMessage, Received, Session, Will
 from federation.transport.memory import MemoryBroker
 
 FLEET = "tiny-fleet"
@@ -67,10 +67,16 @@ def tiny_spec(**changes: Any) -> FleetSpec:
     return msgspec.structs.replace(FleetSpec(FLEET, "tiny", {"rate": 0.5}, task, SEED), **changes)
 
 
+class Broker(Protocol):
+    """Whatever makes sessions."""
+
+    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session: ...
+
+
 class TinyClient:
     """A client that trains as soon as it may; its disk is ``folder``, all else is lost in a crash."""
 
-    def __init__(self, broker: MemoryBroker, client_id: str, folder: Path, boot: str = "b1") -> None:
+    def __init__(self, broker: Broker, client_id: str, folder: Path, boot: str = "b1") -> None:
         self.client_id = client_id
         self.boot = boot
         self.blobs = DiskBlobStore(folder)
@@ -155,6 +161,7 @@ class TinyFleet:
 
     def __init__(self, tmp_path: Path, client_ids: tuple[str, ...] = ("cam-1", "cam-2", "cam-3"), **rules: Any) -> None:
         self.tmp_path = tmp_path
+        tmp_path.mkdir(exist_ok=True)
         self.now = 100.0
         self.broker = MemoryBroker()
         self.rules = RoundRules(**{"num_clients": len(client_ids), "deadline_s": 60, "num_rounds": 3, **rules})

@@ -1,0 +1,52 @@
+"""An aggregator of the tiny method as a process of its own, which kills itself with SIGKILL at one step.
+
+Arguments: data dir, broker URL, step ("" for none), how often the step is passed over first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from support.tiny_fleet import TinyExporter, tiny_spec
+from support.tiny_method import TinyMethod
+
+from aggregator.rounds import RoundRules
+from aggregator.service import AggregatorService, Fleet
+from aggregator.steps import Step
+from federation.service.torch_setup import prepare_torch
+from federation.transport.interfaces import OnMessage, Session, Will
+from federation.transport.mqtt import MqttSession
+
+
+def main(folder: str, url: str, step: str, passes: int) -> None:
+    remaining = passes
+
+    def checkpoint(passed: Step) -> None:
+        nonlocal remaining
+        if passed.value == step:
+            if remaining == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            remaining -= 1
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return MqttSession(url, client_id, on_message=on_message, will=will)
+
+    prepare_torch(1)
+    fleet = Fleet(
+        tiny_spec(),
+        TinyMethod(),
+        lambda _: None,
+        TinyExporter(),
+        RoundRules(num_clients=3, num_rounds=3, deadline_s=60),
+    )
+    service = AggregatorService(fleet, Path(folder), connect, checkpoint=checkpoint)
+    service.coordinator.finish.grace_s = 10
+    sys.exit(0 if service.run(threading.Event()) else 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
