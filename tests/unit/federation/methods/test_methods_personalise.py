@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all, personalised_weights
+from federation.methods.steps.replay import Replay
+from federation.methods.steps.simplex import project_to_simplex
+from federation.methods.steps.task_model import Optimisation, train_task_model
+from models.build import build_task_model, initialise
+from tests.support.toy import TOY, toy_data
+
+SEARCH = WeightSearch(num_epochs=3, batch_size=16, learning_rate=0.05, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def experts() -> list[dict[str, torch.Tensor]]:
+    """Three models that start alike and know classes 0+1, 2+3 and 0+1."""
+    start = initialise(build_task_model(TOY), torch.Generator().manual_seed(0)).state_dict()
+    schedule = Optimisation(num_epochs=4, batch_size=16, learning_rate=0.02, momentum=0.9, weight_decay=0.0)
+    known = [{0: 24, 1: 24}, {2: 24, 3: 24}, {0: 24, 1: 24}]
+    return [
+        train_task_model(TOY, start, data.images, data.labels, schedule, torch.Generator().manual_seed(seed))
+        for seed, data in enumerate(toy_data(counts, seed=seed) for seed, counts in enumerate(known))
+    ]
+
+
+def replay_of(counts: dict[int, int], seed: int = 50) -> Replay:
+    data = toy_data(counts, seed)
+    return Replay(data.images, data.labels, num_tries=len(data.labels), num_filled=0)
+
+
+def test_projection_gives_the_nearest_point_of_the_simplex() -> None:
+    assert torch.allclose(project_to_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
+    assert torch.allclose(project_to_simplex(torch.tensor([3.0, 0.0])), torch.tensor([1.0, 0.0]))
+    assert torch.allclose(project_to_simplex(torch.tensor([1.0, 1.0, -5.0])), torch.tensor([0.5, 0.5, 0.0]))
+    points = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    projected = project_to_simplex(points)
+    assert torch.allclose(projected.sum(dim=1), torch.ones(20), atol=1e-6)
+    assert bool((projected >= 0).all())
+    others = torch.rand(200, 6, generator=torch.Generator().manual_seed(1))
+    others /= others.sum(dim=1, keepdim=True)
+    nearest = (points - projected).norm(dim=1)
+    assert bool((torch.cdist(points, others).min(dim=1).values >= nearest - 1e-6).all())
+
+
+def test_mixing_the_stack_equals_the_weighted_average(experts: list[dict[str, torch.Tensor]]) -> None:
+    weights = torch.tensor([0.5, 0.2, 0.3])
+    mixed = StackedParameters(experts).mix(weights)
+    average = weighted_average(experts, weights)
+    assert mixed.keys() == {name for name, tensor in average.items() if tensor.is_floating_point()}
+    assert all(torch.allclose(mixed[name], average[name], atol=1e-6) for name in mixed)
+
+
+def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str, torch.Tensor]]) -> None:
+    mixture = personalised_weights(
+        TOY, StackedParameters(experts), 1, replay_of({2: 24, 3: 24}), SEARCH, torch.Generator().manual_seed(0)
+    )
+    assert mixture.weights[1] > 0.6
+    assert mixture.weights.sum().item() == pytest.approx(1, abs=1e-5)
+    assert bool((mixture.weights >= 0).all())
+
+
+def test_the_mixture_is_never_worse_on_the_replay_than_own_or_average(experts: list[dict[str, torch.Tensor]]) -> None:
+    wild = WeightSearch(num_epochs=1, batch_size=8, learning_rate=50.0, momentum=0.0)
+    stacked, replay = StackedParameters(experts), replay_of({0: 20, 2: 20})
+    still = WeightSearch(num_epochs=0, batch_size=8, learning_rate=0.0, momentum=0.0)
+    reference = personalised_weights(TOY, stacked, 0, replay, still, torch.Generator())
+    mixture = personalised_weights(TOY, stacked, 0, replay, wild, torch.Generator().manual_seed(0))
+    assert mixture.loss <= reference.loss
+    assert reference.chosen in {"own", "average", "optimised"}
+
+
+def test_a_single_client_keeps_its_own_model(experts: list[dict[str, torch.Tensor]]) -> None:
+    mixture = personalised_weights(
+        TOY, StackedParameters(experts[:1]), 0, replay_of({0: 8, 1: 8}), SEARCH, torch.Generator()
+    )
+    assert mixture.weights.tolist() == [1.0]
+
+
+def test_one_clients_replay_never_changes_anothers_weights(experts: list[dict[str, torch.Tensor]]) -> None:
+    stacked = StackedParameters(experts)
+    second = (1, replay_of({2: 8, 3: 8}))
+    short = personalise_all(TOY, stacked, [(0, replay_of({0: 8})), second], SEARCH, torch.Generator().manual_seed(4))
+    long = personalise_all(TOY, stacked, [(0, replay_of({0: 40})), second], SEARCH, torch.Generator().manual_seed(4))
+    assert torch.equal(short[1].weights, long[1].weights)
+
+
+def test_an_empty_replay_is_refused(experts: list[dict[str, torch.Tensor]]) -> None:
+    empty = Replay(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64), 0, 0)
+    with pytest.raises(ValueError, match="at least one"):
+        personalised_weights(TOY, StackedParameters(experts), 0, empty, SEARCH, torch.Generator())
