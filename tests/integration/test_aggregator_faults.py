@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support.tiny_fleet import TinyFleet
+
+from federation.transport.memory import Faults
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_repeated_and_reordered_messages_change_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    calm, rough = TinyFleet(tmp_path / "calm"), TinyFleet(tmp_path / "rough", deadline_s=100_000)
+    rough.broker.faults = Faults(random.Random(seed), drop=0.05, duplicate=0.3, reorder=True)
+    try:
+        calm.run()
+        rough.run(for_s=3000)
+        assert rough.outcome() == calm.outcome()
+    finally:
+        calm.close()
+        rough.close()
