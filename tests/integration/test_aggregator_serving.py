@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH, Publisher, export_graphs
+from aggregator.serving import OnnxExporter
+from export.artefact import check_probe
+from export.runtime import OnnxModel
+from federation.errors import ArtefactRejected
+from federation.methods import METHODS
+from federation.methods.seeding import seeded_generator
+from federation.protocol.codec import decode_manifest, encode_manifest
+from federation.protocol.tensors import decode_arrays
+from federation.service.presets import TASKS
+from federation.transport.blob_store import DiskBlobStore
+
+TASK = TASKS["fashion-mnist"]
+
+
+@pytest.fixture(scope="module")
+def method() -> Any:
+    return METHODS["pfedgrp"](task=TASK)
+
+
+@pytest.fixture(scope="module")
+def exporter(method: Any) -> OnnxExporter:
+    return OnnxExporter(method, TASK)
+
+
+def test_a_device_can_serve_what_is_published_and_prove_it(tmp_path: Path, method: Any, exporter: OnnxExporter):
+    blobs = DiskBlobStore(tmp_path)
+    publisher = Publisher("f", blobs, exporter, export_graphs(blobs, exporter))
+    download = method.initial_download(seeded_generator(1, 0, "initial"))
+    manifest = decode_manifest(encode_manifest(publisher.drafts({"cam": download}, 0)["cam"]))
+    entries = {entry.name: entry for entry in manifest.blobs}
+    assert {TASK_GRAPH, SUB_GENERATOR_GRAPH, "average", "personalised"} == entries.keys()
+    serving = manifest.serving
+    parameters = decode_arrays(blobs.read(entries[serving.parameters].digest))
+    model = OnnxModel(blobs.read(entries[serving.graph].digest), parameters, num_threads=1)
+    assert check_probe(model.run, serving.probe, TASK.image_shape, TASK.num_classes) < 1e-4
+
+
+def test_parameters_that_are_not_finite_are_never_published(method: Any, exporter: OnnxExporter):
+    parameters = dict(method.initial_download(seeded_generator(1, 0, "initial")).task_parameters)
+    name = next(iter(parameters))
+    parameters[name] = torch.full_like(parameters[name], float("nan"))
+    with pytest.raises(ArtefactRejected, match="not-finite"):
+        exporter.probe(parameters)
+
+
+def test_a_method_without_sub_generators_gets_no_graph_for_them():
+    assert set(OnnxExporter(METHODS["fedavg"](task=TASK), TASK).graphs()) == {TASK_GRAPH}
