@@ -1,0 +1,436 @@
+"""Sessions and transfers over real brokers."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from federation.errors import SettingsError
+from federation.protocol import topics
+from federation.protocol.messages import BlobEntry, Manifest
+from federation.transport import broker as broker_module
+from federation.transport.blob_store import DiskBlobStore
+from federation.transport.broker import find_mosquitto, open_broker
+from federation.transport.broker_address import Credentials, TlsSettings
+from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import Arrived, Concluded, Event, Offered, Will
+from federation.transport.mqtt import MqttSession
+
+log = logging.getLogger(__name__)
+needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
+FLEET = "yard"
+Inbox = SimpleQueue[tuple[str, bytes]]
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+class Member:
+    """One process of a fleet on its own thread: session, queue, courier, and a service that accepts everything."""
+
+    def __init__(self, url: str, root: Path, client: str | None = None) -> None:
+        self.client = client
+        self.store = DiskBlobStore(root)
+        self.inbox: Inbox = SimpleQueue()
+        self.events: list[Event] = []
+        name = client or "aggregator"
+        self.session = MqttSession(url, name, on_message=lambda *message: self.inbox.put(message))
+        wanted = (
+            topics.aggregator_subscriptions(FLEET) if client is None else topics.client_subscriptions(FLEET, client)
+        )
+        self.session.subscribe((*wanted.control, *wanted.data))
+        self.courier = FleetCourier(
+            "aggregator" if client is None else "client",
+            FLEET,
+            self.session.publish,
+            self.store,
+            own_id=client,
+            max_payload_bytes=lambda: self.session.max_payload_bytes,
+        )
+        self.num_handled = 0
+        self.crash_after: int | None = None
+        self._halt = threading.Event()
+        self.session.start()
+        until(lambda: self.session.connected)
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        connections = self.session.num_connections
+        while not self._halt.is_set():
+            try:
+                message = self.inbox.get(timeout=0.05)
+            except Empty:
+                self._act(self.courier.tick(time.monotonic()))
+            else:
+                self.num_handled += 1
+                self._act(self.courier.handle(*message, time.monotonic()))
+                if self.num_handled == self.crash_after:
+                    return
+            if self.session.num_connections != connections:
+                connections = self.session.num_connections
+                self.courier.resume(time.monotonic())
+
+    def _act(self, events: list[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            if isinstance(event, Offered):
+                self._act(self.courier.accept(event.peer, event.offer, time.monotonic()))
+            elif isinstance(event, Arrived):
+                self.courier.conclude(event.peer, event.manifest, event.transfer_id, accepted=True)
+
+    def offer(self, peer: str, blob: bytes) -> Manifest:
+        digest = self.store.put(blob)
+        direction = "down" if self.client is None else "up"
+        manifest = Manifest(direction, FLEET, peer, 0, 1, (BlobEntry("task", digest, len(blob)),))  # type: ignore[arg-type]
+        self.courier.send(peer, manifest, [digest], time.monotonic())
+        return manifest
+
+    def concluded(self) -> bool:
+        return any(isinstance(event, Concluded) and event.verdict.accepted for event in self.events)
+
+    def stop(self) -> None:
+        self._halt.set()
+        self._thread.join()
+        self.session.stop()
+
+
+@pytest.fixture
+def broker_url() -> Iterator[str]:
+    with open_broker(None, log=log) as handle:
+        yield handle.url
+
+
+@needs_mosquitto
+def test_blobs_travel_up_and_down_over_mosquitto(broker_url: str, tmp_path: Path) -> None:
+    aggregator, cam = Member(broker_url, tmp_path / "a"), Member(broker_url, tmp_path / "c", "cam-1")
+    try:
+        up = cam.offer("cam-1", os.urandom(3_000_000))
+        until(cam.concluded)
+        down = aggregator.offer("cam-1", os.urandom(3_000_000))
+        until(aggregator.concluded)
+    finally:
+        cam.stop()
+        aggregator.stop()
+    assert aggregator.store.has(up.blobs[0].digest)
+    assert cam.store.has(down.blobs[0].digest)
+    assert cam.session.protocol == "5"
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("crash_after", [1, 2, 9, 20])
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_a_crash_at_any_block_only_costs_a_window(broker_url: str, tmp_path: Path, who: str, crash_after: int) -> None:
+    blob = os.urandom(6_000_000)
+    aggregator, cam = Member(broker_url, tmp_path / "a"), Member(broker_url, tmp_path / "c", "cam-1")
+    (cam if who == "sender" else aggregator).crash_after = crash_after
+    try:
+        manifest = cam.offer("cam-1", blob)
+        dying = cam if who == "sender" else aggregator
+        until(lambda: dying.num_handled >= crash_after or cam.concluded())
+        dying.stop()
+        if who == "sender":
+            cam = Member(broker_url, tmp_path / "c", "cam-1")
+            cam.offer("cam-1", blob)
+        else:
+            aggregator = Member(broker_url, tmp_path / "a")
+            cam.courier.resume(time.monotonic())
+        until(lambda: cam.concluded())
+        assert aggregator.store.read(manifest.blobs[0].digest) == blob
+    finally:
+        cam.stop()
+        aggregator.stop()
+
+
+def test_blobs_travel_over_the_embedded_broker_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("amqtt")
+    monkeypatch.setattr(broker_module, "find_mosquitto", lambda: None)
+    with open_broker(None, log=log) as handle:
+        assert "amqtt" in handle.description
+        aggregator, cam = Member(handle.url, tmp_path / "a"), Member(handle.url, tmp_path / "c", "cam-1")
+        try:
+            manifest = cam.offer("cam-1", os.urandom(2_000_000))
+            until(cam.concluded)
+        finally:
+            cam.stop()
+            aggregator.stop()
+        assert aggregator.store.has(manifest.blobs[0].digest)
+        assert cam.session.protocol == "3.1.1"
+
+
+def listen(url: str, client_id: str, *topics_: str, **settings: object) -> tuple[MqttSession, Inbox]:
+    inbox: Inbox = SimpleQueue()
+    session = MqttSession(url, client_id, on_message=lambda *message: inbox.put(message), **settings)  # type: ignore[arg-type]
+    session.subscribe(topics_)
+    session.start()
+    return session, inbox
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@needs_mosquitto
+def test_a_broker_that_appears_later_gets_what_was_said_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    session, inbox = listen(f"mqtt://127.0.0.1:{port}", "cam-1", "t")
+    other, _ = listen(f"mqtt://127.0.0.1:{port}", "cam-2")
+    try:
+        until(lambda: "connection refused" in session.state)
+        assert session.state.startswith("connecting (attempt ")
+        other.publish("t", b"old", retain=True)
+        other.publish("t", b"new", retain=True)
+        with open_broker(None, log=log, port=port):
+            until(lambda: session.connected)
+            assert inbox.get(timeout=10) == ("t", b"new")
+            assert session.state == "connected"
+        until(lambda: not session.connected)
+        with open_broker(None, log=log, port=port):
+            until(lambda: session.num_connections == 2)
+    finally:
+        session.stop()
+        other.stop()
+    assert caplog.text.count("nothing listens on") <= 4
+
+
+@needs_mosquitto
+def test_an_oversized_publish_is_refused_here_and_the_connection_lives(broker_url: str) -> None:
+    session, inbox = listen(broker_url, "cam-1", "t")
+    other, _ = listen(broker_url, "cam-2")
+    try:
+        until(lambda: session.connected and other.connected)
+        assert other.max_payload_bytes == (1 << 20) - 1024
+        with pytest.raises(ValueError, match="the broker takes 1047552"):
+            other.publish("t", bytes(1 << 20))
+        other.publish("t", bytes(other.max_payload_bytes))
+        assert len(inbox.get(timeout=10)[1]) == other.max_payload_bytes
+        assert other.num_connections == 1
+    finally:
+        session.stop()
+        other.stop()
+
+
+@needs_mosquitto
+def test_a_small_request_and_its_reply_take_no_nagle_delay(broker_url: str) -> None:
+    answering: list[MqttSession] = []
+    server = MqttSession(broker_url, "server", on_message=lambda _, payload: answering[0].publish("reply", payload))
+    answering.append(server)
+    server.subscribe(["request"])
+    server.start()
+    client, inbox = listen(broker_url, "client", "reply")
+    try:
+        until(lambda: server.connected and client.connected)
+        times = []
+        for _ in range(15):
+            started = time.perf_counter()
+            client.publish("request", bytes(200))
+            inbox.get(timeout=5)
+            times.append(time.perf_counter() - started)
+        assert sorted(times)[7] < 0.03  # 0.083 without TCP_NODELAY, 0.0006 with
+    finally:
+        server.stop()
+        client.stop()
+
+
+@needs_mosquitto
+def test_a_handler_that_raises_does_not_end_the_session(broker_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[bytes] = []
+
+    def broken(_topic: str, payload: bytes) -> None:
+        seen.append(payload)
+        raise RuntimeError("a bug in the service")
+
+    session = MqttSession(broker_url, "cam-1", on_message=broken)
+    session.subscribe(["t"])
+    session.start()
+    other, _ = listen(broker_url, "cam-2")
+    try:
+        until(lambda: session.connected)
+        other.publish("t", b"1")
+        other.publish("t", b"2")
+        until(lambda: seen == [b"1", b"2"])
+        assert session.connected
+        assert "a bug in the service" in caplog.text
+    finally:
+        session.stop()
+        other.stop()
+
+
+@needs_mosquitto
+def test_the_last_will_speaks_for_the_dead_and_not_for_who_said_goodbye(broker_url: str) -> None:
+    watcher, inbox = listen(broker_url, "watcher", "state/#")
+    polite, _ = listen(broker_url, "polite", will=Will("state/polite", b"offline"))
+    script = (
+        "import sys, os, time; from federation.transport.mqtt import MqttSession; "
+        "from federation.transport.interfaces import Will\n"
+        f"s = MqttSession({broker_url!r}, 'dying', on_message=print, will=Will('state/dying', b'offline'))\n"
+        "s.start()\nwhile not s.connected: time.sleep(0.01)\nos.kill(os.getpid(), 9)"
+    )
+    try:
+        until(lambda: watcher.connected and polite.connected)
+        polite.stop()
+        subprocess.run([sys.executable, "-c", script], check=False, timeout=30)
+        assert inbox.get(timeout=10) == ("state/dying", b"offline")
+    finally:
+        watcher.stop()
+        polite.stop()
+
+
+class Authority:
+    """A certificate authority in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        self.ca = self._write("ca", self._certificate(self._name, self._key, is_authority=True), self._key)[0]
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        return self._write(name, self._certificate(subject, key, is_authority=False), key)
+
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+        if is_authority:
+            usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+            builder = builder.add_extension(usage, critical=True)
+        else:
+            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> tuple[Path, Path]:
+        certificate_file, key_file = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return certificate_file, key_file
+
+
+@pytest.fixture
+def tls_broker(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
+    """A mosquitto that wants TLS, a client certificate, and user and password."""
+    authority, port = Authority(tmp_path), free_port()
+    certificate, key = authority.issue("broker")
+    passwords = tmp_path / "passwords"
+    passwords.write_text("cam-1:secret\n")
+    tool = shutil.which("mosquitto_passwd") or "/usr/bin/mosquitto_passwd"
+    subprocess.run([tool, "-U", passwords], check=True)
+    config = tmp_path / "mosquitto.conf"
+    config.write_text(
+        f"listener {port} 127.0.0.1\ncafile {authority.ca}\ncertfile {certificate}\nkeyfile {key}\n"
+        f"require_certificate true\nallow_anonymous false\npassword_file {passwords}\nuser root\nlog_type error\n"
+    )
+    process = subprocess.Popen([str(find_mosquitto()), "-c", config], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: answers(port))
+        yield f"mqtts://127.0.0.1:{port}", authority
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@needs_mosquitto
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
+def test_tls_with_certificates_and_password_and_what_happens_without(tls_broker: tuple[str, Authority]) -> None:
+    url, authority = tls_broker
+    certificate, key = authority.issue("cam-1")
+    good = TlsSettings(authority.ca, certificate, key)
+    right, wrong = Credentials("cam-1", "secret"), Credentials("cam-1", "guess")
+    session, _ = listen(url, "good", tls=good, credentials=right)
+    expected = {
+        "not trusted": listen(url, "a", tls=TlsSettings(None, certificate, key), credentials=right),
+        "client certificate": listen(url, "b", tls=TlsSettings(authority.ca), credentials=right),
+        "Not authorized": listen(url, "c", tls=good, credentials=wrong),
+    }
+    try:
+        until(lambda: session.connected)
+        for text, (refused, _) in expected.items():
+            until(lambda text=text, refused=refused: text in refused.state)  # type: ignore[misc]
+            assert not refused.connected
+            assert "guess" not in refused.state
+    finally:
+        for each in (session, *(refused for refused, _ in expected.values())):
+            each.stop()
+
+
+@needs_mosquitto
+def test_a_port_in_use_is_one_clear_error() -> None:
+    with open_broker(None, log=log) as handle:
+        port = int(handle.url.rpartition(":")[2])
+        with (
+            pytest.raises(SettingsError, match=f"broker port {port} can't be used"),
+            open_broker(None, log=log, port=port),
+        ):
+            pass
+
+
+@needs_mosquitto
+def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import logging, time; from federation.transport.broker import open_broker\n"
+        "with open_broker(None, log=logging.getLogger()) as handle:\n    print(handle.pid, flush=True)\n"
+        "    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    state = Path(f"/proc/{pid}/stat")
+    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+@needs_mosquitto
+def test_a_private_broker_ends_with_its_block() -> None:
+    with open_broker(None, log=log) as handle:
+        pid = handle.pid
+        assert pid is not None
+        assert Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid}").exists()
