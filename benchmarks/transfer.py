@@ -1,0 +1,425 @@
+"""Transfers side by side: ours over mosquitto, one single MQTT message, plain TCP, HTTP PUT.
+
+Each ends when the receiver has verified the bytes, has them on disk (fsync) and the sender has been told so. The bytes
+are random, so compression helps nobody. Ours and the single message go through brokers of the same kind, both ends with
+TCP_NODELAY; the single message's broker takes packets of any size. Runs are interleaved; medians are printed.
+
+    python -m benchmarks.transfer [--large] [--frozen] [--repeats 5] [--out benchmarks/results/transfer.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import http.client
+import http.server
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from benchmarks.environment import write_result
+from federation.protocol import topics
+from federation.protocol.messages import BlobEntry, Manifest
+from federation.transport import broker as broker_module
+from federation.transport.blob_store import DiskBlobStore
+from federation.transport.broker import open_broker
+from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import Arrived, Concluded, Event, Offered
+from federation.transport.mqtt import MqttSession
+
+FLEET = "bench"
+NUM_CLIENTS = 10
+CLIENT_BYTES = 2_800_000
+FROZEN_BYTES = 20_000_000
+FROZEN_S = 8.0
+SPAWN = multiprocessing.get_context("spawn")
+log = logging.getLogger("benchmark")
+
+
+class Member:
+    """Ours: one end of a fleet, served by the thread that calls ``serve``."""
+
+    def __init__(self, url: str, folder: Path, client: str | None) -> None:
+        self.client = client
+        self.store = DiskBlobStore(folder)
+        self._inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+        self.session = MqttSession(
+            url, client or "aggregator", on_message=lambda topic, payload: self._inbox.put((topic, payload))
+        )
+        wanted = topics.aggregator_subscriptions(FLEET)
+        if client is not None:
+            wanted = topics.client_subscriptions(FLEET, client)
+        self.session.subscribe((*wanted.control, *wanted.data))
+        self.courier = FleetCourier(
+            "aggregator" if client is None else "client",
+            FLEET,
+            self.session.publish,
+            self.store,
+            own_id=client,
+            max_payload_bytes=lambda: self.session.max_payload_bytes,
+        )
+        self.session.start()
+        while not self.session.connected:
+            time.sleep(0.01)
+
+    def serve(self, until: Callable[[Event], bool]) -> None:
+        """Work until an event ends it."""
+        while True:
+            try:
+                topic, payload = self._inbox.get(timeout=0.1)
+            except Empty:
+                events = self.courier.tick(time.monotonic())
+            else:
+                events = self.courier.handle(topic, payload, time.monotonic())
+            while events:
+                event = events.pop(0)
+                if isinstance(event, Offered):
+                    events += self.courier.accept(event.peer, event.offer, time.monotonic())
+                elif isinstance(event, Arrived):
+                    self.courier.conclude(event.peer, event.manifest, event.transfer_id, accepted=True)
+                    self.store.collect(set())
+                if until(event):
+                    return
+
+    def upload(self, data: bytes, version: int) -> float:
+        """Return the seconds from the offer to its verdict."""
+        assert self.client is not None
+        entry = BlobEntry("task", self.store.put(data), len(data))
+        manifest = Manifest("up", FLEET, self.client, 0, version, (entry,))
+        started = time.perf_counter()
+        self.courier.send(self.client, manifest, [entry.digest], time.monotonic())
+        self.serve(lambda event: isinstance(event, Concluded) and event.verdict.accepted)
+        elapsed = time.perf_counter() - started
+        self.store.collect(set())
+        return elapsed
+
+
+def plain_client(
+    url: str, name: str, on_message: Callable[[bytes], None], topic: str, *, nodelay: bool = True
+) -> Client:
+    """Stock paho: what one writes after reading its manual, plus TCP_NODELAY."""
+    client = Client(CallbackAPIVersion.VERSION2, name, protocol=MQTTProtocolVersion.MQTTv5)
+    client.on_message = lambda _client, _data, message: on_message(bytes(message.payload))
+    if nodelay:
+        client.on_socket_open = lambda _client, _data, sock: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[union-attr, attr-defined]
+    ready = threading.Event()
+    client.on_subscribe = lambda *_: ready.set()
+    client.on_connect = lambda *_: client.subscribe(topic, 1)
+    host, _, port = url.removeprefix("mqtt://").partition(":")
+    client.connect(host, int(port))
+    client.loop_start()
+    assert ready.wait(10)
+    return client
+
+
+class Single:
+    """One MQTT message: client id (16 bytes), sha256, data."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._name = name.encode().ljust(16)
+        self._done: SimpleQueue[bytes] = SimpleQueue()
+        self._client = plain_client(url, f"single-{name}", self._done.put, f"single/done/{name}")
+
+    def upload(self, data: bytes) -> float:
+        started = time.perf_counter()
+        self._client.publish("single/up", self._name + hashlib.sha256(data).digest() + data, qos=1)
+        assert self._done.get(timeout=300) == b"ok"
+        return time.perf_counter() - started
+
+
+def write_durably(path: Path, pieces: Iterator[bytes]) -> bytes:
+    """Write, fsync, and return the sha256."""
+    found = hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        for piece in pieces:
+            found.update(piece)
+            file.write(piece)
+        os.fsync(file.fileno())
+    return found.digest()
+
+
+def ours_receiver(url: str, folder: Path, ready: Any) -> None:
+    member = Member(url, folder, None)
+    ready.set()
+    member.serve(lambda _event: False)
+
+
+def single_receiver(url: str, folder: Path, ready: Any) -> None:
+    inbox: SimpleQueue[bytes] = SimpleQueue()
+    client = plain_client(url, "single-receiver", inbox.put, "single/up")
+    ready.set()
+    while True:
+        payload = memoryview(inbox.get())
+        name = bytes(payload[:16]).strip().decode()
+        digest = write_durably(folder / "single", iter([payload[48:]]))  # type: ignore[list-item]
+        client.publish(f"single/done/{name}", b"ok" if digest == payload[16:48] else b"bad", qos=1)
+
+
+def tcp_receiver(port: int, folder: Path, ready: Any) -> None:
+    with socket.create_server(("127.0.0.1", port)) as server:
+        ready.set()
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                (size,) = struct.unpack("!Q", connection.recv(8, socket.MSG_WAITALL))
+                connection.sendall(write_durably(folder / "tcp", pieces(connection.makefile("rb").read, size)))
+
+
+def pieces(read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
+    while size:
+        piece = read(min(size, 256 << 10))
+        size -= len(piece)
+        yield piece
+
+
+def http_receiver(port: int, folder: Path, ready: Any) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            size = int(self.headers["Content-Length"])
+            digest = write_durably(folder / "http", pieces(self.rfile.read, size))
+            self.send_response(201)
+            self.send_header("Content-Length", "32")
+            self.end_headers()
+            self.wfile.write(digest)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", port), Handler) as server:
+        ready.set()
+        server.serve_forever()
+
+
+def tcp_upload(port: int, data: bytes) -> float:
+    started = time.perf_counter()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(struct.pack("!Q", len(data)))
+        connection.sendall(data)
+        assert connection.recv(32, socket.MSG_WAITALL) == hashlib.sha256(data).digest()
+    return time.perf_counter() - started
+
+
+def http_upload(port: int, data: bytes) -> float:
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("PUT", "/blob", body=data)
+    assert connection.getresponse().read() == hashlib.sha256(data).digest()
+    connection.close()
+    return time.perf_counter() - started
+
+
+def client_process(pipe: Connection, ours: str, single: str, folder: Path, name: str) -> None:
+    """A sender with a process of its own, told over a pipe what to send and how."""
+    member, other = Member(ours, folder, name), Single(single, name)
+    pipe.send("ready")
+    version = 0
+    while True:
+        kind, size = pipe.recv()
+        data = os.urandom(size)
+        version += 1
+        pipe.send("armed")
+        pipe.recv()
+        pipe.send(member.upload(data, version) if kind == "ours" else other.upload(data))
+
+
+@contextlib.contextmanager
+def process(target: Callable[..., None], *args: Any) -> Iterator[int]:
+    """A child that is ready when this yields, and gone afterwards."""
+    ready = SPAWN.Event()
+    child = SPAWN.Process(target=target, args=(*args, ready), daemon=True)
+    child.start()
+    assert ready.wait(30)
+    assert child.pid is not None
+    try:
+        yield child.pid
+    finally:
+        child.kill()
+        child.join()
+
+
+@contextlib.contextmanager
+def variant(change: Callable[[str], str]) -> Iterator[tuple[str, int]]:
+    """A mosquitto with another configuration than ours."""
+    kept = broker_module._CONFIG
+    broker_module._CONFIG = change(kept)
+    try:
+        with open_broker(None, log=log) as handle:
+            assert handle.pid is not None
+            yield handle.url, handle.pid
+    finally:
+        broker_module._CONFIG = kept
+
+
+def peak_rss_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def compare_sizes(sizes_mb: list[int], repeats: int, folder: Path) -> dict[str, Any]:
+    """Return medians in MB/s per size and method, and ratios."""
+    result: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        ours_url, ours_pid = stack.enter_context(variant(lambda config: config))
+        any_size = variant(lambda config: config.replace("max_packet_size 1048576\n", ""))
+        single_url, single_pid = stack.enter_context(any_size)
+        stack.enter_context(process(ours_receiver, ours_url, folder / "ours"))
+        stack.enter_context(process(single_receiver, single_url, folder))
+        tcp_port, http_port = broker_module._free_port(), broker_module._free_port()
+        stack.enter_context(process(tcp_receiver, tcp_port, folder))
+        stack.enter_context(process(http_receiver, http_port, folder))
+        member, single = Member(ours_url, folder / "sender", "cam"), Single(single_url, "cam")
+        version = 0
+        for size_mb in sizes_mb:
+            seconds: dict[str, list[float]] = {"ours": [], "single": [], "tcp": [], "http": []}
+            for _ in range(repeats + 1):
+                data = os.urandom(size_mb * 1_000_000)
+                version += 1
+                seconds["ours"].append(member.upload(data, version))
+                seconds["single"].append(single.upload(data))
+                seconds["tcp"].append(tcp_upload(tcp_port, data))
+                seconds["http"].append(http_upload(http_port, data))
+            rate = {name: size_mb / statistics.median(times[1:]) for name, times in seconds.items()}
+            ratios = {f"ours/{name}": rate["ours"] / rate[name] for name in ("single", "http", "tcp")}
+            rss = {"ours": peak_rss_mb(ours_pid), "single": peak_rss_mb(single_pid)}
+            result[f"{size_mb} MB"] = {
+                "mb_per_s": rate,
+                "ratios": ratios,
+                "broker_peak_rss_mb": rss,
+                "seconds": seconds,
+            }
+            print(
+                f"{size_mb:4d} MB  "
+                + "  ".join(f"{name} {value:6.1f} MB/s" for name, value in rate.items())
+                + "   "
+                + "  ".join(f"{name} {value:.2f}" for name, value in ratios.items())
+                + f"   broker RSS {rss['ours']:.0f} / {rss['single']:.0f} MB",
+                flush=True,
+            )
+        member.session.stop()
+    return result
+
+
+def many_clients(repeats: int, frozen: bool, folder: Path) -> dict[str, Any]:
+    """Return seconds until all of ten clients are served, ours and single, and the brokers' memory."""
+    with contextlib.ExitStack() as stack:
+        ours_url, ours_pid = stack.enter_context(variant(lambda config: config))
+        any_size = variant(lambda config: config.replace("max_packet_size 1048576\n", ""))
+        single_url, single_pid = stack.enter_context(any_size)
+        receiver = stack.enter_context(process(ours_receiver, ours_url, folder / "aggregator"))
+        stack.enter_context(process(single_receiver, single_url, folder))
+        pipes = []
+        for number in range(NUM_CLIENTS):
+            pipe, far = SPAWN.Pipe()
+            name = f"cam-{number}"
+            child = SPAWN.Process(
+                target=client_process, args=(far, ours_url, single_url, folder / name, name), daemon=True
+            )
+            child.start()
+            stack.callback(child.kill)
+            pipes.append(pipe)
+        for pipe in pipes:
+            pipe.recv()
+
+        def go(kind: str, size: int) -> float:
+            for pipe in pipes:
+                pipe.send((kind, size))
+            for pipe in pipes:
+                pipe.recv()
+            started = time.perf_counter()
+            for pipe in pipes:
+                pipe.send("go")
+            for pipe in pipes:
+                pipe.recv()
+            return time.perf_counter() - started
+
+        seconds = {kind: [] for kind in ("ours", "single")}  # type: dict[str, list[float]]
+        for _ in range(repeats + 1):
+            for kind, times in seconds.items():
+                times.append(go(kind, CLIENT_BYTES))
+        medians = {kind: statistics.median(times[1:]) for kind, times in seconds.items()}
+        rss = {"ours": peak_rss_mb(ours_pid), "single": peak_rss_mb(single_pid)}
+        result: dict[str, Any] = {
+            "seconds": seconds,
+            "ratio ours/single": medians["single"] / medians["ours"],
+            "broker_peak_rss_mb": rss,
+        }
+        print(
+            f"{NUM_CLIENTS} x {CLIENT_BYTES / 1e6} MB  ours {medians['ours']:.3f} s  single {medians['single']:.3f} s   "
+            f"ours/single {result['ratio ours/single']:.2f}   broker RSS {rss['ours']:.0f} / {rss['single']:.0f} MB",
+            flush=True,
+        )
+        if frozen:
+            os.kill(receiver, signal.SIGSTOP)
+            threading.Timer(FROZEN_S, os.kill, (receiver, signal.SIGCONT)).start()
+            took = go("ours", FROZEN_BYTES)
+            result["frozen"] = {"seconds": took, "broker_peak_rss_mb": peak_rss_mb(ours_pid)}
+            print(
+                f"aggregator frozen {FROZEN_S:.0f} s, {NUM_CLIENTS} x {FROZEN_BYTES / 1e6:.0f} MB: all done after {took:.1f} s, "
+                f"broker RSS {peak_rss_mb(ours_pid):.0f} MB",
+                flush=True,
+            )
+    return result
+
+
+def request_and_reply(nodelay: bool, count: int) -> float:
+    """Return the median milliseconds of a 200-byte request and its reply."""
+    change = (lambda config: config) if nodelay else (lambda config: config.replace("set_tcp_nodelay true\n", ""))
+    with variant(change) as (url, _):
+        server: list[Client] = []
+        server.append(
+            plain_client(url, "server", lambda payload: server[0].publish("reply", payload, 1), "ask", nodelay=nodelay)  # type: ignore[arg-type, return-value]
+        )
+        replies: SimpleQueue[bytes] = SimpleQueue()
+        client = plain_client(url, "client", replies.put, "reply", nodelay=nodelay)
+        times = []
+        for _ in range(count):
+            started = time.perf_counter()
+            client.publish("ask", bytes(200), 1)
+            replies.get(timeout=5)
+            times.append(time.perf_counter() - started)
+        for each in (server[0], client):
+            each.disconnect()
+            each.loop_stop()
+    return 1000 * statistics.median(times)
+
+
+def main() -> None:
+    """Run everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true", help="200 MB too")
+    parser.add_argument("--frozen", action="store_true", help="ten clients while the aggregator is stopped for 8 s")
+    parser.add_argument("--repeats", type=int, default=5, help="interleaved runs per number, after one to warm up")
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = compare_sizes([3, 16, 64, *([200] if options.large else [])], options.repeats, Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        clients = many_clients(options.repeats, options.frozen, Path(folder))
+    small = {"with NODELAY": request_and_reply(True, 50), "without": request_and_reply(False, 15)}
+    print(
+        f"request and reply of 200 B: {small['with NODELAY']:.2f} ms with TCP_NODELAY, {small['without']:.1f} ms without"
+    )
+    if options.out:
+        result = {"sizes": sizes, "ten_clients": clients, "request_reply_ms": small, "repeats": options.repeats}
+        write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
