@@ -156,8 +156,10 @@ class Coordinator:
             self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
 
     def _on_report(self, report: Report) -> None:
-        if self._reported.get(report.client_id, -1) >= report.version:
-            return
+        offered = self._parts.store.download(report.client_id)
+        newest = offered.version if offered is not None else -1
+        if not self._reported.get(report.client_id, -1) < report.version <= newest:
+            return  # a repetition, or about nothing that we sent
         self._reported[report.client_id] = report.version
         self._parts.journal.add(
             "client report",

@@ -133,6 +133,12 @@ class DownloadDesk:
         if event.manifest.round > self._counted_broadcast:  # it went out once, however many confirm it
             self._counted_broadcast = event.manifest.round
             self._parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
+            self._parts.journal.add(
+                "shared download sent",
+                round=event.manifest.round,
+                blobs=len(event.manifest.blobs),
+                bytes=event.bytes_on_wire,
+            )
         if event.verdict.accepted:
             self._parts.store.hold(event.peer, digests_of(event.manifest))
 

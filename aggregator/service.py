@@ -135,19 +135,13 @@ class AggregatorService:
         )
         self.coordinator = Coordinator(self._parts, clock())
         self._control, self._data = self._sessions(connect)
+        self._view = self._snapshot()
 
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
-        rounds = self.coordinator.rounds
         return {
+            **self._view,
             "healthy": self._control.connected and self._data.connected,
-            "fleet": self._parts.spec.fleet,
-            "method": self._parts.spec.method,
-            "round": rounds.index,
-            "phase": rounds.phase.value,
-            "uploads": len(rounds.accepted),
-            "expected": rounds.rules.num_clients,
-            "clients": list(self._parts.presence.live),
             "broker": self._control.state,
         }
 
@@ -191,6 +185,7 @@ class AggregatorService:
             self._num_connections = self._control.num_connections
             self.coordinator.on_connected(now)
         self._guarded(lambda: self.coordinator.tick(now), "tick")
+        self._view = self._snapshot()
 
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""
@@ -200,6 +195,20 @@ class AggregatorService:
         self._jobs.stop()
         self._parts.journal.close()
         self._store.close()
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        """Where the run stands; made by the loop, read by the endpoint's threads."""
+        rounds = self.coordinator.rounds
+        return {
+            "fleet": self._parts.spec.fleet,
+            "method": self._parts.spec.method,
+            "round": rounds.index,
+            "phase": rounds.phase.value,
+            "uploads": len(rounds.accepted),
+            "expected": rounds.rules.num_clients,
+            "clients": self._parts.presence.live,
+            "messages_dropped": self._num_dropped,
+        }
 
     def _deal_with(self, item: tuple[str, bytes] | Outcome) -> None:
         now = self._clock()

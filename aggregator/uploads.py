@@ -13,6 +13,9 @@ from federation.protocol.messages import Manifest, Offer
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Arrived, Event, Failed, Offered
 
+MAX_NOTED_FACTS_BYTES = 4096
+"""The journal shows the facts of an upload if they are this small."""
+
 _log = EventLogger("aggregator.uploads")
 
 
@@ -77,7 +80,7 @@ class UploadDesk:
             raise UploadRejected(Reason.WRONG_DIGEST, f"blob {error} got lost on the way; send it again") from error
         if not parts.store.accept_upload(manifest, event.bytes_on_wire):
             raise UploadRejected(Reason.WRONG_ROUND, f"round {manifest.round} was closed meanwhile")
-        return dict(upload.pack().facts)
+        return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
 
     def _is_repeat(self, peer: str, manifest: Manifest) -> bool:
         before = self._parts.store.upload(manifest.round, peer) if manifest.direction == "up" else None
