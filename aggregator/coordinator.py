@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import msgspec
-
 from aggregator.aggregation import RoundResult
+from aggregator.chronicle import Chronicle
 from aggregator.downloads import PREPARE, DownloadDesk
 from aggregator.finish import Finish
 from aggregator.parts import Outcome, Parts
@@ -47,7 +46,7 @@ class Coordinator:
         )
         self._uploads = UploadDesk(parts, self.rounds)
         self._downloads = DownloadDesk(parts, self.rounds)
-        self._opened_at = now
+        self._chronicle = Chronicle(parts, self.rounds, now)
         self._announced_at = now
         self._collect_due = True
         self._reported: dict[str, int] = {}
@@ -55,20 +54,9 @@ class Coordinator:
 
     def start(self, now: float) -> None:
         """Tell the fleet where the run stands, and finish what a crash interrupted."""
-        parts, rounds = self._parts, self.rounds
-        parts.journal.add(
-            "aggregator started",
-            details={"spec": msgspec.to_builtins(parts.spec), "num_rounds": rounds.rules.num_rounds},
-            fleet=parts.spec.fleet,
-            method=parts.spec.method,
-            round=rounds.index,
-            phase=rounds.phase.value,
-            uploads=len(rounds.accepted),
-            clients=rounds.rules.num_clients,
-        )
-        self._note_opening()
+        self._chronicle.started()
         self._announce(now)
-        if rounds.phase is Phase.AGGREGATING:
+        if self.rounds.phase is Phase.AGGREGATING:
             self._aggregate()
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
@@ -173,27 +161,12 @@ class Coordinator:
     def _decide(self, now: float) -> None:
         decision = self.rounds.decide(now)
         if decision is Decision.EXTEND:
-            rules = self.rounds.rules
-            self._parts.journal.add(
-                "round extended",
-                round=self.rounds.index,
-                uploads=len(self.rounds.accepted),
-                expected=rules.num_clients,
-                at_least=rules.min_clients,
-                by_s=rules.deadline_s,
-            )
+            self._chronicle.extended()
             self._announce(now)
         elif decision in {Decision.CLOSE_QUORUM, Decision.CLOSE_DEADLINE}:
             self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
             self._parts.checkpoint(Step.ROUND_CLOSED)
-            self._parts.journal.add(
-                "round closed",
-                round=self.rounds.index,
-                by=decision.value,
-                uploads=len(self.rounds.accepted),
-                expected=self.rounds.rules.num_clients,
-                open_s=round(now - self._opened_at, 3),
-            )
+            self._chronicle.closed(decision, now)
             self._announce(now)
             self._aggregate()
 
@@ -209,20 +182,7 @@ class Coordinator:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
-        parts.metrics.rounds.inc()
-        parts.metrics.round_seconds.observe(now - self._opened_at)
-        parts.metrics.aggregation_seconds.observe(result.aggregate_s)
-        parts.journal.add(
-            "round committed",
-            details={"weights": result.weights, "counters": dict(parts.courier.counters)},
-            round=result.round,
-            downloads=len(result.drafts),
-            round_s=round(now - self._opened_at, 3),
-            aggregate_s=round(result.aggregate_s, 3),
-            publish_s=round(result.publish_s, 3),
-        )
-        self._opened_at = now
-        self._note_opening()
+        self._chronicle.committed(result, now)
         self._announce(now)
         self._downloads.publish(result, now)
         parts.checkpoint(Step.PUBLISHED)
@@ -236,16 +196,6 @@ class Coordinator:
         self._downloads.not_prepared(client_id)
         self._parts.metrics.errors.inc()
         self._parts.journal.add("download failed", client=client_id, round=self.rounds.index, detail=str(outcome.error))
-
-    def _note_opening(self) -> None:
-        self._parts.metrics.round.set(self.rounds.index)
-        if self.rounds.phase is Phase.FINISHED:
-            self._parts.journal.add("run finished", rounds=self.rounds.index)
-        elif self.rounds.is_open:
-            rules = self.rounds.rules
-            self._parts.journal.add(
-                "round opened", round=self.rounds.index, expected=rules.num_clients, deadline_s=rules.deadline_s
-            )
 
     def _announce(self, now: float, state: str | None = None) -> None:
         self._announced_at = now

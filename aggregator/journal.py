@@ -27,6 +27,7 @@ class Journal:
         path = folder / JOURNAL
         torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
+        self._folder = folder
         self._wall_clock = wall_clock
         if torn:
             self._file.write("\n")
@@ -43,6 +44,10 @@ class Journal:
         self._file.write(json.dumps(entry, default=str) + "\n")
         self._file.flush()
         (_log.warning if event in _WARNINGS else _log.info)(event, **fields)
+
+    def has(self, event: str, round_index: int) -> bool:
+        """Whether an event of this kind and round was ever noted."""
+        return any(e.get("event") == event and e.get("round") == round_index for e in read_journal(self._folder))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -61,6 +61,7 @@ def test_the_journal_tells_the_rounds_with_weights_and_metrics(fleet: TinyFleet)
     assert all(event["bytes"] > 0 for event in events(fleet, "upload accepted"))
     assert events(fleet, "client report")[-1]["metrics"] == {"accuracy": 0.5}
     assert len(events(fleet, "run finished")) == 1
+    assert {event["round"] for event in events(fleet, "shared download sent")} == {1, 2, 3}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,7 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
         fleet.run()
         assert dict(state_of(fleet).times) == {"cam-1": 3, "cam-2": 3, "cam-3": 3}
         assert fleet.outcome() == undisturbed.outcome()
+        assert [event["round"] for event in events(fleet, "round committed")] == [0, 1, 2]
     finally:
         fleet.close()
 
