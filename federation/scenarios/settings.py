@@ -35,7 +35,7 @@ SIZES: dict[str, StreamSize] = {
     "small": StreamSize(num_clients=3, num_rounds=6, samples_per_class=200, test_samples_per_class=100),
     "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20, test_samples_per_class=10),
 }
-"""Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), as many rounds as the data last."""
+"""Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), its T rounds."""
 
 _PAPER_SAMPLES_AT_64_PIXELS = 50
 

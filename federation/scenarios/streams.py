@@ -87,7 +87,8 @@ class StreamSettings:
     Attributes:
         scenario: a key of ``SCENARIOS``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
-        num_rounds: T; None is as many as the data allow.
+        num_rounds: T; None is the paper's floor(N / (K_T N_T)) K, with N samples in the smallest class, or as many as the
+            data last for where that is fewer or none.
         samples_per_class: N_T, training samples of one class in one round.
         test_samples_per_class: joining the test set with them; None is floor(test samples / floor(N / N_T)).
         classes_per_task: K_T.
@@ -231,6 +232,8 @@ class Stream:
         if wanted is not None and self._lasts(wanted, quotas):
             return wanted
         upper = min(sum(quota) for quota in quotas)
+        if wanted is None:
+            upper = min(upper, self._paper_num_rounds() or upper)
         possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, quotas)), 0)
         if wanted is None and possible:
             return possible
@@ -239,6 +242,11 @@ class Stream:
             f"round lasts for {possible} rounds on this data, not for {wanted or 'any'}; "
             f"ask for fewer rounds, or lower {' or '.join(self._quota_names())}"
         )
+
+    def _paper_num_rounds(self) -> int:
+        """T of appendix A.2: 150 for Fashion-MNIST, 120 for CIFAR-10, whose parts would last for 125."""
+        samples_per_task_type = self.settings.classes_per_task * self.settings.samples_per_class
+        return min(len(train) for train in self._train) // samples_per_task_type * len(self._train)
 
     def _quota_names(self) -> list[str]:
         names = ["samples_per_class", "test_samples_per_class"]

@@ -79,8 +79,8 @@ def write_tree(root: Path, members: dict[str, bytes]) -> None:
 
 
 def write_cifar_binary(path: Path, names: tuple[str, ...]) -> None:
-    """Write one record a file: label 3, all red 1, green 2, blue 3."""
-    record = bytes([3]) + b"".join(bytes([plane]) * 1024 for plane in (1, 2, 3))
+    """Write one record a file: label 3, red 1 but 9 in the first row, green 2, blue 3."""
+    record = bytes([3]) + bytes([9] * 32 + [1] * 992 + [2] * 1024 + [3] * 1024)
     with tarfile.open(path, "w:gz") as archive:
         for name in names:
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")

@@ -26,10 +26,13 @@ class NudgeUpload:
 
 @dataclass(frozen=True)
 class NudgeDownload:
+    """From round 1 on it carries a set that never changes, so only its first transfer costs anything."""
+
     task_parameters: Parameters
+    constant: Parameters = field(default_factory=dict)
 
     def pack(self) -> Artefacts:
-        return Artefacts({"task": self.task_parameters})
+        return Artefacts({"task": self.task_parameters} | ({"constant": self.constant} if self.constant else {}))
 
 
 @dataclass(frozen=True)
@@ -98,4 +101,6 @@ class NudgeMethod:
         return new, {client: self.download_for(new, client, None) for client in new.models}
 
     def download_for(self, state: Any, client_id: str, initial: Any):
-        return NudgeDownload(state.models[client_id]) if client_id in state.models else initial
+        if client_id not in state.models:
+            return initial
+        return NudgeDownload(state.models[client_id], {"ones": torch.ones(3)})

@@ -147,6 +147,7 @@ def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path):
     found = load_dataset("cifar-10", data_root=tmp_path)
     assert found.train.labels.tolist() == [3] * 5
     assert found.test.images[0, 31, 0].tolist() == [1, 2, 3]
+    assert found.test.images[0, 0, 31].tolist() == [9, 2, 3]
 
 
 def test_a_binary_version_that_lacks_a_file_is_refused(tmp_path: Path):

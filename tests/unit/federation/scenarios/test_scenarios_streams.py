@@ -56,6 +56,13 @@ def test_fashion_mnist_lasts_for_the_paper_s_150_rounds_with_33_test_samples_a_c
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
+def test_cifar_10_has_the_paper_s_120_rounds_though_its_parts_last_for_125(scenario: str):
+    labels = (np.tile(np.arange(10), 5000), np.tile(np.arange(10), 1000))
+    assert stream(scenario, labels=labels, samples_per_class=200).num_rounds == 120
+    assert stream(scenario, labels=labels, samples_per_class=200, num_rounds=125).num_rounds == 125
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_client_never_meets_a_training_sample_twice(scenario: str):
     some = stream(scenario)
     met = np.concatenate([some.train_indices(1, index) for index in range(some.num_rounds)])
