@@ -87,8 +87,8 @@ class StreamSettings:
     Attributes:
         scenario: a key of ``SCENARIOS``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
-        num_rounds: T; None is the paper's floor(N / (K_T N_T)) K, with N samples in the smallest class, or as many as the
-            data last for where that is fewer or none.
+        num_rounds: T; None is the paper's floor(N / (K_T N_T)) K, with N samples in the smallest class, or as many as
+            the data last for where that is fewer or none.
         samples_per_class: N_T, training samples of one class in one round.
         test_samples_per_class: joining the test set with them; None is floor(test samples / floor(N / N_T)).
         classes_per_task: K_T.

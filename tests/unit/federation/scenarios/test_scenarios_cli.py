@@ -135,7 +135,7 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
         (["nudge", "--set", "strength"], "expected KEY=VALUE"),
         (
             ["nudge", "--settings", "tiny", "--rounds", "11", "--set", "samples_per_class=3"],
-            "lower samples_per_class or test_samples_per_class",
+            "lasts for 10 rounds",
         ),
         (["nudge", "--clients", "0"], "num_clients is 0"),
         (["nudge", "--threads", "0"], "--threads is 0"),

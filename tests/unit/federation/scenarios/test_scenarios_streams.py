@@ -153,6 +153,8 @@ def test_a_test_set_too_small_for_its_parts_is_refused():
 
 def test_more_test_samples_per_round_mean_fewer_rounds():
     assert stream(test_samples_per_class=5).num_rounds == 5 * (20 // 5)
+    with pytest.raises(SettingsError, match="lower samples_per_class or test_samples_per_class"):
+        stream(test_samples_per_class=5, num_rounds=21)
 
 
 def test_samples_seen_rise_with_the_rounds():
