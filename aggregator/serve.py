@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from aggregator.founding import Fleet
 from aggregator.jobs import ThreadJobs
 from aggregator.metrics import Metrics
-from aggregator.service import AggregatorService, Connect, Fleet
+from aggregator.service import AggregatorService, Connect
 from aggregator.serving import OnnxExporter
 from aggregator.settings import AggregatorSettings
 from federation.methods.steps.replay import eager_sampler

@@ -8,28 +8,24 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from aggregator.admission import Caps, Gate
+from aggregator.admission import Gate
 from aggregator.aggregation import Aggregation, upload_layout
 from aggregator.coordinator import Coordinator, announcement
+from aggregator.founding import Fleet, graphs_of, take_up
 from aggregator.jobs import ThreadJobs
 from aggregator.journal import Journal
 from aggregator.metrics import Metrics
 from aggregator.parts import Outcome, Parts
 from aggregator.presence import PresenceTable
-from aggregator.publisher import Exporter, Publisher, export_graphs
-from aggregator.rounds import RoundRules
+from aggregator.publisher import Publisher
 from aggregator.steps import Checkpoint, Step, no_checkpoint
 from aggregator.store import AggregatorStore
-from federation.errors import ReplayfleetError, SettingsError
-from federation.methods.records import Method, Sampler
+from federation.errors import ReplayfleetError
 from federation.protocol.codec import encode
-from federation.protocol.messages import Announcement, FleetSpec
+from federation.protocol.messages import Announcement
 from federation.protocol.topics import aggregator_subscriptions, parse_topic, round_topic
 from federation.service.logs import EventLogger
 from federation.transport.blob_store import DiskBlobStore
@@ -48,27 +44,6 @@ class Connect(Protocol):
 
     def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
         """Return a session that connects when started."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What a service serves.
-
-    Attributes:
-        spec: what all members agree on.
-        method: built from it.
-        sampler: draws from sub-generators.
-        exporter: graphs and probes.
-        rules: when rounds close.
-        caps: what one upload may cost.
-    """
-
-    spec: FleetSpec
-    method: Method
-    sampler: Sampler
-    exporter: Exporter
-    rules: RoundRules
-    caps: Caps = field(default_factory=Caps)
 
 
 class AggregatorService:
@@ -104,10 +79,10 @@ class AggregatorService:
         self._num_dropped = 0
         self._num_connections = 0
         self._store = AggregatorStore(folder)
-        self._is_new = _found(self._store, fleet.spec)
+        self._is_new = take_up(self._store, fleet.spec)
         self._jobs = jobs(self._inbox.put)
         blobs = DiskBlobStore(folder / "blobs")
-        graphs = _graphs(self._store, blobs, fleet.exporter)
+        graphs = graphs_of(self._store, blobs, fleet.exporter)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
         self._parts = Parts(
             spec=fleet.spec,
@@ -213,7 +188,10 @@ class AggregatorService:
     def _deal_with(self, item: tuple[str, bytes] | Outcome) -> None:
         now = self._clock()
         if isinstance(item, Outcome):
-            self.coordinator.on_outcome(item, now)
+            try:
+                self.coordinator.on_outcome(item, now)
+            except (sqlite3.Error, OSError) as error:
+                raise _unwritable(error) from error
             self._jobs.handed_over()
         else:
             self._guarded(lambda: self.coordinator.on_message(*item, now), "message")
@@ -223,7 +201,7 @@ class AggregatorService:
         try:
             work()
         except (sqlite3.Error, OSError) as error:
-            raise ReplayfleetError(f"the data dir can't be written: {error}; what was accepted is kept") from error
+            raise _unwritable(error) from error
         except Exception:
             self._parts.metrics.errors.inc()
             _log.exception("unexpected error", while_handling=what)
@@ -261,30 +239,5 @@ class AggregatorService:
         return state
 
 
-def _found(store: AggregatorStore, spec: FleetSpec) -> bool:
-    before = store.spec()
-    if before is None:
-        store.found(spec, time.time())
-        return True
-    for name in spec.__struct_fields__:
-        if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
-            store.close()
-            raise SettingsError(
-                f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
-                "use the same, or another --data-dir"
-            )
-    return False
-
-
-def _plain(value: object) -> bytes:
-    """The same for what differs only in tuples and lists."""
-    return msgspec.msgpack.encode(value, order="deterministic")
-
-
-def _graphs(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[Any, ...]:
-    graphs = store.graphs()
-    if not graphs or not all(blobs.has(entry.digest) for entry in graphs):
-        _log.info("exporting graphs")
-        graphs = export_graphs(blobs, exporter)
-        store.set_graphs(graphs)
-    return graphs
+def _unwritable(error: Exception) -> ReplayfleetError:
+    return ReplayfleetError(f"the data dir can't be written: {error}; what was accepted is kept")

@@ -14,8 +14,9 @@ from pathlib import Path
 from support.tiny_fleet import TinyExporter, tiny_spec
 from support.tiny_method import TinyMethod
 
+from aggregator.founding import Fleet
 from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService, Fleet
+from aggregator.service import AggregatorService
 from aggregator.steps import Step
 from federation.service.torch_setup import prepare_torch
 from federation.transport.interfaces import OnMessage, Session, Will

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
 
+from aggregator.founding import Fleet
 from aggregator.jobs import run_job
 from aggregator.parts import Outcome
 from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService, Fleet
+from aggregator.service import AggregatorService
 from aggregator.steps import Step
 from federation.methods.records import Artefacts
 from federation.methods.seeding import seeded_generator

@@ -1,0 +1,80 @@
+"""What a service serves, and how a run begins in a data dir or is taken up again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aggregator.admission import Caps
+from aggregator.publisher import Exporter, export_graphs
+from aggregator.rounds import RoundRules
+from aggregator.store import AggregatorStore
+from federation.errors import SettingsError
+from federation.methods.records import Method, Sampler
+from federation.protocol.messages import BlobEntry, FleetSpec
+from federation.service.logs import EventLogger
+from federation.transport.blob_store import DiskBlobStore
+
+_log = EventLogger("aggregator")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a service serves.
+
+    Attributes:
+        spec: what all members agree on.
+        method: built from it.
+        sampler: draws from sub-generators.
+        exporter: graphs and probes.
+        rules: when rounds close.
+        caps: what one upload may cost.
+    """
+
+    spec: FleetSpec
+    method: Method
+    sampler: Sampler
+    exporter: Exporter
+    rules: RoundRules
+    caps: Caps = field(default_factory=Caps)
+
+
+def take_up(store: AggregatorStore, spec: FleetSpec) -> bool:
+    """Begin a run in a new store (True), or check that it is the one that the store holds.
+
+    Raises:
+        SettingsError: The store's run has another spec.
+    """
+    before = store.spec()
+    if before is None:
+        store.found(spec, time.time())
+        return True
+    for name in spec.__struct_fields__:
+        if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
+            store.close()
+            raise SettingsError(
+                f"data dir: its run has {name} {getattr(before, name)!r}, now {getattr(spec, name)!r} is asked for; "
+                "use the same, or another --data-dir"
+            )
+    return False
+
+
+def graphs_of(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[BlobEntry, ...]:
+    """Return the entries of the fleet's graphs, exported at the first start.
+
+    Raises:
+        ArtefactRejected: The fleet's models can't be exported.
+    """
+    graphs = store.graphs()
+    if not graphs or not all(blobs.has(entry.digest) for entry in graphs):
+        _log.info("exporting graphs")
+        graphs = export_graphs(blobs, exporter)
+        store.set_graphs(graphs)
+    return graphs
+
+
+def _plain(value: object) -> bytes:
+    """The same for what differs only in tuples and lists."""
+    return msgspec.msgpack.encode(value, order="deterministic")
