@@ -89,7 +89,9 @@ def candidate(
         graph, parameters = blobs.read(digests[serving.graph]), blobs.read(digests[serving.parameters])
         model = OnnxModel(graph, decode_arrays(parameters), num_threads=num_threads, providers=tuple(providers))
         if model.active_providers[0] != providers[0]:
-            raise ArtefactRejected(Reason.LOAD_FAILED, f"session fell back from {providers[0]} to the CPU")
+            raise ArtefactRejected(
+                Reason.LOAD_FAILED, f"session fell back from {providers[0]} to {model.active_providers[0]}"
+            )
         return model.run
 
     return Candidate(

@@ -16,7 +16,7 @@ from edge_client.client import Client
 from edge_client.download import Gate
 from edge_client.inference import Answerer, FrameCounts, InferenceLoop, Prediction
 from edge_client.jobs import JobThread
-from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.model_slot import ModelSlot
 from edge_client.parts import Compute, Parts
@@ -101,7 +101,7 @@ class ClientService:
         open_source: OpenSource,
         *,
         metrics: Metrics | None = None,
-        spawn: Callable[[Callable[[TrainerEvent], None]], TrainerProcess] = TrainerProcess,
+        spawn: Callable[[Callable[[TrainerEvent], None]], Trainer] = TrainerProcess,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity

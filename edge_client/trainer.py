@@ -125,10 +125,11 @@ def main() -> None:
     prepare_torch(1)  # imports torch, the slow part, before the first job
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
-        _say(answers, _answer(job))
+        _say(answers, answer(job))
 
 
-def _answer(job: TrainJob) -> FromTrainer:
+def answer(job: TrainJob) -> FromTrainer:
+    """Do a job, and say how it ended."""
     try:
         return run_job(job)
     except (ReplayfleetError, ValueError, OSError) as error:

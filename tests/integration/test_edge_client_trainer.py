@@ -109,14 +109,6 @@ def harness() -> Any:
     made.training.stop()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def committed(data_dir: Path) -> TrainingCommit:
     commit = StateStore(data_dir).training()
     assert commit is not None
@@ -188,7 +180,6 @@ def test_a_kill_between_any_two_writes_leaves_the_old_state_or_the_new(
     with pytest.raises(Killed):
         run_job(second)
     monkeypatch.undo()
-    torch.set_num_threads(1)
     assert committed(tmp_path) == before
     store = DiskBlobStore(tmp_path / BLOBS)
     decode_artefacts(before.state, before.state_facts, store)

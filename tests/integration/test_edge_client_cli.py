@@ -1,0 +1,168 @@
+"""``edge-client`` as operators meet it: a process, its one line, its exit code, and a kill in the middle of a round."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from support.client_world import TASK, World, events
+
+from federation.transport.broker import open_broker
+from federation.transport.mqtt import MqttSession
+
+GOOD = {"broker": "mqtt://127.0.0.1:1", "client-id": "cam-0", "source": "folder://images", "data-dir": "data"}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-c", "from edge_client.cli import main; main()", *words]
+
+
+def start_words(**changes: str) -> list[str]:
+    options = GOOD | {key.replace("_", "-"): value for key, value in changes.items()}
+    return ["start", *(word for key, value in options.items() for word in (f"--{key}", value))]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with images of the fleet's classes, in which commands run."""
+    rng = np.random.default_rng(0)
+    for name in TASK.class_names[:2]:
+        folder = tmp_path / "images" / name
+        folder.mkdir(parents=True)
+        for index in range(40):
+            pixels = np.clip(rng.normal(200 if name == "bright" else 50, 20, (28, 28)), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / f"{index}.png"), pixels)
+    return tmp_path
+
+
+def run(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), cwd=place, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "jetsen"}, "unknown device 'jetsen'; did you mean 'jetson'?"),
+        ({"source": "folder://nowhere"}, "source folder 'nowhere' doesn't exist"),
+        ({"source": "dataset://fashion-mnist?scenario=gradul"}, "did you mean 'gradual'?"),
+        ({"client_id": "cam 0"}, "client id"),
+        ({"broker": "mqtt://example.org"}, "not encrypted"),
+        ({"broker": "http://localhost"}, "expected mqtts://host:port"),
+        ({"sampler": "onx"}, "unknown sampler 'onx'; did you mean 'onnx'?"),
+        ({"password_file": "nothing"}, "can't be read"),
+        ({"config": "edge.toml"}, "edge.toml: unknown key 'frame_rat'"),
+        ({"data_dir": "images/dark/0.png"}, "not a folder"),
+        ({"threads": "many"}, "'many' is not a valid integer"),
+    ],
+)
+def test_bad_input_gives_one_clear_line_and_writes_nothing(changes: dict[str, str], message: str, place: Path) -> None:
+    (place / "edge.toml").write_text("frame_rat = 3\n")
+    done = run(start_words(**changes), place)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (place / "data").exists()
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_onnx(place: Path) -> None:
+    heavy = "{'torch', 'onnx', 'onnxruntime'}"
+    code = f"import sys\nfrom edge_client.cli import main\ntry: main()\nfinally: print({heavy} & set(sys.modules))"
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "start", "--help"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert time.perf_counter() - began < 3.0, "about 0.1 s on an idle machine"
+    assert done.stdout.endswith("set()\n")
+
+
+def test_status_of_a_folder_where_nothing_ran_is_one_line(place: Path) -> None:
+    done = run(["status", "--data-dir", "data"], place)
+    assert done.returncode == 2
+    assert "no client has run there" in done.stderr
+
+
+def test_without_a_broker_the_client_says_so_goes_on_trying_and_stops_at_once(place: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        command(*start_words(broker=f"mqtt://127.0.0.1:{port}")), cwd=place, stderr=subprocess.PIPE
+    )
+    status = place / "data" / "status.json"
+    wait(lambda: status.exists() and "connecting" in json.loads(status.read_text())["broker"])
+    taken = run(start_words(), place)
+    assert taken.returncode == 2
+    assert f"in use by process {process.pid}" in taken.stderr
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert b"WARNING broker state=" in errors
+    assert b"stopped before the run was finished" in errors
+
+
+def wait(done: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class MqttWorld(World):
+    """The aggregator in this process, its clients as processes, mosquitto between them."""
+
+    url = ""
+
+    def _connect(self, client_id: str, on_message: Any, will: Any) -> Any:
+        return MqttSession(self.url, client_id, on_message=on_message, will=will, clean=will is None)
+
+
+@pytest.fixture
+def mqtt_world(place: Path) -> Iterator[MqttWorld]:
+    if shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is None:
+        pytest.skip("no mosquitto on this machine")
+    with open_broker(None, log=logging.getLogger(__name__)) as broker:
+        MqttWorld.url = broker.url
+        world = MqttWorld(place, num_clients=1, num_rounds=2)
+        yield world
+        world.close()
+
+
+def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
+    mqtt_world: MqttWorld, place: Path
+) -> None:
+    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
+    status = place / "data" / "status.json"
+    process = subprocess.Popen(words, cwd=place)
+    mqtt_world.until((place / "data" / "round-data.safetensors").exists)  # training of round 0 has begun
+    process.kill()
+    process.wait(timeout=10)
+    before = sorted((place / "data" / "folder-rounds").iterdir())
+    assert events(mqtt_world, "upload accepted") == []
+
+    again = subprocess.Popen(words, cwd=place)
+    mqtt_world.until(lambda: again.poll() is not None, limit_s=90.0)
+    assert again.returncode == 0
+    accepted = [(entry["round"], entry["client"]) for entry in events(mqtt_world, "upload accepted")]
+    assert accepted == [(0, "cam-0"), (1, "cam-0")]
+    ledger = sorted((place / "data" / "folder-rounds").iterdir())
+    assert ledger[0] == before[0], "round 0 was trained on the batch that it had begun with"
+    used = [set(json.loads(entry.read_text())) for entry in ledger]
+    assert [len(names) for names in used] == [16, 16]
+    assert not used[0] & used[1]
+    assert not (place / "data" / "round-data.safetensors").exists()
+    final = json.loads(status.read_text())
+    assert (final["phase"], final["round"]) == ("finished", 2)

@@ -1,0 +1,149 @@
+"""Whole clients and a real aggregator, pumped by a test's thread, over a broker in memory or any other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aggregator.journal import read_journal
+from aggregator.rounds import RoundRules
+from aggregator.service import AggregatorService, Fleet
+from aggregator.serving import OnnxExporter
+from edge_client.local_training import TrainerEvent
+from edge_client.parts import Compute
+from edge_client.service import ClientService, Identity
+from edge_client.sources.base import Frame, Samples, paced
+from edge_client.trainer import answer
+from edge_client.training_job import TrainerReady, TrainJob
+from federation.methods.steps.replay import eager_sampler
+from federation.service.fleet_spec import make_spec, method_of
+from federation.transport.interfaces import OnMessage, Session, Will
+from federation.transport.memory import MemoryBroker
+from models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1)
+FEDAVG = {"local_epochs": "1", "batch_size": "8"}
+PFEDGRP = {
+    **FEDAVG,
+    "sub_generator_epochs": "1",
+    "first_sub_generator_epochs": "1",
+    "gan_batch_size": "8",
+    "gate_samples": "8",
+    "max_tries_factor": "2",
+    "replay_per_client": "16",
+    "aggregation_epochs": "1",
+}
+
+
+class ToySource:
+    """Two classes that differ in brightness; every round brings new noise."""
+
+    def __init__(self, client: int, rounds: int = 99) -> None:
+        self.client = client
+        self.rounds = rounds
+        self.asked: list[int] = []
+
+    def samples(self, seed: int, count: int = 16) -> Samples:
+        rng = np.random.default_rng([self.client, seed])
+        labels = np.arange(count, dtype=np.int64) % 2
+        images = rng.normal(0, 0.1, (count, 1, 28, 28)) + np.where(labels, 0.7, -0.7)[:, None, None, None]
+        return Samples(np.clip(images, -1, 1).astype(np.float32), labels)
+
+    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+        images = self.samples(999).images
+        return paced(lambda: images, 100.0, stop, time.monotonic)
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        self.asked.append(round_index)
+        return self.samples(round_index) if round_index < self.rounds else None
+
+    def test_samples(self, round_index: int) -> Samples | None:
+        return self.samples(1000 + round_index, 40)
+
+    def describe(self) -> str:
+        return f"toy {self.client}"
+
+
+class TrainerThread:
+    """Trains like ``TrainerProcess``, in this process: saves the seconds that a child takes to import torch."""
+
+    pid = 0
+
+    def __init__(self, on_event: Callable[[TrainerEvent], None]) -> None:
+        self._on_event = on_event
+        self._jobs: queue.SimpleQueue[TrainJob | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: TrainJob) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        self._on_event(TrainerReady())
+        while (job := self._jobs.get()) is not None:
+            self._on_event(answer(job))
+
+
+class World:
+    """A broker, an aggregator and clients, all pumped by the test's thread."""
+
+    def __init__(self, folder: Path, method: str = "fedavg", *, num_clients: int = 2, num_rounds: int = 2) -> None:
+        settings = FEDAVG if method == "fedavg" else PFEDGRP
+        self.spec = make_spec("fleet", method, TASK, preset="tiny", overrides=settings, run_seed=3)
+        built = method_of(self.spec)
+        rules = RoundRules(num_clients, min_clients=1, deadline_s=60.0, num_rounds=num_rounds)
+        self.fleet = Fleet(self.spec, built, eager_sampler(TASK), OnnxExporter(built, TASK), rules)
+        self.folder = folder
+        self.broker = MemoryBroker()
+        self.clients: dict[str, ClientService] = {}
+        self.sources: dict[str, ToySource] = {}
+        self.aggregator = self.start_aggregator()
+
+    def start_aggregator(self) -> AggregatorService:
+        (self.folder / "aggregator").mkdir(exist_ok=True)
+        service = AggregatorService(self.fleet, self.folder / "aggregator", self._connect)
+        service.start()
+        return service
+
+    def start_client(self, client_id: str, number: int = 0, **options: Any) -> ClientService:
+        folder = self.folder / client_id
+        folder.mkdir(exist_ok=True)
+        source = self.sources[client_id] = ToySource(number, options.pop("rounds", 99))
+        identity = Identity("fleet", client_id, "cpu", Compute(sampler=options.pop("sampler", "onnx")))
+        options.setdefault("spawn", TrainerThread)
+        service = self.clients[client_id] = ClientService(identity, folder, self._connect, lambda _: source, **options)
+        service.start()
+        return service
+
+    def pump(self) -> None:
+        self.aggregator.pump(0.01)
+        for client in self.clients.values():
+            client.pump(0.01)
+
+    def until(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not done():
+            assert time.monotonic() < deadline, {name: c.status() for name, c in self.clients.items()}
+            self.pump()
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.stop()
+        self.aggregator.stop()
+
+    def _connect(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return self.broker.session(client_id, on_message=on_message, will=will)
+
+
+def events(world: World, kind: str) -> list[dict[str, Any]]:
+    return [entry for entry in read_journal(world.folder / "aggregator") if entry["event"] == kind]
