@@ -76,6 +76,7 @@ class PFedGRP:
         aggregation_batch_size: samples per step of Eq. 3's descent.
         aggregation_learning_rate: step size on the weights.
         aggregation_momentum: of Eq. 3's descent.
+        aggregation_patience: end Eq. 3's descent after this many epochs without progress; 0 runs all epochs.
         mix_absent: let cached models of clients that missed the round take part in mixing (asynchronous rounds);
             if False they are only served. Absent clients get a download either way.
     """
@@ -114,6 +115,7 @@ class PFedGRP:
     aggregation_batch_size: int = 64
     aggregation_learning_rate: float = 0.01
     aggregation_momentum: float = 0.9
+    aggregation_patience: int = 2
     mix_absent: bool = False
 
     def __post_init__(self) -> None:
@@ -325,6 +327,7 @@ class PFedGRP:
             batch_size=self.aggregation_batch_size,
             learning_rate=self.aggregation_learning_rate,
             momentum=self.aggregation_momentum,
+            patience=self.aggregation_patience,
         )
 
     def _download(self, state: grp.AggregatorState, client_id: ClientId) -> grp.Download:

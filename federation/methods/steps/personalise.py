@@ -6,7 +6,7 @@ Axes: N clients that mix, M clients that are mixed for, B batch, K classes, P en
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,9 @@ from models.folding import build_folded_task_model, fold_batch_norm
 from models.specs import TaskSpec
 
 EVALUATION_BATCH = 256
+
+MIN_IMPROVEMENT = 0.01
+"""Share of the best epoch's loss by which an epoch must be better to count as progress."""
 
 
 class StackedParameters:
@@ -59,12 +62,14 @@ class WeightSearch:
         batch_size: samples per step.
         learning_rate: step size on the weights.
         momentum: of the step.
+        patience: stop after this many epochs in a row without ``MIN_IMPROVEMENT``; 0 runs all epochs.
     """
 
     num_epochs: int
     batch_size: int
     learning_rate: float
     momentum: float
+    patience: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +124,20 @@ def personalised_weights(
 
     uniform = torch.full((num_sets,), 1 / num_sets)
     weights, velocity = uniform.clone(), torch.zeros(num_sets)
+    best, epochs_without_progress = math.inf, 0
     for _ in range(search.num_epochs if num_sets > 1 else 0):
+        total = 0.0
         for batch in torch.randperm(len(replay.labels), generator=rng).split(search.batch_size):
             variable = weights.clone().requires_grad_(True)
-            (gradient,) = torch.autograd.grad(loss_of(variable, replay.images[batch], replay.labels[batch]), variable)
+            loss = loss_of(variable, replay.images[batch], replay.labels[batch])
+            (gradient,) = torch.autograd.grad(loss, variable)
+            total += loss.item() * len(batch)
             velocity = search.momentum * velocity + gradient
             weights = project_to_simplex(weights - search.learning_rate * velocity)
+        epochs_without_progress = 0 if total < best * (1 - MIN_IMPROVEMENT) else epochs_without_progress + 1
+        best = min(best, total)
+        if epochs_without_progress == search.patience > 0:
+            break
     own = F.one_hot(torch.tensor(own_index), num_sets).to(torch.float32)
     candidates = {"optimised": weights, "own": own, "average": uniform}
     losses = {name: _total_loss(loss_of, point, replay) for name, point in candidates.items()}
@@ -150,8 +163,7 @@ def personalise_all(
 
 
 @torch.no_grad()
-def _total_loss(loss_of: object, weights: Tensor, replay: Replay) -> float:
-    assert callable(loss_of)
+def _total_loss(loss_of: Callable[[Tensor, Tensor, Tensor], Tensor], weights: Tensor, replay: Replay) -> float:
     total = 0.0
     pairs = zip(replay.images.split(EVALUATION_BATCH), replay.labels.split(EVALUATION_BATCH), strict=True)
     for images, labels in pairs:

@@ -9,6 +9,7 @@ from federation.methods.steps.replay import Replay
 from federation.methods.steps.simplex import project_to_simplex
 from federation.methods.steps.task_model import Optimisation, train_task_model
 from models.build import build_task_model, initialise
+from models.folding import build_folded_task_model, fold_batch_norm
 from tests.support.toy import TOY, toy_data
 
 SEARCH = WeightSearch(num_epochs=3, batch_size=16, learning_rate=0.05, momentum=0.9)
@@ -51,6 +52,39 @@ def test_mixing_the_stack_equals_the_weighted_average(experts: list[dict[str, to
     average = weighted_average(experts, weights)
     assert mixed.keys() == {name for name, tensor in average.items() if tensor.is_floating_point()}
     assert all(torch.allclose(mixed[name], average[name], atol=1e-6) for name in mixed)
+
+
+def test_the_gradient_of_the_mixed_loss_matches_a_finite_difference(experts: list[dict[str, torch.Tensor]]) -> None:
+    """BatchNorm statistics are part of the mixture, so they are part of the gradient."""
+    stacked, data = StackedParameters(experts), toy_data({0: 12, 2: 12}, seed=3)
+    module = build_folded_task_model(TOY)
+
+    def loss(weights: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(module, fold_batch_norm(stacked.mix(weights)), (data.images,))
+        return torch.nn.functional.cross_entropy(logits, data.labels)
+
+    point = torch.tensor([0.5, 0.3, 0.2], requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(point), point)
+    with torch.no_grad():
+        for index in range(3):
+            step = torch.zeros(3)
+            step[index] = 1e-3
+            numeric = (loss(point + step) - loss(point - step)) / 2e-3
+            assert gradient[index].item() == pytest.approx(numeric.item(), rel=0.02, abs=0.02)
+
+
+def test_the_descent_stops_when_it_makes_no_progress(experts: list[dict[str, torch.Tensor]]) -> None:
+    draws = []
+    for patience in (0, 1):
+        search = WeightSearch(num_epochs=12, batch_size=16, learning_rate=0.0, momentum=0.0, patience=patience)
+        rng = torch.Generator().manual_seed(0)
+        personalised_weights(TOY, StackedParameters(experts), 0, replay_of({0: 8, 1: 8}), search, rng)
+        draws.append(rng.get_state())
+    reference = torch.Generator().manual_seed(0)
+    for _ in range(2):  # the first epoch is progress, the second is none
+        torch.randperm(16, generator=reference)
+    assert torch.equal(draws[1], reference.get_state())
+    assert not torch.equal(draws[0], reference.get_state())
 
 
 def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str, torch.Tensor]]) -> None:
