@@ -46,23 +46,18 @@ class UploadDesk:
         parts, manifest = self._parts, event.manifest
         parts.checkpoint(Step.UPLOAD_ARRIVED)
         parts.receiving.pop(event.peer, None)
-        if not self._is_repeat(event.peer, manifest):
-            try:
-                facts = self._accept(event)
-            except UploadRejected as rejected:
-                detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
-                parts.courier.conclude(
-                    event.peer,
-                    manifest,
-                    event.transfer_id,
-                    accepted=False,
-                    reason=rejected.reason.value,
-                    detail=detail,
-                )
-                return
-            parts.checkpoint(Step.UPLOAD_STORED)
-            self._rounds.accept(event.peer)
-            self._note_acceptance(event, facts)
+        try:
+            facts = self._accept(event)
+        except UploadRejected as rejected:
+            detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
+            reason = rejected.reason.value
+            parts.courier.conclude(
+                event.peer, manifest, event.transfer_id, accepted=False, reason=reason, detail=detail
+            )
+            return
+        parts.checkpoint(Step.UPLOAD_STORED)
+        self._rounds.accept(event.peer)
+        self._note_acceptance(event, facts)
         parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
         parts.checkpoint(Step.UPLOAD_CONCLUDED)
 

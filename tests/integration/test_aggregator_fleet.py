@@ -66,19 +66,19 @@ def test_the_journal_tells_the_rounds_with_weights_and_metrics(fleet: TinyFleet)
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory):
-    fleet = TinyFleet(tmp_path_factory.mktemp("undisturbed"))
+    fleet = TinyFleet(tmp_path_factory.mktemp("undisturbed"), num_rounds=2)
     fleet.run()
     yield fleet
     fleet.close()
 
 
-@pytest.mark.parametrize("skip", [0, 2])
+@pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("step", list(Step))
 def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
     tmp_path: Path, undisturbed: TinyFleet, step: Step, skip: int
 ):
     skip = 0 if step is Step.ROUND_OPENED else skip
-    fleet = TinyFleet(tmp_path)
+    fleet = TinyFleet(tmp_path, num_rounds=2)
     try:
         fleet.crash_at, fleet.skip = step, skip
         with pytest.raises(Crash):
@@ -86,15 +86,16 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
         fleet.kill_aggregator()
         fleet.new_service()
         fleet.run()
-        assert dict(state_of(fleet).times) == {"cam-1": 3, "cam-2": 3, "cam-3": 3}
+        assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
         assert fleet.outcome() == undisturbed.outcome()
-        assert [event["round"] for event in events(fleet, "round committed")] == [0, 1, 2]
+        assert [event["round"] for event in events(fleet, "round committed")] == [0, 1]
+        assert all(verdict.accepted for client in fleet.clients.values() for verdict in client.verdicts)
     finally:
         fleet.close()
 
 
 def test_clients_that_crash_together_with_the_aggregator_change_nothing(tmp_path: Path, undisturbed: TinyFleet):
-    fleet = TinyFleet(tmp_path)
+    fleet = TinyFleet(tmp_path, num_rounds=2)
     try:
         fleet.crash_at, fleet.skip = Step.UPLOAD_STORED, 4
         with pytest.raises(Crash):
