@@ -97,17 +97,19 @@ class Member:
                 if until(event):
                     return
 
-    def upload(self, data: bytes, version: int) -> float:
-        """Return the seconds from the offer to its verdict."""
+    def prepare(self, data: bytes, version: int) -> Manifest:
+        """Put the bytes where a training process would have left them."""
         assert self.client is not None
-        entry = BlobEntry("task", self.store.put(data), len(data))
-        manifest = Manifest("up", FLEET, self.client, 0, version, (entry,))
-        started = time.perf_counter()
-        self.courier.send(self.client, manifest, [entry.digest], time.monotonic())
-        self.serve(lambda event: isinstance(event, Concluded) and event.verdict.accepted)
-        elapsed = time.perf_counter() - started
         self.store.collect(set())
-        return elapsed
+        entry = BlobEntry("task", self.store.put(data), len(data))
+        return Manifest("up", FLEET, self.client, 0, version, (entry,))
+
+    def upload(self, manifest: Manifest) -> float:
+        """Return the seconds from the offer to its verdict."""
+        started = time.perf_counter()
+        self.courier.send(manifest.client_id, manifest, [manifest.blobs[0].digest], time.monotonic())
+        self.serve(lambda event: isinstance(event, Concluded) and event.verdict.accepted)
+        return time.perf_counter() - started
 
 
 def plain_client(
@@ -234,9 +236,10 @@ def client_process(pipe: Connection, ours: str, single: str, folder: Path, name:
         kind, size = pipe.recv()
         data = os.urandom(size)
         version += 1
+        manifest = member.prepare(data, version)
         pipe.send("armed")
         pipe.recv()
-        pipe.send(member.upload(data, version) if kind == "ours" else other.upload(data))
+        pipe.send(member.upload(manifest) if kind == "ours" else other.upload(data))
 
 
 @contextlib.contextmanager
@@ -291,7 +294,7 @@ def compare_sizes(sizes_mb: list[int], repeats: int, folder: Path) -> dict[str, 
             for _ in range(repeats + 1):
                 data = os.urandom(size_mb * 1_000_000)
                 version += 1
-                seconds["ours"].append(member.upload(data, version))
+                seconds["ours"].append(member.upload(member.prepare(data, version)))
                 seconds["single"].append(single.upload(data))
                 seconds["tcp"].append(tcp_upload(tcp_port, data))
                 seconds["http"].append(http_upload(http_port, data))
@@ -316,6 +319,38 @@ def compare_sizes(sizes_mb: list[int], repeats: int, folder: Path) -> dict[str, 
     return result
 
 
+class Crowd:
+    """Ten senders in processes of their own, that start together."""
+
+    def __init__(self, stack: contextlib.ExitStack, ours: str, single: str, folder: Path) -> None:
+        self._pipes = []
+        for number in range(NUM_CLIENTS):
+            pipe, far = SPAWN.Pipe()
+            name = f"cam-{number}"
+            child = SPAWN.Process(target=client_process, args=(far, ours, single, folder / name, name), daemon=True)
+            child.start()
+            stack.callback(child.kill)
+            self._pipes.append(pipe)
+        self._wait()
+
+    def go(self, kind: str, size: int) -> float:
+        """Return the seconds until the last one is served."""
+        self._tell((kind, size))
+        self._wait()
+        started = time.perf_counter()
+        self._tell("go")
+        self._wait()
+        return time.perf_counter() - started
+
+    def _tell(self, what: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(what)
+
+    def _wait(self) -> None:
+        for pipe in self._pipes:
+            pipe.recv()
+
+
 def many_clients(repeats: int, frozen: bool, folder: Path) -> dict[str, Any]:
     """Return seconds until all of ten clients are served, ours and single, and the brokers' memory."""
     with contextlib.ExitStack() as stack:
@@ -324,55 +359,27 @@ def many_clients(repeats: int, frozen: bool, folder: Path) -> dict[str, Any]:
         single_url, single_pid = stack.enter_context(any_size)
         receiver = stack.enter_context(process(ours_receiver, ours_url, folder / "aggregator"))
         stack.enter_context(process(single_receiver, single_url, folder))
-        pipes = []
-        for number in range(NUM_CLIENTS):
-            pipe, far = SPAWN.Pipe()
-            name = f"cam-{number}"
-            child = SPAWN.Process(
-                target=client_process, args=(far, ours_url, single_url, folder / name, name), daemon=True
-            )
-            child.start()
-            stack.callback(child.kill)
-            pipes.append(pipe)
-        for pipe in pipes:
-            pipe.recv()
-
-        def go(kind: str, size: int) -> float:
-            for pipe in pipes:
-                pipe.send((kind, size))
-            for pipe in pipes:
-                pipe.recv()
-            started = time.perf_counter()
-            for pipe in pipes:
-                pipe.send("go")
-            for pipe in pipes:
-                pipe.recv()
-            return time.perf_counter() - started
-
-        seconds = {kind: [] for kind in ("ours", "single")}  # type: dict[str, list[float]]
+        crowd = Crowd(stack, ours_url, single_url, folder)
+        seconds: dict[str, list[float]] = {"ours": [], "single": []}
         for _ in range(repeats + 1):
             for kind, times in seconds.items():
-                times.append(go(kind, CLIENT_BYTES))
-        medians = {kind: statistics.median(times[1:]) for kind, times in seconds.items()}
+                times.append(crowd.go(kind, CLIENT_BYTES))
+        ours, single = (statistics.median(seconds[kind][1:]) for kind in ("ours", "single"))
         rss = {"ours": peak_rss_mb(ours_pid), "single": peak_rss_mb(single_pid)}
-        result: dict[str, Any] = {
-            "seconds": seconds,
-            "ratio ours/single": medians["single"] / medians["ours"],
-            "broker_peak_rss_mb": rss,
-        }
         print(
-            f"{NUM_CLIENTS} x {CLIENT_BYTES / 1e6} MB  ours {medians['ours']:.3f} s  single {medians['single']:.3f} s   "
-            f"ours/single {result['ratio ours/single']:.2f}   broker RSS {rss['ours']:.0f} / {rss['single']:.0f} MB",
+            f"{NUM_CLIENTS} x {CLIENT_BYTES / 1e6} MB  ours {ours:.3f} s  single {single:.3f} s   "
+            f"ours/single {single / ours:.2f}   broker RSS {rss['ours']:.0f} / {rss['single']:.0f} MB",
             flush=True,
         )
+        result = {"seconds": seconds, "ratio ours/single": single / ours, "broker_peak_rss_mb": rss}
         if frozen:
             os.kill(receiver, signal.SIGSTOP)
             threading.Timer(FROZEN_S, os.kill, (receiver, signal.SIGCONT)).start()
-            took = go("ours", FROZEN_BYTES)
-            result["frozen"] = {"seconds": took, "broker_peak_rss_mb": peak_rss_mb(ours_pid)}
+            took, peak = crowd.go("ours", FROZEN_BYTES), peak_rss_mb(ours_pid)
+            result["frozen"] = {"seconds": took, "broker_peak_rss_mb": peak}
             print(
-                f"aggregator frozen {FROZEN_S:.0f} s, {NUM_CLIENTS} x {FROZEN_BYTES / 1e6:.0f} MB: all done after {took:.1f} s, "
-                f"broker RSS {peak_rss_mb(ours_pid):.0f} MB",
+                f"aggregator frozen {FROZEN_S:.0f} s, {NUM_CLIENTS} x {FROZEN_BYTES / 1e6:.0f} MB: "
+                f"all done after {took:.1f} s, broker RSS {peak:.0f} MB",
                 flush=True,
             )
     return result
@@ -413,9 +420,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clients = many_clients(options.repeats, options.frozen, Path(folder))
     small = {"with NODELAY": request_and_reply(True, 50), "without": request_and_reply(False, 15)}
-    print(
-        f"request and reply of 200 B: {small['with NODELAY']:.2f} ms with TCP_NODELAY, {small['without']:.1f} ms without"
-    )
+    fast, slow = small.values()
+    print(f"request and reply of 200 B: {fast:.2f} ms with TCP_NODELAY, {slow:.1f} ms without")
     if options.out:
         result = {"sizes": sizes, "ten_clients": clients, "request_reply_ms": small, "repeats": options.repeats}
         write_result(options.out, result)

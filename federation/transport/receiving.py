@@ -51,6 +51,7 @@ class Receiving:
         self._next_missing = 0
         self._top = -1
         self._unreported = 0
+        self._granted = 0
         self._reported_at = now
         self._report_s = REPORT_S
         self._file = -1
@@ -90,8 +91,11 @@ class Receiving:
         return True
 
     def report_due(self, now: float) -> bool:
-        """Whether the sender should hear from us: every quarter of the credit, each second, ever rarer in silence."""
-        if self._unreported >= max(1, self._credit // 4):
+        """Whether the sender should hear from us.
+
+        Every quarter of the credit, unless it may send all the rest already; each second; ever rarer in silence.
+        """
+        if self._unreported >= max(1, self._credit // 4) and self._granted < self._num_blocks:
             return True
         return now - self._reported_at >= (REPORT_S if self._unreported else self._report_s)
 
@@ -100,6 +104,7 @@ class Receiving:
         self._report_s = REPORT_S if self._unreported else min(2 * self._report_s, MAX_REPORT_S)
         self._unreported = 0
         self._reported_at = now
+        self._granted = self._next_missing + self._credit
         return Progress(sender, self.offer.transfer_id, self._next_missing, tuple(self._gaps()), self._credit)
 
     def unpack(self, store: DiskBlobStore) -> None:

@@ -15,7 +15,7 @@ from federation.protocol.tensors import compress, decode_arrays, decompress
 ids = st.text("abcXYZ019_-", min_size=1, max_size=64)
 transfer_ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 counters = st.integers(0, 1 << 53)
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
 
 messages = st.one_of(
     st.builds(

@@ -61,7 +61,6 @@ def test_data_are_flushed_before_the_rename_and_the_directory_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DiskBlobStore(tmp_path)
-    (tmp_path / digest(b"blob")[:2]).mkdir()
     steps: list[str] = []
     flush, rename = os.fsync, Path.replace
 
