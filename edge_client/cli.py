@@ -77,6 +77,8 @@ def main() -> None:
         _fail(str(error), 2)
     except ReplayfleetError as error:
         _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        _fail(f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1)
     except click.ClickException as error:
         _fail(f"{error.format_message()} (edge-client --help lists all options)", 2)
     except click.Abort:

@@ -59,6 +59,8 @@ def main() -> None:
         code = fleet_sim.main(standalone_mode=False)
     except ReplayfleetError as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail(f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build")
     except click.ClickException as error:
         _fail(f"{error.format_message()} (fleet-sim --help lists all options)")
     except click.Abort:
