@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from federation.methods import checks
 from federation.methods.records import Artefacts, ClientId, Parameters, RoundData, Sampler
 from federation.methods.steps.task_model import Optimisation, train_task_model
 from federation.methods.task_records import (
@@ -84,6 +85,9 @@ class Centralized:
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        checks.task_model_settings(self)
 
     def initial_states(self) -> tuple[StoredSamples, TaskModels]:
         """Return (a client's state, the aggregator's state) before round 0."""

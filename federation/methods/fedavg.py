@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from federation.methods import checks
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.task_model import Optimisation, train_task_model
@@ -54,6 +55,9 @@ class FedAvg:
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        checks.task_model_settings(self)
 
     def initial_states(self) -> tuple[NoState, TaskModels]:
         """Return (a client's state, the aggregator's state) before round 0."""

@@ -16,6 +16,7 @@ Differences from the paper, where it is silent or contradicts itself:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from federation.methods import packing
+from federation.methods import checks, packing
 from federation.methods import pfedgrp_records as grp
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
@@ -119,8 +120,26 @@ class PFedGRP:
     mix_absent: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("alignment_on", self.alignment_on, ("replay", "earlier-classes"))
-        _check_choice("start_from", self.start_from, ("average", "personalised"))
+        checks.task_model_settings(self)
+        checks.one_of(("replay", "earlier-classes"), self, "alignment_on")
+        checks.one_of(("average", "personalised"), self, "start_from")
+        checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "aggregation_patience"])
+        checks.at_least(
+            1,
+            self,
+            [
+                "max_tries_factor",
+                "gate_samples",
+                "gan_batch_size",
+                "critic_steps_per_generator_step",
+                "replay_per_client",
+                "aggregation_epochs",
+                "aggregation_batch_size",
+            ],
+        )
+        checks.within(0.0, math.inf, self, ["alignment_weight", "gan_learning_rate", "aggregation_learning_rate"])
+        checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2", "aggregation_momentum"])
+        checks.within(0.0, 2.0, self, ["gate_threshold"])
 
     def initial_states(self) -> tuple[grp.ClientState, grp.AggregatorState]:
         """Return (a client's state, the aggregator's state) before round 0: nothing learnt, nobody known."""
@@ -355,8 +374,3 @@ class PFedGRP:
             if owners and class_id not in held:
                 donors[class_id] = state.clients[min(owners)[1]].sub_generators[class_id]
         return donors
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from federation.methods.packing import SUB_GENERATOR
 from federation.methods.records import ClientId, Sampler
 from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.task_model import judge_with
 from federation.protocol.messages import BlobEntry
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
@@ -24,6 +22,7 @@ from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
 from federation.scenarios.streams import Stream, client_id
 from federation.service.artefact_codec import BlobWriter, EncodedArtefacts, decode_artefacts, encode_artefacts
+from federation.service.torch_setup import prepare_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Simulation:
         dataset: both parts of the image set.
         stream: which client meets which samples when.
         run_seed: of models and training; the stream has a seed of its own.
-        sampler: how sub-generators are run.
+        sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
         num_threads: of torch; results depend on it.
         clock: seconds, rising.
     """
@@ -104,12 +103,12 @@ class Simulation:
         Returns:
             One record per round, those of an earlier, interrupted run included.
         """
-        with _torch_threads(self.num_threads):
-            state = self._restored(checkpoints) if checkpoints is not None else self._initial()
-            for round_index in range(len(state.records), self.stream.num_rounds):
-                outcome = self._round(round_index, state, checkpoints, on_client)
-                if on_round is not None:
-                    on_round(outcome)
+        prepare_torch(self.num_threads)
+        state = self._restored(checkpoints) if checkpoints is not None else self._initial()
+        for round_index in range(len(state.records), self.stream.num_rounds):
+            outcome = self._round(round_index, state, checkpoints, on_client)
+            if on_round is not None:
+                on_round(outcome)
         return state.records
 
     def _clients(self) -> list[tuple[ClientId, int]]:
@@ -149,7 +148,9 @@ class Simulation:
 
         aggregation_started = self.clock()
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
-        state.aggregator, state.downloads = self.method.aggregate(state.aggregator, uploads, rng, sampler=self.sampler)
+        state.aggregator, state.downloads = self.method.aggregate(
+            state.aggregator, uploads, rng, sampler=eager_sampler(self.method.task)
+        )
         aggregate_s = self.clock() - aggregation_started
 
         clients = {
@@ -238,13 +239,3 @@ class Simulation:
 
 def _size_of_others(entries: Sequence[BlobEntry], names: Mapping[str, object]) -> int:
     return sum(entry.size_bytes for entry in entries if entry.name not in names)
-
-
-@contextlib.contextmanager
-def _torch_threads(num_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

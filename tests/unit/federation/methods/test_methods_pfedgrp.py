@@ -195,10 +195,23 @@ def test_impossible_uploads_are_refused(first_round: tuple[Download, ClientState
     assert TINY.upload_layout("../task") is None
 
 
-@pytest.mark.parametrize(("key", "value"), [("alignment_on", "all"), ("start_from", "own")])
-def test_unknown_choices_are_refused(key: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alignment_on", "all"),
+        ("start_from", "own"),
+        ("local_epochs", -1),
+        ("local_epochs", 2.5),
+        ("batch_size", 1),
+        ("gan_learning_rate", float("nan")),
+        ("momentum", 1.5),
+        ("replay_per_client", 0),
+        ("gate_threshold", "high"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=key):
-        replace(TINY, **{key: value})
+        replace(TINY, **{key: value})  # type: ignore[arg-type]
 
 
 def test_one_client_without_memory_is_fedavg(first_round: tuple[Download, ClientState, Upload]) -> None:

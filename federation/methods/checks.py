@@ -1,0 +1,38 @@
+"""Checks of a method's settings: what a frozen dataclass refuses to exist with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def at_least(minimum: int, settings: object, names: Sequence[str]) -> None:
+    """Raise ValueError unless each named attribute is a whole number of at least ``minimum``."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least {minimum}")
+
+
+def within(low: float, high: float, settings: object, names: Sequence[str]) -> None:
+    """Raise ValueError unless each named attribute is a finite number in [low, high]; NaN is not."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            limit = "or more" if math.isinf(high) else f"to {high:g}"
+            raise ValueError(f"{name} is {value!r}, expected a number of {low:g} {limit}")
+
+
+def one_of(choices: Sequence[str], settings: object, name: str) -> None:
+    """Raise ValueError unless the named attribute is one of ``choices``."""
+    value = getattr(settings, name)
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+
+
+def task_model_settings(settings: object) -> None:
+    """Check what every method that trains a task model with SGD has."""
+    at_least(1, settings, ["local_epochs"])
+    at_least(2, settings, ["batch_size"])
+    within(0.0, math.inf, settings, ["learning_rate", "weight_decay"])
+    within(0.0, 1.0, settings, ["momentum"])

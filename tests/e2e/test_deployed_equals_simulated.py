@@ -1,0 +1,212 @@
+"""The simulator and the deployed fleet compute the same bits: same method, stream, seeds, sampler and threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.client_world import PFEDGRP, TrainerThread
+from support.image_sets import idx_bytes
+
+from aggregator.jobs import ThreadJobs
+from aggregator.rounds import RoundRules
+from aggregator.service import AggregatorService, Fleet
+from aggregator.serving import OnnxExporter
+from edge_client.parts import Compute
+from edge_client.service import ClientService, Identity
+from edge_client.sources.dataset import DatasetSource
+from edge_client.sources.uri import DatasetUri, parse_source
+from edge_client.state_store import StateStore
+from export.graph import sub_generator_graph
+from export.sampler import onnx_sampler
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
+from federation.protocol.messages import FleetSpec
+from federation.scenarios.datasets import load_dataset
+from federation.scenarios.ledger import DigestOnly
+from federation.scenarios.simulator import RoundOutcome, Simulation
+from federation.scenarios.streams import Stream, StreamSettings
+from federation.service.artefact_codec import encode_artefacts
+from federation.service.fleet_spec import make_spec, method_of
+from federation.service.torch_setup import prepare_torch
+from federation.transport.broker import find_mosquitto, open_broker
+from federation.transport.interfaces import OnMessage, Session, Will
+from federation.transport.memory import MemoryBroker
+from federation.transport.mqtt import MqttSession
+
+NUM_CLIENTS, NUM_ROUNDS, SAMPLES, SEED, RUN_SEED = 2, 3, 8, 5, 11
+NAMES = [f"client-{index}" for index in range(NUM_CLIENTS)]
+Connect = Callable[[str, OnMessage, Will | None], Session]
+
+
+def write_noisy_fashion_mnist(folder: Path) -> None:
+    """Write the four idx files with images that differ, so that every sample matters."""
+    rng = np.random.default_rng(0)
+    for prefix, per_class in (("train", 2 * SAMPLES), ("t10k", 4)):
+        labels = np.tile(np.arange(10, dtype=np.uint8), per_class)
+        images = rng.integers(0, 120, (len(labels), 28, 28), dtype=np.uint8) + 10 * labels[:, None, None]
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / f"{prefix}-{kind}-ubyte").write_bytes(idx_bytes(array))
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_noisy_fashion_mnist(folder)
+    return folder
+
+
+def spec_of(method: str, data_root: Path) -> FleetSpec:
+    task = load_dataset("fashion-mnist", data_root=data_root).task
+    overrides = PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}
+    return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
+
+
+def simulated(method: str, data_root: Path, sampler_name: str) -> dict[str, dict[str, str]]:
+    """Return client -> parameter set -> digest of the last download, from the simulator."""
+    dataset = load_dataset("fashion-mnist", data_root=data_root)
+    settings = StreamSettings(
+        scenario="circulating",
+        num_clients=NUM_CLIENTS,
+        num_rounds=NUM_ROUNDS,
+        samples_per_class=SAMPLES,
+        seed=SEED,
+    )
+    stream = Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
+    sampler = (
+        eager_sampler(dataset.task) if sampler_name == "eager" else onnx_sampler(sub_generator_graph(dataset.task), 1)
+    )
+    last: list[RoundOutcome] = []
+    Simulation(
+        method=method_of(spec_of(method, data_root)),
+        dataset=dataset,
+        stream=stream,
+        run_seed=RUN_SEED,
+        sampler=sampler,
+        num_threads=1,
+    ).run(on_round=last.append)
+    return {
+        name: {entry.name: entry.digest for entry in encode_artefacts(download.pack(), DigestOnly()).blobs}
+        for name, download in last[-1].downloads.items()
+    }
+
+
+def deployed(
+    method: str, data_root: Path, folder: Path, connect: Connect, sampler: str, order: list[int]
+) -> dict[str, dict[str, str]]:
+    """Return the same from a fleet of real services, whose clients start in ``order``."""
+    spec = spec_of(method, data_root)
+    built = method_of(spec)
+    task = load_dataset("fashion-mnist", data_root=data_root).task
+    rules = RoundRules(NUM_CLIENTS, min_clients=NUM_CLIENTS, deadline_s=120.0, num_rounds=NUM_ROUNDS)
+    fleet = Fleet(spec, built, eager_sampler(task), OnnxExporter(built, task), rules)
+    (folder / "aggregator").mkdir(parents=True)
+    aggregator = AggregatorService(
+        fleet, folder / "aggregator", connect, jobs=partial(ThreadJobs, prepare=partial(prepare_torch, 1))
+    )
+    aggregator.start()
+    clients: dict[str, ClientService] = {}
+    try:
+        for index in order:
+            uri = (
+                f"dataset://fashion-mnist?scenario=circulating&clients={NUM_CLIENTS}&client={index}"
+                f"&rounds={NUM_ROUNDS}&samples={SAMPLES}&seed={SEED}"
+            )
+            parsed = parse_source(uri)
+            assert isinstance(parsed, DatasetUri)
+            name = NAMES[index]
+            (folder / name).mkdir()
+            identity = Identity("fleet", name, "cpu", Compute(sampler=sampler, training_threads=1))  # type: ignore[arg-type]
+            service = ClientService(
+                identity,
+                folder / name,
+                connect,
+                lambda _, parsed=parsed: DatasetSource(parsed, data_root),  # type: ignore[misc]
+                spawn=TrainerThread,
+            )
+            service.start()
+            clients[name] = service
+        end = time.monotonic() + 240
+        while not all(client.client.finished for client in clients.values()):
+            assert time.monotonic() < end, {name: client.status() for name, client in clients.items()}
+            aggregator.pump(0.01)
+            for client in clients.values():
+                client.pump(0.01)
+    finally:
+        for client in clients.values():
+            client.stop()
+        aggregator.stop()
+    return {name: held_parameters(folder / name) for name in clients}
+
+
+def held_parameters(folder: Path) -> dict[str, str]:
+    held = StateStore(folder).held()
+    assert held is not None
+    assert held.manifest.round == NUM_ROUNDS
+    return {entry.name: entry.digest for entry in held.manifest.blobs if not entry.name.startswith("graph/")}
+
+
+def duplicating(broker: MemoryBroker) -> Connect:
+    """Deliver every message of a client twice."""
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        def twice(topic: str, payload: bytes) -> None:
+            on_message(topic, payload)
+            on_message(topic, payload)
+
+        return broker.session(client_id, on_message=twice, will=will)
+
+    return connect
+
+
+@pytest.mark.parametrize(
+    ("method", "sampler"), [("pfedgrp", "onnx"), ("pfedgrp", "eager"), ("fedavg", "eager"), ("centralized", "eager")]
+)
+def test_the_fleet_in_memory_equals_the_simulator_to_the_bit(
+    method: str, sampler: str, data_root: Path, tmp_path: Path
+) -> None:
+    broker = MemoryBroker()
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return broker.session(client_id, on_message=on_message, will=will)
+
+    assert deployed(method, data_root, tmp_path, connect, sampler, [0, 1]) == simulated(method, data_root, sampler)
+
+
+def test_arrival_order_and_duplicated_messages_change_nothing(data_root: Path, tmp_path: Path) -> None:
+    expected = simulated("pfedgrp", data_root, "eager")
+    assert deployed("pfedgrp", data_root, tmp_path, duplicating(MemoryBroker()), "eager", [1, 0]) == expected
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto (apt install mosquitto)")
+def test_the_fleet_over_mosquitto_equals_the_simulator_to_the_bit(data_root: Path, tmp_path: Path) -> None:
+    with open_broker(None, log=logging.getLogger("test")) as broker:
+
+        def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+            return MqttSession(broker.url, client_id, on_message=on_message, will=will)
+
+        found = deployed("pfedgrp", data_root, tmp_path, connect, "onnx", [0, 1])
+    assert found == simulated("pfedgrp", data_root, "onnx")
+
+
+def test_the_comparison_can_fail(data_root: Path) -> None:
+    """Another run seed gives other parameters: equality above is not an accident of a model that never trains."""
+    first = simulated("fedavg", data_root, "eager")
+    other = make_spec(
+        "fleet",
+        "fedavg",
+        load_dataset("fashion-mnist", data_root=data_root).task,
+        preset="tiny",
+        overrides={"local_epochs": "1", "batch_size": "8"},
+        run_seed=RUN_SEED + 1,
+    )
+    assert method_of(other) == method_of(spec_of("fedavg", data_root))
+    initial = encode_artefacts(
+        method_of(other).initial_download(seeded_generator(1, 0, "initial")).pack(), DigestOnly()
+    )
+    assert {entry.digest for entry in initial.blobs}.isdisjoint(first["client-0"].values())
