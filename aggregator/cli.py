@@ -36,7 +36,7 @@ def cli() -> None:
 @click.option("--method", help="pfedgrp, fedavg, centralized.  [default: pfedgrp]")
 @click.option("--dataset", help="The task by its data set: fashion-mnist, mnist, cifar-10.  [default: fashion-mnist]")
 @click.option("--task", type=_PATH, help="The task from a TOML file, instead of --dataset.")
-@click.option("--settings", help="Preset of the method: paper, small, tiny.  [default: small]")
+@click.option("--settings", help="Preset of the method: paper, small, demo, tiny.  [default: small]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one method setting; repeatable.")
 @click.option("--seed", type=int, help="What all randomness derives from.  [default: 0]")
 @click.option("--config", type=_PATH, help="aggregator.toml; options on the command line win.")

@@ -22,11 +22,12 @@ TASKS: dict[str, TaskSpec] = {
 }
 """Data set -> task, with the sub-generator widths of the paper."""
 
-SETTINGS = ("paper", "small", "tiny")
-"""Names of ``--settings``: the paper's own, a demo's on two cores, a test's."""
+SETTINGS = ("paper", "small", "demo", "tiny")
+"""Names of ``--settings``: the paper's own, a simulation's on two cores, ``make demo``'s, a test's."""
 
 _TINY_TASK_MODEL = {"local_epochs": 2, "batch_size": 16}
 _SMALL_TASK_MODEL = {"local_epochs": 8}
+_DEMO_TASK_MODEL = {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001}
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small": {
@@ -37,6 +38,22 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "sub_generator_epochs": 60,
             "replay_per_client": 320,
             "aggregation_epochs": 8,
+            "aggregation_learning_rate": 0.03,
+        },
+    },
+    "demo": {
+        "centralized": _DEMO_TASK_MODEL,
+        "fedavg": _DEMO_TASK_MODEL,
+        "pfedgrp": {
+            **_DEMO_TASK_MODEL,
+            "sub_generator_epochs": 100,
+            "gan_batch_size": 32,
+            "gan_learning_rate": 0.001,
+            "gan_beta1": 0.0,
+            "critic_steps_per_generator_step": 2,
+            "replay_per_client": 200,
+            "aggregation_epochs": 10,
+            "aggregation_batch_size": 32,
             "aggregation_learning_rate": 0.03,
         },
     },

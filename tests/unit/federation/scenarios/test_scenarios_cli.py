@@ -128,7 +128,7 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
         (["pfedgpr"], "unknown method 'pfedgpr'; did you mean 'pfedgrp'?"),
         (["nudge", "--scenario", "gradul"], "unknown scenario 'gradul'; did you mean 'gradual'?"),
         (["nudge", "--dataset", "fashion"], "unknown data set 'fashion'; did you mean 'fashion-mnist'?"),
-        (["nudge", "--settings", "big"], "unknown settings 'big'; known: paper, small, tiny"),
+        (["nudge", "--settings", "big"], "unknown settings 'big'; known: demo, paper, small, tiny"),
         (["nudge", "--sampler", "onx"], "unknown sampler 'onx'; did you mean 'onnx'?"),
         (["nudge", "--set", "strenth=2"], "did you mean 'strength'?"),
         (["nudge", "--set", "strength=much"], "Expected float"),
