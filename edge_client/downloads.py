@@ -59,6 +59,7 @@ class DownloadDesk:
         self._shared: Manifest | None = None
         self._report: Report | None = None
         self._shared_bytes = 0
+        self._measured_version = -1
         self._collect_due = True
         self.source: Source | None = None
         """What the served model is measured on; set once the fleet's task is known."""
@@ -204,13 +205,13 @@ class DownloadDesk:
     def _measure_unless_reported(self) -> None:
         """After a start from disk the aggregator still waits for a report on what is served."""
         served = self._parts.slot.active
-        if served is not None and self.source is not None and self._report is None:
+        if served is not None and self.source is not None and self._measured_version != served.version:
             self._measure(served)
 
     def _measure(self, served: ServedModel) -> None:
         """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
         measures, self.measures = self.measures, {}
-        source = self.source
+        source, self._measured_version = self.source, served.version
 
         def work() -> tuple[float, int]:
             samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)

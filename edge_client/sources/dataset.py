@@ -12,9 +12,9 @@ import numpy as np
 from edge_client.sources.base import Frame, Samples, paced
 from edge_client.sources.uri import DatasetUri
 from federation.errors import SettingsError
-from federation.scenarios.datasets import load_dataset
-from federation.scenarios.labelled_images import LabelledImages, normalise
-from federation.scenarios.streams import Indices, Stream, StreamSettings
+from federation.streams.datasets import load_dataset
+from federation.streams.labelled_images import LabelledImages, normalise
+from federation.streams.stream import Indices, Stream, StreamSettings
 from models.specs import TaskSpec
 
 _MAX_SCENE = 256

@@ -148,6 +148,8 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     status = place / "data" / "status.json"
     process = subprocess.Popen(words, cwd=place)
     mqtt_world.until((place / "data" / "round-data.safetensors").exists)  # training of round 0 has begun
+    maps = Path(f"/proc/{process.pid}/maps")
+    assert not maps.exists() or "libtorch" not in maps.read_text(), "a device serves without torch"
     process.kill()
     process.wait(timeout=10)
     before = sorted((place / "data" / "folder-rounds").iterdir())

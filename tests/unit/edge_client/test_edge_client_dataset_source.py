@@ -12,10 +12,10 @@ from edge_client.sources.dataset import DatasetSource
 from edge_client.sources.opening import source_opener
 from edge_client.sources.uri import DatasetUri
 from federation.errors import SettingsError
-from federation.scenarios.datasets import load_dataset
 from federation.scenarios.round_data import round_data
-from federation.scenarios.streams import Stream, StreamSettings
 from federation.service.presets import TASKS
+from federation.streams.datasets import load_dataset
+from federation.streams.stream import Stream, StreamSettings
 from models.specs import TaskSpec
 
 

@@ -52,8 +52,16 @@ def test_the_download_before_is_kept_and_holding_the_same_again_does_not_lose_it
     assert (store.held(), store.previous()) == (held(2, "d"), held(1, "c"))
 
 
+DIGEST_OF_SPEC = spec_digest(SPEC).encode()
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1], lambda data: data[:40] + b"\x00" + data[41:], lambda _: b""]
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data.replace(DIGEST_OF_SPEC, DIGEST_OF_SPEC[::-1]),  # still a well-formed record
+    ],
 )
 def test_a_damaged_record_is_detected_and_counts_as_lost(tmp_path: Path, damage: object) -> None:
     store = StateStore(tmp_path)
