@@ -58,6 +58,8 @@ class Member:
     def __init__(self, url: str, folder: Path, client: str | None) -> None:
         self.client = client
         self.store = DiskBlobStore(folder)
+        for number in range(256):  # a store that has been in use for a while
+            (folder / f"{number:02x}").mkdir(exist_ok=True)
         self._inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
         self.session = MqttSession(
             url, client or "aggregator", on_message=lambda topic, payload: self._inbox.put((topic, payload))

@@ -53,9 +53,6 @@ class DiskBlobStore:
         self._temporary = spool / "tmp"
         for directory in (self.parts, self._encoded, self._temporary):
             directory.mkdir(parents=True, exist_ok=True)
-        for number in range(256):  # made at once, so that a blob costs two flushes and not three
-            (root / f"{number:02x}").mkdir(exist_ok=True)
-        _flush_directory(root)
         self._trusted: set[str] = set()
         _remove_older(self._temporary, _STALE_TEMPORARY_S)
         _remove_older(self.parts, _STALE_AFTER_S)
@@ -78,6 +75,7 @@ class DiskBlobStore:
         """Store bytes whose digest the caller has just computed."""
         target = self.path(digest)
         if not target.is_file():
+            self._make_folder(target)
             self._write(target, data)
         self._trusted.add(digest)
 
@@ -89,6 +87,7 @@ class DiskBlobStore:
         else:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
+            self._make_folder(target)
             file.replace(target)
             _flush_directory(target.parent)
         self._trusted.add(digest)
@@ -169,6 +168,11 @@ class DiskBlobStore:
         for directory in self._root.iterdir():
             if len(directory.name) == 2 and directory.is_dir():
                 yield from (path for path in directory.iterdir() if _BLOB.fullmatch(path.name))
+
+    def _make_folder(self, target: Path) -> None:
+        if not target.parent.is_dir():
+            target.parent.mkdir(exist_ok=True)
+            _flush_directory(self._root)
 
     def _write(self, target: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
         descriptor, name = tempfile.mkstemp(dir=self._temporary)

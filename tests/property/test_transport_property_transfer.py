@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.couriers import Clock, End, run
@@ -13,6 +16,15 @@ from support.couriers import Clock, End, run
 from federation.protocol.messages import Progress
 from federation.transport.memory import Faults, MemoryBroker
 from federation.transport.sending import Sending
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fast_disk() -> Iterator[None]:
+    """No power is cut here, so nothing needs to be flushed."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _descriptor: None)
+        yield
+
 
 MAX_PAYLOAD = 5 << 10  # blocks of 1 KiB, so that a few kilobytes make a long transfer
 

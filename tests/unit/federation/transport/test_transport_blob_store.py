@@ -75,6 +75,10 @@ def test_data_are_flushed_before_the_rename_and_the_directory_after_it(
     monkeypatch.setattr(os, "fsync", note_flush)
     monkeypatch.setattr(Path, "replace", note_rename)
     store.put(b"blob")
+    assert steps == ["directory", "data", "rename", "directory"]
+    steps.clear()
+    store.path(digest(b"blob")).unlink()
+    store.put(b"blob")
     assert steps == ["data", "rename", "directory"]
 
 
