@@ -1,4 +1,4 @@
-"""Data streams, metrics, simulator, charts."""
+"""Metrics, simulator, charts; the streams themselves are in ``federation.streams``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from federation.scenarios.streams import SCENARIOS
+    from federation.streams.stream import SCENARIOS
 
 __all__ = ["SCENARIOS"]
 
@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
     """Import the scenarios on first use (PEP 562), so that ``fleet-sim --help`` loads no numpy."""
     if name != "SCENARIOS":
         raise AttributeError(f"module 'federation.scenarios' has no attribute {name!r}")
-    return importlib.import_module("federation.scenarios.streams").SCENARIOS
+    return importlib.import_module("federation.streams.stream").SCENARIOS

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from federation.methods.steps.replay import Judge
-from federation.scenarios.labelled_images import LabelledImages
 from federation.scenarios.metrics import accuracy
 from federation.scenarios.round_data import round_data
-from federation.scenarios.streams import Indices
+from federation.streams.labelled_images import LabelledImages
+from federation.streams.stream import Indices
 
 BATCH_SIZE = 512
 """Images that are float at a time: bounds memory, whatever the size of the test set."""

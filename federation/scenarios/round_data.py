@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from federation.methods.records import RoundData
-from federation.scenarios.labelled_images import LabelledImages, normalise
-from federation.scenarios.streams import Indices
+from federation.streams.labelled_images import LabelledImages, normalise
+from federation.streams.stream import Indices
 
 
 def round_data(part: LabelledImages, indices: Indices) -> RoundData:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from federation.errors import SettingsError, nearest
-from federation.scenarios.streams import StreamSettings
 from federation.service.presets import SETTINGS, settings_for
+from federation.streams.stream import StreamSettings
 from models.specs import TaskSpec
 
 

@@ -14,15 +14,15 @@ from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.task_model import judge_with
 from federation.protocol.messages import BlobEntry
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
-from federation.scenarios.datasets import Dataset
 from federation.scenarios.evaluation import evaluate
 from federation.scenarios.ledger import DigestOnly, Ledger, Traffic
 from federation.scenarios.metrics import weighted_accuracy
 from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
-from federation.scenarios.streams import Stream, client_id
 from federation.service.artefact_codec import BlobWriter, EncodedArtefacts, decode_artefacts, encode_artefacts
 from federation.service.torch_setup import prepare_torch
+from federation.streams.datasets import Dataset
+from federation.streams.stream import Stream, client_id
 
 
 @dataclass(frozen=True, slots=True)

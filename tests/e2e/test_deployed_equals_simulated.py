@@ -27,13 +27,13 @@ from export.sampler import onnx_sampler
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.replay import eager_sampler
 from federation.protocol.messages import FleetSpec
-from federation.scenarios.datasets import load_dataset
 from federation.scenarios.ledger import DigestOnly
 from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.scenarios.streams import Stream, StreamSettings
 from federation.service.artefact_codec import encode_artefacts
 from federation.service.fleet_spec import make_spec, method_of
 from federation.service.torch_setup import prepare_torch
+from federation.streams.datasets import load_dataset
+from federation.streams.stream import Stream, StreamSettings
 from federation.transport.broker import find_mosquitto, open_broker
 from federation.transport.interfaces import OnMessage, Session, Will
 from federation.transport.memory import MemoryBroker

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from federation.scenarios.datasets import Dataset
-from federation.scenarios.labelled_images import LabelledImages
+from federation.streams.datasets import Dataset
+from federation.streams.labelled_images import LabelledImages
 from models.specs import TaskSpec
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

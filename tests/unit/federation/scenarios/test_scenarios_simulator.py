@@ -16,7 +16,7 @@ from federation.scenarios.checkpoints import Checkpoints
 from federation.scenarios.records import RoundRecord
 from federation.scenarios.round_data import round_data
 from federation.scenarios.simulator import Simulation
-from federation.scenarios.streams import Stream, StreamSettings
+from federation.streams.stream import Stream, StreamSettings
 
 TASK_BYTES = 2_800_000
 """Somewhat less than the task model's parameters."""

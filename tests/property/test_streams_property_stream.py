@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from federation.errors import SettingsError
 from federation.scenarios import SCENARIOS
-from federation.scenarios.streams import Stream, StreamSettings
+from federation.streams.stream import Stream, StreamSettings
 
 
 @given(

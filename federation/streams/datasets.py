@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from federation.errors import SettingsError, nearest
-from federation.scenarios.cifar_binary import read_cifar_binary
-from federation.scenarios.idx_sets import download_idx_set, read_idx_set
-from federation.scenarios.image_trees import read_folder, read_zip
-from federation.scenarios.labelled_images import LabelledImages, Parts
 from federation.service.presets import TASKS
+from federation.streams.cifar_binary import read_cifar_binary
+from federation.streams.idx_sets import download_idx_set, read_idx_set
+from federation.streams.image_trees import read_folder, read_zip
+from federation.streams.labelled_images import LabelledImages, Parts
 from models.specs import TaskSpec
 
 DATA_ROOT_VARIABLE = "REPLAYFLEET_DATA"

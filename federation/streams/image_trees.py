@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from federation.errors import SettingsError
-from federation.scenarios.image_files import SUFFIXES, EncodedImages, from_files, from_zip
-from federation.scenarios.labelled_images import LabelledImages, Parts
+from federation.streams.image_files import SUFFIXES, EncodedImages, from_files, from_zip
+from federation.streams.labelled_images import LabelledImages, Parts
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.scenarios.image_files import EncodedImages
+from federation.streams.image_files import EncodedImages
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 
 from federation.errors import SettingsError
 from federation.scenarios import SCENARIOS
-from federation.scenarios.streams import Stream, StreamSettings, circulating, gradual
+from federation.streams.stream import Stream, StreamSettings, circulating, gradual
 
 FASHION = (np.tile(np.arange(10), 6000), np.tile(np.arange(10), 1000))
 SMALL = (np.tile(np.arange(10), 60), np.tile(np.arange(10), 20))

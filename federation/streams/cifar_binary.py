@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from federation.errors import SettingsError
-from federation.scenarios.labelled_images import LabelledImages, Parts
+from federation.streams.labelled_images import LabelledImages, Parts
 
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _MAX_MEMBER_BYTES = 10_000 * _RECORD_BYTES

@@ -22,9 +22,9 @@ from support.image_sets import (
 )
 
 from federation.errors import SettingsError
-from federation.scenarios import datasets, image_files
-from federation.scenarios.datasets import DATASETS, load_dataset
-from federation.scenarios.labelled_images import LabelledImages, normalise
+from federation.streams import datasets, image_files
+from federation.streams.datasets import DATASETS, load_dataset
+from federation.streams.labelled_images import LabelledImages, normalise
 
 
 @pytest.fixture(autouse=True)
@@ -291,7 +291,7 @@ def test_labels_that_no_class_has_are_refused():
 
 def test_devices_can_read_sets_and_streams_without_torch():
     code = (
-        "import sys, federation.scenarios.datasets, federation.scenarios.streams, federation.scenarios.metrics\n"
+        "import sys, federation.streams.datasets, federation.streams.stream, federation.scenarios.metrics\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from federation.errors import SettingsError
-from federation.scenarios.idx import read_idx
-from federation.scenarios.labelled_images import LabelledImages, Parts
+from federation.streams.idx import read_idx
+from federation.streams.labelled_images import LabelledImages, Parts
 
 
 def read_idx_set(root: Path, subfolders: Sequence[str], class_names: tuple[str, ...]) -> Parts | None:
