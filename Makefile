@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up whatever is missing; see scripts/setup.sh.
+SHELL := /bin/sh
+PYTHON_BIN := .venv/bin/python
+# One thread per test process, and idle threads sleep: bits and durations then don't depend on what else runs.
+TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check fix bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: ## Create .venv and install everything, the broker and the demo's data included
+	@scripts/setup.sh
+
+demo: setup ## A fleet of three clients learns from a stream over MQTT; ends with runs/demo/report.html
+	@$(PYTHON_BIN) scripts/demo.py $(ARGS)
+
+test: setup ## All tests but the slow ones
+	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## End-to-end runs of minutes
+	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
+
+check: setup ## Lint, format, types, layers
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-logo
+
+fix: setup ## Let ruff correct and format what it can
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+bench: setup ## All benchmarks side by side, with raw results under runs/bench
+	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)
+
+clean: ## Remove caches, builds and runs; .venv stays
+	@rm -rf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
