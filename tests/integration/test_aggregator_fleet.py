@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.tiny_fleet import Crash, TinyFleet, tiny_spec
-from support.tiny_method import TinyState
+from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
+from support.tiny_method import TinyMethod, TinyState
 
 from aggregator.aggregation import restore_artefacts
 from aggregator.journal import read_journal
 from aggregator.steps import Step
 from federation.errors import SettingsError
+from federation.methods.seeding import seeded_generator
+from federation.protocol.messages import BlobEntry, Manifest
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +92,7 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
         assert fleet.outcome() == undisturbed.outcome()
         assert [event["round"] for event in events(fleet, "round committed")] == [0, 1]
+        assert {event["by"] for event in events(fleet, "round closed")} == {"quorum"}
         assert all(verdict.accepted for client in fleet.clients.values() for verdict in client.verdicts)
     finally:
         fleet.close()
@@ -161,3 +165,73 @@ def test_a_restart_with_another_spec_is_refused(fleet: TinyFleet):
     with pytest.raises(SettingsError, match="its run has run_seed 7, now 8 is asked for"):
         fleet.new_service(tiny_spec(run_seed=8))
     fleet.new_service()
+
+
+def test_a_deployed_run_equals_a_plain_loop_to_the_bit(fleet: TinyFleet):
+    fleet.run()
+    method = TinyMethod()
+    state, initial = TinyState(), method.initial_download(seeded_generator(SEED, 0, "initial"))
+    downloads = dict.fromkeys(fleet.clients, initial)
+    for index in range(3):
+        uploads = {}
+        for client in fleet.clients:
+            rng = seeded_generator(SEED, index, client)
+            _, uploads[client] = method.local_round(None, None, downloads[client], rng, sampler=None)
+        rng = seeded_generator(SEED, index, "aggregator")
+        state, downloads = method.aggregate(state, uploads, rng, sampler=None)
+    for name, client in fleet.clients.items():
+        assert client.download().personalised["w"].equal(downloads[name].personalised["w"])
+        assert client.download().average["w"].equal(downloads[name].average["w"])
+
+
+def test_a_round_that_its_deadline_closed_stays_closed_over_a_crash(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, num_rounds=1)
+    try:
+        late = fleet.clients["cam-2"]
+        late.dies_in = 0
+        fleet.crash_at = Step.ROUND_CLOSED
+        with pytest.raises(Crash):
+            fleet.run()
+        fleet.kill_aggregator()
+        late.dies_in = 9
+        fleet.new_service()
+        fleet.run(for_s=10)
+        assert dict(state_of(fleet).times) == {"cam-1": 1, "cam-3": 1}
+    finally:
+        fleet.close()
+
+
+def test_what_was_broadcast_is_not_sent_again_one_by_one(fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch):
+    sent: list[tuple[str, int, set[str]]] = []
+    send = fleet.service._parts.courier.send
+
+    def noted(peer: str, manifest: Manifest, digests: Sequence[str], now: float) -> str:
+        sent.append((peer, manifest.round, set(digests)))
+        return send(peer, manifest, digests, now)
+
+    monkeypatch.setattr(fleet.service._parts.courier, "send", noted)
+    fleet.run()
+    shared = {index: digests for peer, index, digests in sent if peer == "*"}
+    assert shared.keys() == {1, 2, 3}
+    assert all(not digests & shared.get(index, set()) for peer, index, digests in sent if peer != "*")
+
+
+def test_a_download_made_for_a_round_that_has_passed_is_made_again(fleet: TinyFleet):
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    newest = fleet.store.download("cam-1")
+    stale = fleet.service._parts.aggregation.download_for("cam-1", 0, None)
+    fleet.service.coordinator._downloads.prepared(stale, fleet.now)
+    assert fleet.store.download("cam-1") == newest
+
+
+def test_a_blob_that_is_being_received_is_not_collected(fleet: TinyFleet):
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    blobs = fleet.service._parts.blobs
+    digest = blobs.put(b"a sub-generator of an upload on its way")
+    entry = BlobEntry("sub-generator/1", digest, 39)
+    fleet.service._parts.receiving["cam-9"] = Manifest("up", "tiny-fleet", "cam-9", 1, 1, (entry,))
+    fleet.service.coordinator._collect()
+    assert blobs.has(digest)
+    fleet.service._parts.receiving.clear()
+    fleet.service.coordinator._collect()
+    assert not blobs.has(digest)
