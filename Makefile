@@ -15,7 +15,7 @@ setup: ## Create .venv and install everything, the broker and the demo's data in
 	@scripts/setup.sh
 
 demo: setup ## A fleet of three clients learns from a stream over MQTT; ends with runs/demo/report.html
-	@$(PYTHON_BIN) scripts/demo.py $(ARGS)
+	@$(PYTHON_BIN) -m scripts.demo $(ARGS)
 
 test: setup ## All tests but the slow ones
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)

@@ -74,7 +74,7 @@ install_package() {
     [ -f $STAMP ] && [ "$(cat $STAMP)" = "$wanted" ] && return
     rm -f $STAMP
     say "installing replayfleet[$extra,dev]; PyTorch is large, this takes minutes the first time"
-    $VENV/bin/python -m pip install --quiet --disable-pip-version-check --no-input -e ".[$extra,dev]" </dev/null ||
+    $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input -e ".[$extra,dev]" </dev/null ||
         fail "pip could not install replayfleet[$extra,dev], see its message above; the same command tries again"
     echo "$wanted" >$STAMP
 }
