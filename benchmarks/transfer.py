@@ -95,7 +95,8 @@ class Member:
                     events += self.courier.accept(event.peer, event.offer, time.monotonic())
                 elif isinstance(event, Arrived):
                     self.courier.conclude(event.peer, event.manifest, event.transfer_id, accepted=True)
-                    self.store.collect(set())
+                    for entry in event.manifest.blobs:
+                        self.store.path(entry.digest).unlink()
                 if until(event):
                     return
 

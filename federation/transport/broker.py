@@ -41,12 +41,13 @@ set_tcp_nodelay true
 max_packet_size 1048576
 max_queued_messages 10000
 max_queued_bytes 268435456
-max_inflight_messages 64
+max_inflight_messages 20
 log_dest stderr
 log_type error
 log_type warning
 """
-"""Never ``message_size_limit``: clients would send a refused message again and again."""
+"""``max_inflight_messages`` bounds the copies that wait for one slow client: 5 MB of blocks, where 64 took 16.
+Never set ``message_size_limit``: clients would send a refused message again and again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Neither paho nor mosquitto sets TCP_NODELAY; without it a small request and its 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -32,8 +33,10 @@ from federation.transport.broker_address import BrokerAddress, Credentials
 from federation.transport.interfaces import OnMessage, Will
 
 CONNECT_TIMEOUT_S = 5.0
+GOODBYE_TIMEOUT_S = 1.0
 WILL_DELAY_S = 5
-MAX_INFLIGHT = 64
+MAX_INFLIGHT = 20
+"""What mosquitto announces as its receive maximum; paho does not read the announcement."""
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 _UNSUPPORTED_VERSION = 132
@@ -90,6 +93,7 @@ class Connection:
         self.max_packet_bytes = USUAL_PACKET_BYTES
         self.acknowledged: deque[int] = deque()
         self._opened = self._refused = False
+        self._gone = threading.Event()
         self._plan = plan
         self._topics = topics
         self._on_message = on_message
@@ -120,8 +124,13 @@ class Connection:
         self._client.loop_start()
 
     def close(self) -> None:
-        """Say goodbye and join paho's thread."""
+        """Say goodbye and join paho's thread; a peer that no longer reads can't hold us up."""
         self._client.disconnect()
+        if not self.dead and not self._gone.wait(GOODBYE_TIMEOUT_S):
+            sock: Any = self._client.socket()
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
         self._client.loop_stop()
 
     def subscribe(self, topics: Sequence[str]) -> None:
@@ -218,6 +227,7 @@ class Connection:
             hint = " (does it ask for a client certificate?)" if self._plan.context is not None else ""
             self.problem = f"broker closed the connection before it answered{hint}"
         self.ended = True
+        self._gone.set()
         self._wake.set()
 
     def _published(

@@ -54,6 +54,7 @@ class Outgoing:
             KeyError: A blob is not in the store.
             ArtefactRejected: A blob is damaged on our own disk.
             MalformedMessage: The offer breaks a limit of the protocol or of the broker.
+            OSError: Our disk refuses.
         """
         max_payload = self._max_payload_bytes()
         block_bytes = max(MIN_BLOCK_BYTES, min(BLOCK_BYTES, max_payload - PAYLOAD_RESERVE_BYTES))
@@ -148,7 +149,7 @@ class Outgoing:
     def _guarded_push(self, peer: str, now: float) -> list[Event]:
         try:
             self._push(peer, now)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # our disk, or a broker that now takes less than before
             return self._fail(peer, error)
         return []
 

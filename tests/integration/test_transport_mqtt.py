@@ -305,6 +305,23 @@ def test_the_last_will_speaks_for_the_dead_and_not_for_who_said_goodbye(broker_u
         polite.stop()
 
 
+@needs_mosquitto
+def test_stopping_does_not_wait_for_a_broker_that_no_longer_reads() -> None:
+    with open_broker(None, log=log) as handle:
+        assert handle.pid is not None
+        session, _ = listen(handle.url, "cam-1", "t")
+        until(lambda: session.connected)
+        os.kill(handle.pid, signal.SIGSTOP)
+        try:
+            for _ in range(30):
+                session.publish("t", bytes(1_000_000))
+            started = time.monotonic()
+            session.stop()
+            assert time.monotonic() - started < 6
+        finally:
+            os.kill(handle.pid, signal.SIGCONT)
+
+
 class Authority:
     """A certificate authority in a folder."""
 

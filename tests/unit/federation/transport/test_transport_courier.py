@@ -337,6 +337,15 @@ def test_a_blob_that_vanishes_while_it_travels_is_a_failure_not_a_crash(tmp_path
     assert isinstance(cam.failed[0].error, OSError)
 
 
+def test_a_broker_that_takes_less_than_before_ends_a_transfer_with_an_event(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(40 * BLOCK))
+    yard.broker.max_payload_bytes = 100_000
+    yard.run()
+    assert isinstance(cam.failed[0].error, ValueError)
+
+
 def test_what_all_share_is_published_once(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1", "cam-2", "cam-3")
     manifest = yard.aggregator.offer("*", os.urandom(30 * BLOCK))
