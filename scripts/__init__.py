@@ -1,0 +1,1 @@
+"""What is run from a checkout: the demo and its report."""

@@ -1,0 +1,180 @@
+"""The demo while it runs: a live table on a terminal, one plain line per event anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scripts.fleet_record import ClientRound, FleetRecord, Round
+from scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent
+
+_STATE_STYLES = {"training": "yellow", "uploaded": "cyan", "done": "green", "online": "green"}
+
+
+def live_view(record: FleetRecord, *, elapsed_s: float, note: str = "") -> RenderableType:
+    """Return what the terminal shows: where the run stands, the clients now, and all rounds so far.
+
+    Args:
+        record: what happened.
+        elapsed_s: since the start of the demo.
+        note: a line about what else goes on.
+    """
+    parts: list[RenderableType] = [Text(_headline(record, elapsed_s), style="bold")]
+    if record.clients:
+        parts.append(_clients_table(record))
+    if any(found.num_uploads for found in record.rounds.values()):
+        parts.append(rounds_table(record))
+    parts += [Text(f"! {trouble}", style="red") for trouble in record.troubles[-3:]]
+    if note:
+        parts.append(Text(note, style="dim"))
+    return Group(*parts)
+
+
+def rounds_table(record: FleetRecord) -> Table:
+    """Return a row per round: uploads, everybody's accuracy, sub-generators, bytes, duration."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="rounds", title_justify="left", title_style="dim")
+    for name in ("round", "uploads", *record.names, "mean", "sub-gens sent", "up", "down", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index in sorted(record.rounds):
+        found = record.rounds[index]
+        if found.num_uploads:
+            table.add_row(*_round_cells(found, record))
+    return table
+
+
+def event_line(event: Mapping[str, Any], record: FleetRecord) -> str:
+    """Return one plain line about an event, or nothing if it isn't worth one; ``record`` has taken it already."""
+    kind = str(event.get("event"))
+    if kind in _TROUBLES:
+        return f"{kind}: " + ", ".join(f"{key} {value}" for key, value in event.items() if key not in {"event", "time"})
+    line = _LINES.get(kind)
+    return "" if line is None else line(event, record)
+
+
+def _started_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"aggregator: {event['method']}, {event['num_rounds']} rounds of {event['clients']} clients"
+
+
+def _opened_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"round {event['round']}: open, {event['expected']} uploads expected"
+
+
+def _online_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"{event['client']}: online, {event.get('device')} with {event.get('provider')}"
+
+
+def _gone_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"{event['client']}: gone ({event.get('reason')})"
+
+
+def _committed_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"round {event['round']}: aggregated in {event.get('aggregate_s', 0):.1f} s"
+
+
+def _upload_line(event: Mapping[str, Any], record: FleetRecord) -> str:
+    who, found = str(event["client"]), record.rounds[int(event["round"])]
+    client = found.clients[who]
+    again = ", all of classes met before" if client.known_before else ""
+    return (
+        f"round {found.index}: {who} uploaded {_share(client)} sub-generators{again}, {megabytes(client.bytes_up)} "
+        f"({found.num_uploads} of {found.expected} uploads)"
+    )
+
+
+def _report_line(event: Mapping[str, Any], record: FleetRecord) -> str:
+    who, index = str(event["client"]), int(event["round"]) - 1
+    if index < 0:
+        return f"{who}: serves its first model, {megabytes(record.clients[who].first_bytes)} received"
+    found = record.rounds[index]
+    client = found.clients[who]
+    line = (
+        f"round {index}: {who} serves v{event.get('version')}, accuracy {percent(client.accuracy)} on "
+        f"{client.num_test} test images, {megabytes(client.bytes_down)} down, swapped in {milliseconds(client.swap_s)}"
+    )
+    if found.mean_accuracy is not None:
+        line += f"; mean of the fleet {percent(found.mean_accuracy)}"
+    return line
+
+
+def _finished_line(event: Mapping[str, Any], _: FleetRecord) -> str:
+    return f"run finished after {event.get('rounds')} rounds"
+
+
+_LINES: dict[str, Callable[[Mapping[str, Any], FleetRecord], str]] = {
+    "aggregator started": _started_line,
+    "round opened": _opened_line,
+    "client online": _online_line,
+    "client gone": _gone_line,
+    "upload accepted": _upload_line,
+    "round committed": _committed_line,
+    "client report": _report_line,
+    "run finished": _finished_line,
+}
+_TROUBLES = frozenset({"upload rejected", "download refused", "download failed", "round extended", "transfer failed"})
+
+
+def _headline(record: FleetRecord, elapsed_s: float) -> str:
+    current = record.current
+    if current is None:
+        return f"{clock(elapsed_s)}  starting the aggregator and the clients"
+    if record.finished:
+        return f"{clock(elapsed_s)}  all {record.num_rounds} rounds are done"
+    doing = "aggregating" if current.num_uploads >= current.expected else "open"
+    return (
+        f"{clock(elapsed_s)}  round {current.index} (of 0 to {record.num_rounds - 1}): {doing}, "
+        f"{current.num_uploads} of {current.expected} uploads"
+    )
+
+
+def _clients_table(record: FleetRecord) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="clients", title_justify="left", title_style="dim")
+    columns = ("client", "state", "round", "serves", "accuracy", "sub-gens sent", "up", "down", "swap")
+    for name in columns:
+        table.add_column(name, justify="left" if name in {"client", "state"} else "right", no_wrap=True)
+    for name in record.names:
+        client = record.clients[name]
+        index, last = _newest(name, record)
+        down = client.first_bytes if index is None else last.bytes_down
+        table.add_row(
+            name,
+            Text(client.state, style=_STATE_STYLES.get(client.state, "")),
+            UNKNOWN if index is None else str(index),
+            f"v{client.version}" if client.version else UNKNOWN,
+            percent(last.accuracy),
+            _share(last),
+            megabytes(last.bytes_up),
+            megabytes(down or None),
+            milliseconds(last.swap_s),
+        )
+    return table
+
+
+def _newest(name: str, record: FleetRecord) -> tuple[int | None, ClientRound]:
+    """The newest round that this client did something in, the accuracy carried over until it is measured anew."""
+    mine = [found for _, found in sorted(record.rounds.items()) if name in found.clients]
+    return (mine[-1].index, mine[-1].clients[name]) if mine else (None, ClientRound())
+
+
+def _round_cells(found: Round, record: FleetRecord) -> list[RenderableType]:
+    clients = [found.clients.get(name, ClientRound()) for name in record.names]
+    sent, held = found.total("sent"), found.total("held")
+    again = any(client.known_before and client.sent == 0 for client in clients)
+    return [
+        str(found.index),
+        f"{found.num_uploads} of {found.expected}",
+        *(percent(client.accuracy) for client in clients),
+        Text(percent(found.mean_accuracy), style="bold"),
+        Text(f"{sent} of {held}", style="green" if again else ""),
+        megabytes(found.total("bytes_up")),
+        megabytes(found.total("bytes_down") or None),
+        UNKNOWN if found.round_s is None else f"{found.round_s:.0f} s",
+    ]
+
+
+def _share(client: ClientRound) -> str:
+    return UNKNOWN if client.sent is None else f"{client.sent} of {client.held}"

@@ -1,0 +1,284 @@
+"""What happened in a fleet, from the aggregator's journal: the live table and the report show the same record.
+
+The report that a client sends for the download of round r measures what rounds 0 to r - 1 taught it, so its numbers
+belong to round r - 1 here; those for round 0 come before any training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class ClientRound:
+    """One client in one round; None is "not known yet".
+
+    Attributes:
+        classes: class ids of its round data.
+        known_before: it had met all of these classes in earlier rounds.
+        sent: sub-generators that went up.
+        held: sub-generators that it has.
+        bytes_up: of its upload, on the wire.
+        bytes_down: of the download that answers it, on the wire, its copy of what all clients share included.
+        accuracy: of the model that it serves after the round, on its cumulative test data.
+        num_test: size of these data.
+        train_s: wall time of its local round.
+        swap_s: loading, probing and swapping the model that came back.
+        frames: frames answered so far.
+        latency_p95_s: of an answer.
+    """
+
+    classes: tuple[int, ...] = ()
+    known_before: bool = False
+    sent: int | None = None
+    held: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    accuracy: float | None = None
+    num_test: int | None = None
+    train_s: float | None = None
+    swap_s: float | None = None
+    frames: int | None = None
+    latency_p95_s: float | None = None
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of the fleet.
+
+    Attributes:
+        index: counted from 0.
+        expected: uploads that close it at once.
+        opened_at: seconds since the epoch.
+        is_committed: its result is durable.
+        aggregate_s: wall time of the aggregation.
+        round_s: from opening to commit.
+        weights: client -> client -> share in its personalised model.
+        clients: client -> what it did.
+    """
+
+    index: int
+    expected: int
+    opened_at: float = 0.0
+    is_committed: bool = False
+    aggregate_s: float | None = None
+    round_s: float | None = None
+    weights: dict[str, dict[str, float]] = field(default_factory=dict)
+    clients: dict[str, ClientRound] = field(default_factory=dict)
+
+    @property
+    def num_uploads(self) -> int:
+        """Uploads accepted so far."""
+        return sum(client.bytes_up is not None for client in self.clients.values())
+
+    @property
+    def mean_accuracy(self) -> float | None:
+        """Mean over the clients of what they serve; None until every expected client has told."""
+        found = [client.accuracy for client in self.clients.values() if client.accuracy is not None]
+        return sum(found) / len(found) if found and len(found) >= self.expected else None
+
+    def total(self, name: str) -> int:
+        """Sum of a count over the clients that have it."""
+        return sum(getattr(client, name) or 0 for client in self.clients.values())
+
+
+@dataclass(slots=True)
+class Client:
+    """One client now.
+
+    Attributes:
+        state: a few words for the live table.
+        device: device profile and execution provider.
+        version: of the model that it serves; 0 before the first.
+        first_bytes: what it received before round 0: graphs and the first model.
+        seen: class id -> samples met so far.
+    """
+
+    state: str = "starting"
+    device: str = ""
+    version: int = 0
+    first_bytes: int = 0
+    seen: dict[int, int] = field(default_factory=dict)
+
+
+class FleetRecord:
+    """Takes journal events one by one; unknown kinds are passed over.
+
+    Attributes:
+        spec: the fleet's: method, settings, task, run seed.
+        num_rounds: how many were asked for; 0 before the aggregator has begun.
+        rounds: round index -> round.
+        clients: client id -> client, in the order in which they came.
+        started_at: seconds since the epoch, of the first event.
+        ended_at: of the newest event.
+        finished: all rounds are done.
+        troubles: uploads and downloads that were refused or failed, as sentences.
+    """
+
+    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.spec: dict[str, Any] = {}
+        self.num_rounds = 0
+        self.rounds: dict[int, Round] = {}
+        self.clients: dict[str, Client] = {}
+        self.started_at = 0.0
+        self.ended_at = 0.0
+        self.finished = False
+        self.troubles: list[str] = []
+        self._expected = 0
+        self._handlers = {
+            "aggregator started": self._started,
+            "round opened": self._opened,
+            "client online": self._online,
+            "client gone": self._gone,
+            "upload accepted": self._uploaded,
+            "upload rejected": self._refused,
+            "download refused": self._refused,
+            "download failed": self._refused,
+            "round closed": self._closed,
+            "round committed": self._committed,
+            "client report": self._reported,
+            "run finished": self._finished,
+        }
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take the next event."""
+        at = float(event.get("time", 0.0))
+        self.started_at = self.started_at or at
+        self.ended_at = max(self.ended_at, at)
+        handler = self._handlers.get(str(event.get("event")))
+        if handler is not None:
+            handler(event)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the fleet's task."""
+        return tuple(self.spec.get("task", {}).get("class_names", ()))
+
+    @property
+    def current(self) -> Round | None:
+        """The newest round."""
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    @property
+    def names(self) -> list[str]:
+        """Client ids, sorted."""
+        return sorted(self.clients)
+
+    def committed_rounds(self) -> list[Round]:
+        """Rounds with a result, in order."""
+        return [self.rounds[index] for index in sorted(self.rounds) if self.rounds[index].is_committed]
+
+    def is_complete(self) -> bool:
+        """Whether the run is over and every client has told what it serves at the end."""
+        current = self.current
+        return self.finished and current is not None and current.mean_accuracy is not None
+
+    def _client(self, event: Mapping[str, Any]) -> Client:
+        return self.clients.setdefault(str(event["client"]), Client())
+
+    def _round(self, index: int) -> Round:
+        return self.rounds.setdefault(index, Round(index, self._expected))
+
+    def _client_round(self, event: Mapping[str, Any], index: int) -> ClientRound:
+        return self._round(index).clients.setdefault(str(event["client"]), ClientRound())
+
+    def _started(self, event: Mapping[str, Any]) -> None:
+        self.spec = dict(event.get("spec") or {})
+        self.num_rounds = int(event.get("num_rounds") or 0)
+        self._expected = int(event.get("clients", 0))
+
+    def _opened(self, event: Mapping[str, Any]) -> None:
+        opened = self._round(int(event["round"]))
+        opened.expected = int(event.get("expected", opened.expected))
+        opened.opened_at = opened.opened_at or float(event.get("time", 0.0))
+
+    def _online(self, event: Mapping[str, Any]) -> None:
+        client = self._client(event)
+        client.state = "online"
+        client.device = f"{event.get('device', '')} ({event.get('provider', '')})"
+
+    def _gone(self, event: Mapping[str, Any]) -> None:
+        self._client(event).state = "done" if self.finished else f"gone ({event.get('reason', '')})"
+
+    def _uploaded(self, event: Mapping[str, Any]) -> None:
+        client, found = self._client(event), self._client_round(event, int(event["round"]))
+        client.state = "uploaded"
+        found.bytes_up = int(event.get("bytes", 0))
+        found.sent = int(event.get("sub_generators", 0))
+        facts = event.get("facts") or {}
+        seen = {int(class_id): int(count) for class_id, count in (facts.get("seen") or {}).items()}
+        found.classes = tuple(c for c in sorted(seen) if seen[c] > client.seen.get(c, 0))
+        found.known_before = bool(found.classes) and all(c in client.seen for c in found.classes)
+        found.held = len(seen)
+        client.seen = seen
+
+    def _refused(self, event: Mapping[str, Any]) -> None:
+        reason = event.get("detail") or event.get("reason") or "no reason given"
+        self.troubles.append(f"round {event.get('round')}, {event.get('client')}: {event.get('event')} ({reason})")
+        self._client(event).state = str(event["event"])
+
+    def _closed(self, event: Mapping[str, Any]) -> None:
+        for client in self.clients.values():
+            if client.state == "uploaded":
+                client.state = "waiting for its model"
+
+    def _committed(self, event: Mapping[str, Any]) -> None:
+        found = self._round(int(event["round"]))
+        found.is_committed = True
+        found.weights = {who: dict(shares) for who, shares in (event.get("weights") or {}).items()}
+        found.aggregate_s, found.round_s = event.get("aggregate_s"), event.get("round_s")
+
+    def _reported(self, event: Mapping[str, Any]) -> None:
+        client, metrics = self._client(event), event.get("metrics") or {}
+        client.version = int(event.get("version", 0))
+        received = int(metrics.get("bytes_down", 0))
+        index = int(event["round"]) - 1
+        client.state = "done" if self.num_rounds and index + 1 >= self.num_rounds else "training"
+        if index < 0:
+            client.first_bytes += received
+            return
+        found = self._client_round(event, index)
+        found.bytes_down = received
+        found.accuracy = metrics.get("accuracy")
+        found.num_test = int(metrics.get("num_test", 0))
+        found.train_s, found.swap_s = metrics.get("train_s"), metrics.get("swap_s")
+        found.latency_p95_s = metrics.get("latency_p95_s")
+        found.frames = int(metrics.get("frames", 0))
+        found.held = int(metrics.get("sub_generators_held", found.held or 0))
+
+    def _finished(self, event: Mapping[str, Any]) -> None:
+        self.finished = True
+
+
+class JournalTail:
+    """Reads what was appended to a journal since the last look; a line still being written waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_events(self) -> list[dict[str, Any]]:
+        """Return the events of all lines completed since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        events = []
+        for line in complete.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+        return events

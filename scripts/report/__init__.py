@@ -1,0 +1,49 @@
+"""The demo's report: one HTML file without external resources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from federation.streams.datasets import Dataset
+from models.specs import TaskSpec
+from scripts.report.facts import Facts, read_facts
+from scripts.report.page import page
+from scripts.report.samples import generated_pictures, real_pictures
+from scripts.report.sentences import summary
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A written report.
+
+    Attributes:
+        path: the HTML file.
+        facts: its numbers.
+        summary: the run in a few lines, for a terminal.
+    """
+
+    path: Path
+    facts: Facts
+    summary: list[str]
+
+
+def write_report(out: Path, data: Dataset) -> Report:
+    """Read the finished demo in ``out`` and write ``report.html`` there.
+
+    Args:
+        out: the demo's folder.
+        data: for real images beside the generated ones.
+
+    Raises:
+        ReplayfleetError: The demo didn't finish; says what is missing.
+    """
+    facts = read_facts(out)
+    task = msgspec.convert(facts.record.spec["task"], type=TaskSpec)
+    generated = generated_pictures(out / "aggregator", task, int(facts.record.spec["run_seed"]))
+    text = page(facts, generated, real_pictures(data))
+    path = out / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return Report(path, facts, summary(facts))

@@ -1,0 +1,120 @@
+"""Accuracy over rounds as inline SVG; its colours are the page's, so it follows light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 58, 14, 38
+_GRID = (0, 25, 50, 75, 100)
+_LABEL_GAP = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        label: what a reader sees when pointing at it.
+        values: shares in [0, 1], one per round; None where nothing was measured.
+        style: CSS class.
+        has_end: write its last value beside it.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    style: str
+    has_end: bool = True
+
+
+def line_chart(lines: Sequence[Line], *, changes: Sequence[int], change_name: str, size: tuple[int, int]) -> str:
+    """Return an SVG element; the lines later in the list are drawn on top.
+
+    Args:
+        lines: at least one, with equally many rounds.
+        changes: rounds before which the stream changes.
+        change_name: what happens there.
+        size: (width, height) of the drawing; text keeps its size.
+    """
+    frame = _Frame(size, max(len(line.values) for line in lines))
+    parts = [_grid(frame), *(_change(frame, index, change_name) for index in changes if index < frame.num_rounds)]
+    parts += [_curve(frame, line) for line in lines]
+    parts += _ends(frame, lines)
+    width, height = size
+    title = "Accuracy after each round"
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">'
+        f"<title>{title}</title>{''.join(parts)}</svg>"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    size: tuple[int, int]
+    num_rounds: int
+
+    def x(self, index: float) -> float:
+        width = self.size[0] - _LEFT - _RIGHT
+        return _LEFT + width * (index / max(1, self.num_rounds - 1) if self.num_rounds > 1 else 0.5)
+
+    def y(self, share: float) -> float:
+        return _TOP + (self.size[1] - _TOP - _BOTTOM) * (1 - share)
+
+
+def _grid(frame: _Frame) -> str:
+    parts = []
+    right, bottom = frame.size[0] - _RIGHT, frame.size[1] - _BOTTOM
+    for level in _GRID:
+        y = frame.y(level / 100)
+        style = "axis" if level == 0 else "grid"
+        parts.append(f'<line class="{style}" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{level} %</text>')
+    parts += [
+        f'<text class="tick" x="{frame.x(index):.1f}" y="{bottom + 18}" text-anchor="middle">{index}</text>'
+        for index in _ticks(frame.num_rounds)
+    ]
+    middle = (_LEFT + right) / 2
+    parts.append(f'<text class="tick" x="{middle:.1f}" y="{bottom + 34}" text-anchor="middle">round</text>')
+    return "".join(parts)
+
+
+def _ticks(num_rounds: int) -> list[int]:
+    step = max(1, -(-num_rounds // 12))
+    return list(range(0, num_rounds, step))
+
+
+def _change(frame: _Frame, index: int, name: str) -> str:
+    x = frame.x(index - 0.5)
+    top, bottom = frame.y(1), frame.y(0)
+    return (
+        f'<line class="change" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}">'
+        f"<title>{html.escape(name)}</title></line>"
+    )
+
+
+def _curve(frame: _Frame, line: Line) -> str:
+    points = [(frame.x(i), frame.y(value), i, value) for i, value in enumerate(line.values) if value is not None]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
+    label = html.escape(line.label)
+    parts = [f'<polyline class="curve {line.style}" points="{path}"><title>{label}</title></polyline>']
+    if line.has_end:
+        parts += [
+            f'<circle class="dot {line.style}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+            f"<title>{label}, round {i}: {100 * value:.1f} %</title></circle>"
+            for x, y, i, value in points
+        ]
+    return "".join(parts)
+
+
+def _ends(frame: _Frame, lines: Sequence[Line]) -> list[str]:
+    """Last values, moved apart where they would cover each other."""
+    ends = [(frame.y(line.values[-1]), line) for line in lines if line.has_end and line.values[-1] is not None]
+    ends.sort(key=lambda end: end[0])
+    parts, lowest = [], float("-inf")
+    for y, line in ends:
+        lowest = max(y, lowest + _LABEL_GAP)
+        last = line.values[-1] or 0.0
+        x = frame.x(len(line.values) - 1) + 10
+        parts.append(f'<text class="end {line.style}" x="{x:.1f}" y="{lowest + 5:.1f}">{100 * last:.1f}</text>')
+    return parts

@@ -1,0 +1,27 @@
+"""Numbers as people read them; "·" where nothing is known yet."""
+
+from __future__ import annotations
+
+UNKNOWN = "·"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in [0, 1] as ``87.3 %``."""
+    return UNKNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def megabytes(size_bytes: float | None) -> str:
+    """Return ``2.7 MB``, or kilobytes where that would round to little."""
+    if size_bytes is None:
+        return UNKNOWN
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return ``41 ms``."""
+    return UNKNOWN if seconds is None else f"{1e3 * seconds:.0f} ms"
+
+
+def clock(seconds: float) -> str:
+    """Return ``4:07`` minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
