@@ -60,15 +60,18 @@ def pumped_until_it_ends(process: subprocess.Popen[bytes], clients: list[TinyCli
     return process.returncode
 
 
-def test_an_aggregator_killed_in_two_rounds_ends_with_the_same_bits(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "steps", [KILLED_AT, pytest.param(tuple(Step), marks=pytest.mark.slow)], ids=["two steps", "every step"]
+)
+def test_an_aggregator_killed_over_and_over_ends_with_the_same_bits(
+    steps: tuple[Step, ...], tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("os.fsync", lambda handle: None)
     folder = tmp_path / "mqtt"
     folder.mkdir()
     clients = [TinyClient(Mqtt(url), name, tmp_path / name) for name in ("cam-1", "cam-2", "cam-3")]
     try:
-        for step in KILLED_AT:
+        for step in steps:
             assert pumped_until_it_ends(started(folder, url, step.value), clients) == -signal.SIGKILL
         assert pumped_until_it_ends(started(folder, url, ""), clients) == 0
     finally:
