@@ -131,14 +131,39 @@ class MqttWorld(World):
 
 
 @pytest.fixture
-def mqtt_world(place: Path) -> Iterator[MqttWorld]:
+def mqtt_world(place: Path, request: pytest.FixtureRequest) -> Iterator[MqttWorld]:
     if shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is None:
         pytest.skip("no mosquitto on this machine")
+    options = getattr(request, "param", {"num_clients": 1, "num_rounds": 2})
     with open_broker(None, log=logging.getLogger(__name__)) as broker:
         MqttWorld.url = broker.url
-        world = MqttWorld(place, num_clients=1, num_rounds=2)
+        world = MqttWorld(place, **options)
         yield world
         world.close()
+
+
+@pytest.mark.parametrize("mqtt_world", [{"num_clients": 2, "num_rounds": 3, "deadline_s": 15.0}], indirect=True)
+def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catches_up(
+    mqtt_world: MqttWorld, place: Path
+) -> None:
+    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
+    process = subprocess.Popen(words, cwd=place)
+    mqtt_world.start_client("cam-1", 1)
+    mqtt_world.until((place / "data" / "round-data.safetensors").exists)
+    process.kill()
+    process.wait(timeout=10)
+    mqtt_world.until(lambda: events(mqtt_world, "round committed") != [])
+    (closed,) = events(mqtt_world, "round closed")
+    assert closed["round"] == 0
+    assert {entry["client"] for entry in events(mqtt_world, "upload accepted") if entry["round"] == 0} == {"cam-1"}
+
+    again = subprocess.Popen(words, cwd=place)
+    mqtt_world.until(lambda: again.poll() is not None, limit_s=90.0)
+    assert again.returncode == 0
+    later = {entry["round"] for entry in events(mqtt_world, "upload accepted") if entry["client"] == "cam-0"}
+    assert later
+    assert later <= {1, 2}
+    assert [entry["round"] for entry in events(mqtt_world, "round committed")] == [0, 1, 2]
 
 
 def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(

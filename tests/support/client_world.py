@@ -97,11 +97,19 @@ class TrainerThread:
 class World:
     """A broker, an aggregator and clients, all pumped by the test's thread."""
 
-    def __init__(self, folder: Path, method: str = "fedavg", *, num_clients: int = 2, num_rounds: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        method: str = "fedavg",
+        *,
+        num_clients: int = 2,
+        num_rounds: int = 2,
+        deadline_s: float = 60.0,
+    ) -> None:
         settings = FEDAVG if method == "fedavg" else PFEDGRP
         self.spec = make_spec("fleet", method, TASK, preset="tiny", overrides=settings, run_seed=3)
         built = method_of(self.spec)
-        rules = RoundRules(num_clients, min_clients=1, deadline_s=60.0, num_rounds=num_rounds)
+        rules = RoundRules(num_clients, min_clients=1, deadline_s=deadline_s, num_rounds=num_rounds)
         self.fleet = Fleet(self.spec, built, eager_sampler(TASK), OnnxExporter(built, TASK), rules)
         self.folder = folder
         self.broker = MemoryBroker()
