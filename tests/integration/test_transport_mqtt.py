@@ -306,6 +306,26 @@ def test_the_last_will_speaks_for_the_dead_and_not_for_who_said_goodbye(broker_u
 
 
 @needs_mosquitto
+def test_what_a_dying_broker_did_not_acknowledge_goes_to_the_next_one() -> None:
+    port = free_port()
+    talker, _ = listen(f"mqtt://127.0.0.1:{port}", "talker")
+    try:
+        with open_broker(None, log=log, port=port) as handle:
+            assert handle.pid is not None
+            until(lambda: talker.connected)
+            os.kill(handle.pid, signal.SIGSTOP)
+            talker.publish("t", b"1", retain=True)
+            time.sleep(0.1)
+            os.kill(handle.pid, signal.SIGKILL)
+        with open_broker(None, log=log, port=port) as handle:
+            _, inbox = watcher = listen(handle.url, "watcher", "t")
+            assert inbox.get(timeout=15) == ("t", b"1")
+            watcher[0].stop()
+    finally:
+        talker.stop()
+
+
+@needs_mosquitto
 def test_stopping_does_not_wait_for_a_broker_that_no_longer_reads() -> None:
     with open_broker(None, log=log) as handle:
         assert handle.pid is not None

@@ -10,8 +10,10 @@ from support.couriers import FLEET, Clock, End, a_manifest, run
 from federation.errors import MalformedMessage, Reason
 from federation.protocol import topics
 from federation.protocol.codec import encode
-from federation.protocol.messages import Announcement, FleetSpec, Presence, Progress, Report
+from federation.protocol.messages import Announcement, FleetSpec, Presence, Progress, Report, Verdict
+from federation.protocol.tensors import compress
 from federation.transport.courier import FleetCourier
+from federation.transport.interfaces import Offered
 from federation.transport.memory import MemoryBroker
 from federation.transport.wire import TransferLimits
 
@@ -257,6 +259,58 @@ def test_bytes_that_do_not_verify_are_refused_and_the_sender_checks_its_own(tmp_
     assert cam.concluded[1].verdict.accepted
 
 
+def test_a_compressed_blob_with_other_content_is_refused_too(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = floats(100_000)
+    name = cam.store.put(blob)
+    encoded = cam.store.encoded(name)
+    assert encoded.encoding == "shuffle4-zstd"
+    encoded.path.write_bytes(compress(floats(100_000, seed=1))[1])
+    cam.courier.send("cam-1", a_manifest("cam-1", blob), [name], yard.clock.now)
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Failed"]
+    assert not yard.aggregator.store.has(name)
+    cam.offer("cam-1", blob)
+    yard.run()
+    assert yard.aggregator.store.read(name) == blob
+
+
+def test_a_service_that_decides_late_finds_the_first_window_waiting(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    yard.aggregator.accepting = False
+    cam.offer("cam-1", os.urandom(6 * BLOCK))
+    yard.aggregator.work()
+    (offered,) = yard.aggregator.events
+    assert isinstance(offered, Offered)
+    yard.aggregator.act(yard.aggregator.courier.accept("cam-1", offered.offer, yard.clock.now))
+    yard.run()
+    assert cam.concluded[0].verdict.accepted
+    assert cam.courier.counters["blocks_resent"] == 0
+
+
+def test_a_verdict_on_an_earlier_version_of_the_same_bytes_concludes_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", b"same", version=1)
+    yard.aggregator.work()
+    cam.offer("cam-1", b"same", version=2)
+    cam.work()
+    assert cam.concluded == []
+    yard.run()
+    assert [event.verdict.version for event in cam.concluded] == [2]
+
+
+def test_our_own_words_echoed_decide_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    manifest = a_manifest("cam-1", b"x")
+    transfer_id = cam.courier.send("cam-1", manifest, [cam.store.put(b"x")], yard.clock.now)
+    echo = encode(Verdict("client", transfer_id, manifest.round, manifest.version, True))
+    assert cam.courier.handle(topics.control_topic(FLEET, "cam-1"), echo, yard.clock.now) == []
+
+
 def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1")
     (cam,) = yard.cams
@@ -355,6 +409,16 @@ def test_what_all_share_is_published_once(tmp_path: Path) -> None:
         assert kinds(cam) == ["Offered", "Arrived"]
     assert yard.aggregator.courier.counters["bytes_sent"] < 31 * BLOCK
     assert sorted(event.peer for event in yard.aggregator.concluded) == ["cam-1", "cam-2", "cam-3"]
+
+
+def test_a_repeated_verdict_on_a_shared_transfer_is_no_news(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    yard.aggregator.offer("*", b"shared")
+    yard.run()
+    yard.aggregator.courier.resume(yard.clock.now)
+    yard.run()
+    assert kinds(yard.cams[0]) == ["Offered", "Arrived"]
+    assert len(yard.aggregator.concluded) == 1
 
 
 def test_a_laggard_does_not_hold_up_the_others(tmp_path: Path) -> None:
