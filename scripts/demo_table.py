@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from scripts.fleet_record import ClientRound, FleetRecord, Round
-from scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent
+from scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent, short_name
 
+_MAX_CLIENT_COLUMNS = 4
 _STATE_STYLES = {"training": "yellow", "uploaded": "cyan", "done": "green", "online": "green"}
 
 
@@ -36,14 +37,14 @@ def live_view(record: FleetRecord, *, elapsed_s: float, note: str = "") -> Rende
 
 
 def rounds_table(record: FleetRecord) -> Table:
-    """Return a row per round: uploads, everybody's accuracy, sub-generators, bytes, duration."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="rounds", title_justify="left", title_style="dim")
-    for name in ("round", "uploads", *record.names, "mean", "sub-gens sent", "up", "down", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Return a row per round: uploads, accuracies, sub-generators, bytes, duration; fits 80 columns for 3 clients."""
+    names = record.names if len(record.names) <= _MAX_CLIENT_COLUMNS else []
+    table = _table("rounds: accuracy on all that was met so far, and what travelled")
+    for heading in ("round", "uploads", *map(short_name, names), "mean", "sub-gens", "up MB", "down MB", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for index in sorted(record.rounds):
-        found = record.rounds[index]
-        if found.num_uploads:
-            table.add_row(*_round_cells(found, record))
+        if record.rounds[index].num_uploads:
+            table.add_row(*_round_cells(record.rounds[index], names))
     return table
 
 
@@ -131,47 +132,50 @@ def _headline(record: FleetRecord, elapsed_s: float) -> str:
     )
 
 
+def _table(title: str) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="dim"
+    )
+
+
 def _clients_table(record: FleetRecord) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="clients", title_justify="left", title_style="dim")
-    columns = ("client", "state", "round", "serves", "accuracy", "sub-gens sent", "up", "down", "swap")
-    for name in columns:
-        table.add_column(name, justify="left" if name in {"client", "state"} else "right", no_wrap=True)
+    table = _table("clients now (sub-gens: sub-generators sent of those held)")
+    for heading in ("client", "state", "round", "serves", "accuracy", "sub-gens", "up", "down", "swap"):
+        table.add_column(heading, justify="left" if heading in {"client", "state"} else "right", no_wrap=True)
     for name in record.names:
         client = record.clients[name]
-        index, last = _newest(name, record)
-        down = client.first_bytes if index is None else last.bytes_down
+        mine = [found.clients[name] for _, found in sorted(record.rounds.items()) if name in found.clients]
+        down = client.first_bytes or None
         table.add_row(
             name,
             Text(client.state, style=_STATE_STYLES.get(client.state, "")),
-            UNKNOWN if index is None else str(index),
+            UNKNOWN if client.round is None else str(client.round),
             f"v{client.version}" if client.version else UNKNOWN,
-            percent(last.accuracy),
-            _share(last),
-            megabytes(last.bytes_up),
-            megabytes(down or None),
-            milliseconds(last.swap_s),
+            percent(_newest(mine, "accuracy")),
+            _share(mine[-1]) if mine else UNKNOWN,
+            megabytes(_newest(mine, "bytes_up")),
+            megabytes(_newest(mine, "bytes_down") or down),
+            milliseconds(_newest(mine, "swap_s")),
         )
     return table
 
 
-def _newest(name: str, record: FleetRecord) -> tuple[int | None, ClientRound]:
-    """The newest round that this client did something in, the accuracy carried over until it is measured anew."""
-    mine = [found for _, found in sorted(record.rounds.items()) if name in found.clients]
-    return (mine[-1].index, mine[-1].clients[name]) if mine else (None, ClientRound())
+def _newest(rounds: Sequence[ClientRound], name: str) -> Any:
+    """The newest known value: what is served now was measured before the round that is under way."""
+    return next((getattr(found, name) for found in reversed(rounds) if getattr(found, name) is not None), None)
 
 
-def _round_cells(found: Round, record: FleetRecord) -> list[RenderableType]:
-    clients = [found.clients.get(name, ClientRound()) for name in record.names]
-    sent, held = found.total("sent"), found.total("held")
-    again = any(client.known_before and client.sent == 0 for client in clients)
+def _round_cells(found: Round, names: Sequence[str]) -> list[RenderableType]:
+    clients = [found.clients.get(name, ClientRound()) for name in names]
+    again = any(client.known_before and client.sent == 0 for client in found.clients.values())
     return [
         str(found.index),
         f"{found.num_uploads} of {found.expected}",
         *(percent(client.accuracy) for client in clients),
         Text(percent(found.mean_accuracy), style="bold"),
-        Text(f"{sent} of {held}", style="green" if again else ""),
-        megabytes(found.total("bytes_up")),
-        megabytes(found.total("bytes_down") or None),
+        Text(f"{found.total('sent')} of {found.total('held')}", style="bold green" if again else ""),
+        f"{found.total('bytes_up') / 1e6:.1f}",
+        f"{found.total('bytes_down') / 1e6:.1f}" if found.total("bytes_down") else UNKNOWN,
         UNKNOWN if found.round_s is None else f"{found.round_s:.0f} s",
     ]
 

@@ -92,6 +92,7 @@ class Client:
 
     Attributes:
         state: a few words for the live table.
+        round: the round that it works on; None before the first and after the last.
         device: device profile and execution provider.
         version: of the model that it serves; 0 before the first.
         first_bytes: what it received before round 0: graphs and the first model.
@@ -99,6 +100,7 @@ class Client:
     """
 
     state: str = "starting"
+    round: int | None = None
     device: str = ""
     version: int = 0
     first_bytes: int = 0
@@ -208,7 +210,7 @@ class FleetRecord:
 
     def _uploaded(self, event: Mapping[str, Any]) -> None:
         client, found = self._client(event), self._client_round(event, int(event["round"]))
-        client.state = "uploaded"
+        client.state, client.round = "uploaded", int(event["round"])
         found.bytes_up = int(event.get("bytes", 0))
         found.sent = int(event.get("sub_generators", 0))
         facts = event.get("facts") or {}
@@ -226,7 +228,7 @@ class FleetRecord:
     def _closed(self, event: Mapping[str, Any]) -> None:
         for client in self.clients.values():
             if client.state == "uploaded":
-                client.state = "waiting for its model"
+                client.state = "waiting"
 
     def _committed(self, event: Mapping[str, Any]) -> None:
         found = self._round(int(event["round"]))
@@ -239,7 +241,8 @@ class FleetRecord:
         client.version = int(event.get("version", 0))
         received = int(metrics.get("bytes_down", 0))
         index = int(event["round"]) - 1
-        client.state = "done" if self.num_rounds and index + 1 >= self.num_rounds else "training"
+        is_last = bool(self.num_rounds) and index + 1 >= self.num_rounds
+        client.state, client.round = ("done", None) if is_last else ("training", index + 1)
         if index < 0:
             client.first_bytes += received
             return

@@ -25,3 +25,9 @@ def milliseconds(seconds: float | None) -> str:
 def clock(seconds: float) -> str:
     """Return ``4:07`` minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def short_name(client_id: str) -> str:
+    """Return ``c3`` for ``client-3``, so that tables stay narrow; other names as they are."""
+    prefix, _, number = client_id.rpartition("-")
+    return f"c{number}" if prefix == "client" and number.isdecimal() else client_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from scripts.report.line_chart import Line, line_chart
 from scripts.report.samples import Picture
 from scripts.report.sentences import headline, is_quiet, revisit_sentence, spelt
 from scripts.report.settings_section import settings_section
-from scripts.words import UNKNOWN, megabytes, milliseconds, percent
+from scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
 
 _WIDE, _NARROW = (880, 380), (400, 300)
-_HEAT_CROSSOVER = 0.55
+_HEAT_CROSSOVER = 0.82
 """Above this share a cell is so dark that its number is written light."""
 
 
@@ -43,14 +44,18 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>Replayfleet demo</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f'<header><p class="over">Replayfleet demo</p><h1>{first}</h1>\n<p class="lead">{second}</p></header>\n'
-        + "\n".join(sections)
-        + "\n</main>\n</body>\n</html>\n"
+        f'<header><p class="over">Replayfleet demo</p><h1>{_glued(first)}</h1>\n'
+        f'<p class="lead">{_glued(second)}</p></header>\n' + "\n".join(sections) + "\n</main>\n</body>\n</html>\n"
     )
 
 
+def _glued(text: str) -> str:
+    """Keep numbers and their units on one line."""
+    return re.sub(r"(?<=\d) (?=(MB|kB|%|ms|points)(\W|$))", "\N{NO-BREAK SPACE}", text)
+
+
 def _section(name: str, title: str, intro: str, body: str) -> str:
-    return f'<section id="{name}"><h2>{title}</h2><p class="intro">{intro}</p>\n{body}</section>'
+    return f'<section id="{name}"><h2>{title}</h2><p class="intro">{_glued(intro)}</p>\n{body}</section>'
 
 
 def _tiles(facts: Facts) -> str:
@@ -111,7 +116,7 @@ def _rounds_section(facts: Facts) -> str:
         "What each client met, how many of its sub-generators it had to upload, and how well the model that came back "
         "does. A drift gate decides: a sub-generator whose samples the new task model still recognises stays as it is.",
         f'{notes}<div class="card scroll"><table class="rounds"><thead><tr><th>round</th>{head}<th>mean</th>'
-        f"<th>FedAvg</th><th>up</th><th>down</th><th>time</th></tr></thead><tbody>{rows}</tbody></table></div>",
+        f"<th>FedAvg</th><th>uploads</th><th>time</th></tr></thead><tbody>{rows}</tbody></table></div>",
     )
 
 
@@ -122,8 +127,7 @@ def _round_row(facts: Facts, found: Round) -> str:
     seconds = UNKNOWN if found.round_s is None else f"{found.round_s:.0f} s"
     return (
         f'<tr><th scope="row">{found.index}</th>{cells}<td class="own"><b>{percent(found.mean_accuracy)}</b></td>'
-        f'<td class="fedavg">{fedavg}</td><td>{megabytes(facts.up(found).sent)}</td>'
-        f"<td>{megabytes(facts.down(found).sent)}</td><td>{seconds}</td></tr>"
+        f'<td class="fedavg">{fedavg}</td><td>{found.num_uploads} of {found.expected}</td><td>{seconds}</td></tr>'
     )
 
 
@@ -133,9 +137,9 @@ def _client_cell(client: ClientRound | None, class_names: Sequence[str]) -> str:
     classes = ", ".join(html.escape(class_names[c]) if c < len(class_names) else str(c) for c in client.classes)
     sent = f"{client.sent} of {client.held} sent"
     if client.known_before and client.sent == 0:
-        sent = '<span class="badge quiet">met before: nothing sent</span>'
+        sent = '<span class="badge quiet">revisit: nothing sent</span>'
     elif client.known_before:
-        sent = f'<span class="badge drifted">met before, drifted: {client.sent} sent</span>'
+        sent = f'<span class="badge drifted">revisit, drifted: {client.sent} sent</span>'
     return f'<td><b>{percent(client.accuracy)}</b><span class="classes">{classes}</span><span>{sent}</span></td>'
 
 
@@ -151,7 +155,7 @@ def _weights_section(facts: Facts) -> str:
         "Aggregation weights: a row is a client's personalised model, a column whose task model it is mixed from. The "
         "aggregator finds them by replaying each client's own classes from its sub-generators. FedAvg would be "
         f"{1 / count:.2f} everywhere.",
-        f'<div class="heats">{tables}</div>',
+        f'<div class="heats" style="--clients:{count}">{tables}</div>',
     )
 
 
@@ -175,9 +179,7 @@ def _heat_cell(share: float | None, title: str) -> str:
 
 
 def _short(name: str) -> str:
-    """``client-3`` as ``c3``, so that matrices stay small; other names as they are."""
-    prefix, _, number = name.rpartition("-")
-    return f"c{number}" if prefix == "client" and number.isdecimal() else html.escape(name)
+    return html.escape(short_name(name))
 
 
 def _samples_section(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequence[Picture]) -> str:
@@ -187,9 +189,9 @@ def _samples_section(facts: Facts, generated: Mapping[str, Sequence[Picture]], r
     return _section(
         "samples",
         "What the sub-generators remember",
-        "Drawn from the aggregator's cache at the end, as they come, unfiltered. No image has left a device: this is "
-        "all that the aggregator knows. The number says how many of 64 samples the client's own task model takes for "
-        "the class; replay uses only those.",
+        "Drawn from the aggregator's cache at the end, as they come, unfiltered. The "
+        "aggregator never sees an image: this is what it replays. The number says how many of 64 samples the client's "
+        "own task model takes for the class; replay keeps those only.",
         "".join(blocks),
     )
 
@@ -203,7 +205,8 @@ def _picture(picture: Picture, class_names: Sequence[str]) -> str:
     known = picture.class_id < len(class_names)
     name = html.escape(class_names[picture.class_id]) if known else str(picture.class_id)
     share = "" if picture.recognised is None else f"<i>{100 * picture.recognised:.0f} %</i>"
-    return f'<figure><img src="{picture.data_uri}" alt="{name}"><figcaption>{name}{share}</figcaption></figure>'
+    caption = f"<figcaption><span>{name}</span>{share}</figcaption>"
+    return f'<figure><img src="{picture.data_uri}" alt="{name}">{caption}</figure>'
 
 
 def _bytes_section(facts: Facts) -> str:

@@ -25,7 +25,7 @@ def settings_section(facts: Facts) -> str:
         "settings": demo.get("preset", ""),
         "fleet's time": f"{clock(facts.record.ended_at - facts.record.started_at)} minutes",
         "FedAvg's simulation": f"{clock(baseline.wall_s)} minutes, beside the fleet",
-        "broker": demo.get("broker", ""),
+        "broker": str(demo.get("broker", "")).partition(",")[0],
         "threads": "1 per process",
     }
     hardware = baseline.hardware
