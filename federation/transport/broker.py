@@ -32,6 +32,7 @@ _PORT_ATTEMPTS = 5
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked child should do little
 
 _CONFIG = """\
 listener {port} 127.0.0.1
@@ -193,8 +194,9 @@ def _check_free(port: int) -> int:
 
 
 def _die_with_parent() -> None:
-    """Runs in the child: the kernel ends it when our process ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Runs in the child: the kernel ends it when the thread that started it ends, however that happens."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
