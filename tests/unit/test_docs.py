@@ -1,0 +1,66 @@
+"""Documentation that the code relies on, and what must never be in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from federation.errors import Reason
+from federation.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+def _headings(page: Path) -> set[str]:
+    return set(re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _anchors(page: Path) -> set[str]:
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _headings(page)}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_a_heading_in_the_list_of_errors(reason: Reason) -> None:
+    assert reason.value in _headings(ROOT / "docs/errors.md")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page_and_a_row_in_reproducibility(name: str) -> None:
+    assert (ROOT / f"docs/methods/{name}.md").is_file()
+    assert f"[{name}](docs/methods/{name}.md)" in (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_page_maps_symbols_to_names_that_the_code_has(name: str) -> None:
+    page = (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
+    table = page.split("## Symbols", 1)[1].split("\n## ", 1)[0]
+    named = set(re.findall(r"^\| [^|]* \| `(\w+)` \|", table, re.MULTILINE))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "federation/methods").rglob("*.py"))
+    assert named
+    assert named <= set(re.findall(r"\w+", code))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in _anchors(linked), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_code_spans_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    spans = re.findall(
+        r"`((?:aggregator|benchmarks|devices|docs|edge_client|export|federation|models|scripts|tests)/[\w./-]*\w)`",
+        text,
+    )
+    missing = [span for span in spans if not (ROOT / span).exists()]
+    assert not missing
