@@ -1,0 +1,111 @@
+"""One client's half of a round, and the sub-generator updates that dominate it.
+
+Three rounds of a ``circulating`` stream over Fashion-MNIST: the very first one (two new classes, no replay), one with
+two new classes and replay of two, and one that meets the first two classes again, where the drift gate decides.
+
+    python -m benchmarks.local_round [--settings paper] [--out benchmarks/results/local_round.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.environment import write_result
+from federation.methods.pfedgrp import PFedGRP
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator, train_sub_generator
+from federation.scenarios.round_data import round_data
+from federation.scenarios.settings import SIZES
+from federation.service.presets import SETTINGS, settings_for
+from federation.service.torch_setup import prepare_torch
+from federation.streams.datasets import Dataset, load_dataset
+from federation.streams.stream import Stream, StreamSettings
+
+ROUNDS = {"first round": 0, "new classes and replay": 1, "known classes": 5}
+"""What a round is like -> its index in a stream of five task types."""
+
+CLIENT = "client-0"
+
+
+def stream_of(dataset: Dataset, preset: str) -> Stream:
+    """Return one client's stream with the preset's number of samples."""
+    settings = StreamSettings(
+        scenario="circulating", num_clients=1, num_rounds=6, samples_per_class=SIZES[preset].samples_per_class
+    )
+    return Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
+
+
+def one_update(method: PFedGRP, dataset: Dataset, stream: Stream) -> float:
+    """Return the seconds that a sub-generator takes to train on one class's samples of one round."""
+    data = round_data(dataset.train, stream.train_indices(0, 0))
+    schedule = GanSchedule(
+        num_epochs=method.sub_generator_epochs,
+        batch_size=method.gan_batch_size,
+        learning_rate=method.gan_learning_rate,
+        betas=(method.gan_beta1, method.gan_beta2),
+        critic_steps_per_generator_step=method.critic_steps_per_generator_step,
+    )
+    rng = torch.Generator().manual_seed(0)
+    images = data.images[data.labels == data.labels[0]]
+    began = time.perf_counter()
+    train_sub_generator(method.task, new_sub_generator(method.task, rng), images, schedule, rng)
+    return time.perf_counter() - began
+
+
+def three_rounds(method: PFedGRP, dataset: Dataset, stream: Stream) -> dict[str, tuple[float, int]]:
+    """Return (seconds of the local round, sub-generators it trained) by kind of round."""
+    sampler = eager_sampler(method.task)
+    state, aggregator = method.initial_states()
+    download = method.initial_download(seeded_generator(0, 0, "initial"))
+    found = {}
+    for kind, index in ROUNDS.items():
+        data = round_data(dataset.train, stream.train_indices(0, index))
+        began = time.perf_counter()
+        state, upload = method.local_round(state, data, download, seeded_generator(0, index, CLIENT), sampler=sampler)
+        found[kind] = (time.perf_counter() - began, upload.num_updates)
+        rng = seeded_generator(0, index, "aggregator")
+        aggregator, downloads = method.aggregate(aggregator, {CLIENT: upload}, rng, sampler=sampler)
+        download = downloads[CLIENT]
+    return found
+
+
+def main() -> None:
+    """Print the times; write JSON with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write JSON here")
+    parser.add_argument("--settings", choices=SETTINGS, default="demo", help="preset of the method and the stream")
+    parser.add_argument("--repeats", type=int, default=3, help="interleaved runs per number")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data-root", type=Path)
+    options = parser.parse_args()
+    prepare_torch(options.threads)
+    dataset = load_dataset("fashion-mnist", data_root=options.data_root)
+    stream = stream_of(dataset, options.settings)
+    method = PFedGRP(task=dataset.task, **settings_for("pfedgrp", options.settings))
+    updates: list[float] = []
+    rounds: list[dict[str, tuple[float, int]]] = []
+    for _ in range(options.repeats):
+        updates.append(one_update(method, dataset, stream))
+        rounds.append(three_rounds(method, dataset, stream))
+    size = f"{stream.settings.samples_per_class} images, {method.sub_generator_epochs} epochs"
+    print(f"sub-generator update ({size})  {statistics.median(updates):7.2f} s", flush=True)
+    result: dict[str, Any] = {"settings": options.settings, "threads": options.threads, "update_s": updates}
+    for kind in ROUNDS:
+        seconds, trained = [each[kind][0] for each in rounds], rounds[0][kind][1]
+        result[kind] = {"local_round_s": seconds, "sub_generators_trained": trained}
+        print(
+            f"local round, {kind:<23} {statistics.median(seconds):7.2f} s, {trained} sub-generators trained", flush=True
+        )
+    if options.out:
+        write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""All benchmarks one after the other, each in a process of its own: ``make bench``.
+
+python -m benchmarks.run [latency local_round aggregation traffic transfer] [--quick] [--out runs/bench]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
+    "latency": ([], ["--repeats", "5"]),
+    "local_round": ([], ["--settings", "tiny", "--repeats", "1"]),
+    "aggregation": ([], ["--repeats", "1"]),
+    "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
+    "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
+}
+"""Module -> (options of a real run, options of a smoke run)."""
+
+
+def main() -> None:
+    """Run what was asked for; exit 1 if any of it failed, after the others ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; none means all")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; its numbers mean nothing")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for the raw results")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"unknown benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
+    warn_if_busy()
+    failed = [
+        name
+        for name in options.names or BENCHMARKS
+        if not run(name, BENCHMARKS[name][options.quick], options.out / f"{name}.json")
+    ]
+    print(f"\nraw results: {options.out}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def warn_if_busy() -> None:
+    """Say so if other work disturbs the numbers."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 0.5 * cores:
+        print(f"this machine is busy (load {load:.1f} on {cores} cores): trust ratios only, and those with care")
+
+
+def run(name: str, arguments: list[str], out: Path) -> bool:
+    """Run one benchmark; whether it succeeded."""
+    print(f"\n== {name}", flush=True)
+    began = time.monotonic()
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out)]
+    done = subprocess.run(command, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, check=False)
+    print(f"   took {time.monotonic() - began:.0f} s", flush=True)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    main()
