@@ -53,7 +53,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], **options: Any) -> No
     from aggregator.settings import AggregatorSettings
     from federation.service.logs import configure_logging
     from federation.service.settings import read_settings, split_overrides
+    from federation.service.torch_setup import let_idle_threads_sleep
 
+    let_idle_threads_sleep()
     given: dict[str, Any] = dict(options)
     if overrides:
         given["set"] = split_overrides(overrides)

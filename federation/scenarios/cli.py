@@ -48,6 +48,9 @@ def fleet_sim(**options: Any) -> None:
         raise SettingsError(f"unknown sampler {options['sampler']!r}{nearest(options['sampler'], _SAMPLERS)}")
     if options["threads"] < 1:
         raise SettingsError(f"--threads is {options['threads']}, expected at least 1")
+    from federation.service.torch_setup import let_idle_threads_sleep
+
+    let_idle_threads_sleep()
     from federation.scenarios.job import Options, prepare
 
     _run(prepare(Options(**options), command=[Path(sys.argv[0]).name, *sys.argv[1:]]))

@@ -46,3 +46,18 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     )
     assert "Usage:" in done.stdout
     assert done.stdout.endswith("loaded: []\n")
+
+
+@pytest.mark.parametrize("module", ["aggregator.cli", "federation.scenarios.cli"])
+def test_idle_threads_sleep_before_torch_is_imported(module: str, tmp_path: Path) -> None:
+    done = _python(
+        "import os, sys\n"
+        "os.environ.pop('OMP_WAIT_POLICY', None)\n"
+        "sys.modules['torch'] = None\n"
+        f"from {module} import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    print(os.environ.get('OMP_WAIT_POLICY'))",
+        *START[module],
+        str(tmp_path / "out"),
+    )
+    assert done.stdout == "PASSIVE\n", done.stderr
