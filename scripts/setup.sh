@@ -98,14 +98,14 @@ get_data() {
     has_fashion_mnist && return
     apt_install dataset-fashion-mnist && has_fashion_mnist && return
     say "no Debian package with Fashion-MNIST here: fetching it with torchvision (30 MB)"
-    $VENV/bin/python - <<'PYTHON' || fail "Fashion-MNIST could not be fetched; put its four idx files into a folder and name it: REPLAYFLEET_DATA=/path make demo"
+    $VENV/bin/python - <<'PYTHON' || say "without Fashion-MNIST the demo can't run: put its four idx files into a folder and name it, REPLAYFLEET_DATA=/path make demo"
 import sys
 from federation.errors import SettingsError
 from federation.streams.datasets import load_dataset
 try:
     load_dataset("fashion-mnist", download=True)
 except SettingsError as error:
-    sys.exit(f"setup: {error}")
+    sys.exit("setup: " + " ".join(str(error).split()))
 PYTHON
 }
 
