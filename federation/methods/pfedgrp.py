@@ -10,8 +10,11 @@ Differences from the paper, where it is silent or contradicts itself:
    worse on the replay than the client's own model or the average.
 3. BatchNorm statistics are mixed with the same weights as parameters.
 4. The critic stays on the client; only generators are uploaded.
-5. A sub-generator is uploaded whenever the aggregator doesn't hold the same one, so that an upload that missed its
+5. ``aggregation_filter = "average"`` lets the round's average model filter the replay of Eq. 3. The paper uses the
+   client's own model, which biases the weights towards it; ``docs/methods/pfedgrp.md`` has the measurement.
+6. A sub-generator is uploaded whenever the aggregator doesn't hold the same one, so that an upload that missed its
    round is made up for in the next.
+7. Eq. 3's descent ends when epochs make no progress (``aggregation_patience``); 0 runs all of them, as the paper does.
 """
 
 from __future__ import annotations
@@ -73,6 +76,8 @@ class PFedGRP:
         warm_start: start a class that is new to a client from another client's cached sub-generator (first version).
             This shows one client's data to another, so it is off unless the operator turns it on.
         replay_per_client: samples that Eq. 3 is solved on.
+        aggregation_filter: who filters that replay: the client's ``own`` model (the paper), which favours weights
+            near 1 for itself, or the round's ``average`` model.
         aggregation_epochs: epochs of Eq. 3's descent.
         aggregation_batch_size: samples per step of Eq. 3's descent.
         aggregation_learning_rate: step size on the weights.
@@ -112,6 +117,7 @@ class PFedGRP:
     critic_steps_per_generator_step: int = 5
     warm_start: bool = False
     replay_per_client: int = 1000
+    aggregation_filter: str = "own"
     aggregation_epochs: int = 20
     aggregation_batch_size: int = 64
     aggregation_learning_rate: float = 0.01
@@ -123,6 +129,7 @@ class PFedGRP:
         checks.task_model_settings(self)
         checks.one_of(("replay", "earlier-classes"), self, "alignment_on")
         checks.one_of(("average", "personalised"), self, "start_from")
+        checks.one_of(("own", "average"), self, "aggregation_filter")
         checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "aggregation_patience"])
         checks.at_least(
             1,
@@ -203,7 +210,10 @@ class PFedGRP:
 
         replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
         replays = [
-            (mixed_ids.index(client_id), self._client_replay(clients[client_id], split_generator(rng), sampler))
+            (
+                mixed_ids.index(client_id),
+                self._client_replay(clients[client_id], average, split_generator(rng), sampler),
+            )
             for client_id in replayed
         ]
         mixtures = personalise_all(self.task, StackedParameters(models), replays, self._search(), split_generator(rng))
@@ -269,8 +279,11 @@ class PFedGRP:
             generators, drawable, sampler, judge, rng, spec=self.task, max_tries_factor=self.max_tries_factor
         )
 
-    def _client_replay(self, client: grp.ClientRecord, rng: torch.Generator, sampler: Sampler) -> Replay:
-        judge = judge_with(self.task, client.task_parameters) if self.filter_replay else None
+    def _client_replay(
+        self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler
+    ) -> Replay:
+        filtering = client.task_parameters if self.aggregation_filter == "own" else average
+        judge = judge_with(self.task, filtering) if self.filter_replay else None
         known = {c: count for c, count in client.seen.items() if c in client.sub_generators}
         counts = counts_for_distribution(known, self.replay_per_client)
         return draw_replay(

@@ -29,16 +29,31 @@ _TINY_TASK_MODEL = {"local_epochs": 2, "batch_size": 16}
 _SMALL_TASK_MODEL = {"local_epochs": 8}
 _DEMO_TASK_MODEL = {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001}
 
+_SHORT_GAN = {
+    "gan_batch_size": 32,
+    "gan_learning_rate": 0.001,
+    "gan_beta1": 0.0,
+    "critic_steps_per_generator_step": 2,
+}
+"""Ten times the paper's step size, for schedules of some 300 critic steps: at the paper's they learn nothing yet."""
+
+_SHORT_AGGREGATION = {
+    "replay_per_client": 128,
+    "aggregation_filter": "average",
+    "aggregation_epochs": 10,
+    "aggregation_batch_size": 32,
+    "aggregation_learning_rate": 0.03,
+}
+
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small": {
         "centralized": _SMALL_TASK_MODEL,
         "fedavg": _SMALL_TASK_MODEL,
         "pfedgrp": {
             **_SMALL_TASK_MODEL,
+            **_SHORT_GAN,
+            **_SHORT_AGGREGATION,
             "sub_generator_epochs": 60,
-            "replay_per_client": 320,
-            "aggregation_epochs": 8,
-            "aggregation_learning_rate": 0.03,
         },
     },
     "demo": {
@@ -46,15 +61,9 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "fedavg": _DEMO_TASK_MODEL,
         "pfedgrp": {
             **_DEMO_TASK_MODEL,
-            "sub_generator_epochs": 100,
-            "gan_batch_size": 32,
-            "gan_learning_rate": 0.001,
-            "gan_beta1": 0.0,
-            "critic_steps_per_generator_step": 2,
-            "replay_per_client": 200,
-            "aggregation_epochs": 10,
-            "aggregation_batch_size": 32,
-            "aggregation_learning_rate": 0.03,
+            **_SHORT_GAN,
+            **_SHORT_AGGREGATION,
+            "sub_generator_epochs": 75,
         },
     },
     "tiny": {

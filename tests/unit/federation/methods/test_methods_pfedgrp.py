@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from federation.methods import pfedgrp
 from federation.methods.fedavg import FedAvg
 from federation.methods.pfedgrp import PFedGRP
 from federation.methods.pfedgrp_records import AggregatorState, ClientState, Download, Upload
 from federation.methods.records import Artefacts
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.task_model import judge_with
 from federation.methods.task_records import TaskUpload
 from tests.support.toy import TOY, accuracy, run_rounds, toy_data
 
@@ -148,6 +150,28 @@ def test_absent_clients_are_served_from_the_cache(first_round: tuple[Download, C
     assert sorted(mixed["a"].weights) == ["a", "b"]
 
 
+def test_the_average_may_filter_the_replay_of_the_aggregation(
+    first_round: tuple[Download, ClientState, Upload],
+) -> None:
+    _, _, upload = first_round
+    asked: list[str] = []
+
+    def judge_spy(spec: Any, parameters: Any) -> Any:
+        same_as_own = all(torch.equal(parameters[k], v) for k, v in upload.task_parameters.items())
+        asked.append("own" if same_as_own else "average")
+        return judge_with(spec, parameters)
+
+    other = replace(upload, task_parameters=TINY.initial_download(seeded_generator(5, 0, "initial")).average)
+    for choice in ("own", "average"):
+        asked.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pfedgrp, "judge_with", judge_spy)
+            replace(TINY, aggregation_filter=choice).aggregate(
+                AggregatorState(), {"a": upload, "b": other}, seeded_generator(0, 0, "x"), sampler=SAMPLER
+            )
+        assert asked[0] == choice
+
+
 def test_warm_start_hands_over_sub_generators_only_if_turned_on(
     first_round: tuple[Download, ClientState, Upload],
 ) -> None:
@@ -200,6 +224,7 @@ def test_impossible_uploads_are_refused(first_round: tuple[Download, ClientState
     [
         ("alignment_on", "all"),
         ("start_from", "own"),
+        ("aggregation_filter", "none"),
         ("local_epochs", -1),
         ("local_epochs", 2.5),
         ("batch_size", 1),
