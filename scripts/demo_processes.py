@@ -117,6 +117,9 @@ class Children:
     def end_all(self) -> None:
         """End what still runs, politely first. Idempotent; a second Ctrl-C doesn't interrupt it."""
         running = [child for child in self._children if child.process.poll() is None]
+        for child in self._children:
+            if child.process.returncode:
+                _signal_group(child.process.pid, signal.SIGKILL)  # what a crashed process left behind
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for child in running:
@@ -126,6 +129,7 @@ class Children:
                 child.wait(max(0.0, deadline - time.monotonic()))
         finally:
             signal.signal(signal.SIGINT, before)
+        self._children.clear()
 
 
 def script(name: str) -> str:
