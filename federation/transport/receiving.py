@@ -55,6 +55,9 @@ class Receiving:
         self._reported_at = now
         self._report_s = REPORT_S
         self._file = -1
+        self._is_blob = len(offer.parts) == 1 and offer.parts[0].encoding == "raw"
+        self._hash = hashlib.sha256()  # of the leading blocks, while they are at hand, if the bundle is one blob
+        self._num_hashed = 0
         self._skip_unwanted()
         if self.complete:
             self.discard()
@@ -87,6 +90,9 @@ class Receiving:
             raise OSError(f"disk took {written} of {len(payload)} bytes of block {index}")
         self.bytes_received += len(payload)
         self._unreported += 1
+        if index == self._num_hashed and self._is_blob:
+            self._hash.update(payload)
+            self._num_hashed += 1
         self._mark(index)
         return True
 
@@ -189,11 +195,11 @@ class Receiving:
             first = self._num_blocks if gap < 0 else gap
 
     def _hash_file(self) -> str:
-        found, place = hashlib.sha256(), 0
+        place = self._num_hashed * self.offer.block_bytes
         while chunk := os.pread(self._file, _HASH_CHUNK_BYTES, place):
-            found.update(chunk)
+            self._hash.update(chunk)
             place += len(chunk)
-        return found.hexdigest()
+        return self._hash.hexdigest()
 
 
 def _layout(offer: Offer) -> Iterator[tuple[BundlePart, int]]:
