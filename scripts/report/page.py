@@ -11,7 +11,7 @@ from scripts.fleet_record import Client, ClientRound, Round
 from scripts.report.facts import Facts, Traffic
 from scripts.report.line_chart import Line, line_chart
 from scripts.report.samples import Picture
-from scripts.report.sentences import headline, is_quiet, revisit_sentence, spelt
+from scripts.report.sentences import headline, is_quiet, revisit_sentence
 from scripts.report.settings_section import settings_section
 from scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
 
@@ -225,7 +225,7 @@ def _bytes_section(facts: Facts) -> str:
     return _section(
         "bytes",
         "Bytes on the wire",
-        f"{megabytes(total.sent)} in {spelt(len(pairs))} rounds instead of {megabytes(total.everything)}: everything "
+        f"{megabytes(total.sent)} instead of {megabytes(total.everything)}: everything "
         "large is content-addressed, and what the other end holds stays where it is. Sending everything means both "
         "models and all of a client's sub-generators, in every round. Before round 0 the clients received "
         f"{megabytes(first)} once: ONNX graphs and the first model.",

@@ -49,17 +49,21 @@ def spelt(number: int) -> str:
     return _NUMBERS[number] if 0 <= number < len(_NUMBERS) else str(number)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{spelt(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def _accuracy_sentence(facts: Facts) -> str:
     own, fedavg = facts.final
     points = 100 * (own - fedavg)
     rounds, clients = len(facts.rounds), len(facts.record.clients)
-    verdict = (
-        f"{points:.1f} points more" if points > 0.05 else f"{-points:.1f} points less" if points < -0.05 else "as much"
-    )
+    verdict = "no more"
+    if abs(points) >= 0.05:
+        verdict = f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
     return (
-        f"After {spelt(rounds)} rounds the {spelt(clients)} personalised models recognise {percent(own)} of everything "
-        f"that their clients have met so far, {verdict} than the one model that FedAvg learns from the same stream "
-        f"({percent(fedavg)})."
+        f"After {_counted(rounds, 'round')} the {_counted(clients, 'personalised model')} recognise {percent(own)} of "
+        f"everything that their clients have met so far, {verdict} than the one model that FedAvg learns from the same "
+        f"stream ({percent(fedavg)})."
     )
 
 
