@@ -77,7 +77,7 @@ class AggregatorService:
         self._clock = clock
         self._inbox: queue.Queue[tuple[str, bytes] | Outcome] = queue.Queue()
         self._num_dropped = 0
-        self._num_connections = 0
+        self._num_connections = (0, 0)
         self._store = AggregatorStore(folder)
         self._is_new = take_up(self._store, fleet.spec)
         self._jobs = jobs(self._inbox.put)
@@ -156,8 +156,9 @@ class AggregatorService:
         except queue.Empty:
             pass
         now = self._clock()
-        if self._control.num_connections > self._num_connections:
-            self._num_connections = self._control.num_connections
+        numbers = (self._control.num_connections, self._data.num_connections)
+        if numbers != self._num_connections and min(numbers) > 0:
+            self._num_connections = numbers
             self.coordinator.on_connected(now)
         self._guarded(lambda: self.coordinator.tick(now), "tick")
         self._view = self._snapshot()
