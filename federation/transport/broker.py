@@ -147,6 +147,7 @@ def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subp
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
+                start_new_session=True,  # Ctrl-C in a terminal is for its parent, which still has goodbyes to send
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         if _listens(chosen, process):
