@@ -39,6 +39,7 @@ class Plan:
         clients: number of clients.
         rounds: number of rounds.
         samples: training samples per class and round.
+        test_samples: test samples per class that join the test set with them; None divides the test part evenly.
         seed: of the stream, the models and the training.
         data_root: the operator's own folder of data sets.
     """
@@ -48,6 +49,7 @@ class Plan:
     clients: int
     rounds: int
     samples: int
+    test_samples: int | None
     seed: int
     data_root: Path | None = None
 
@@ -82,6 +84,7 @@ class Plan:
             "client": index,
             "rounds": self.rounds,
             "samples": self.samples,
+            "test": self.test_samples or 0,
             "seed": self.seed,
             "rate": _FRAME_RATE_HZ,
         }
@@ -97,8 +100,8 @@ class Plan:
         return [
             "fleet-sim", BASELINE, "--scenario", SCENARIO, "--dataset", DATASET, "--settings", self.preset,
             "--clients", str(self.clients), "--rounds", str(self.rounds), "--seed", str(self.seed),
-            "--set", f"samples_per_class={self.samples}", "--threads", "1", "--out", str(self.out / BASELINE),
-            *self._data(),
+            "--set", f"samples_per_class={self.samples}", *self._test_part(), "--threads", "1",
+            "--out", str(self.out / BASELINE), *self._data(),
         ]  # fmt: skip
 
     def note(self, **facts: Any) -> None:
@@ -107,6 +110,9 @@ class Plan:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         plan = {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
         write_atomic(path, json.dumps({**known, **plan, **facts}, indent=1).encode() + b"\n")
+
+    def _test_part(self) -> list[str]:
+        return [] if self.test_samples is None else ["--set", f"test_samples_per_class={self.test_samples}"]
 
     def _data(self) -> list[str]:
         return ["--data-root", str(self.data_root)] if self.data_root is not None else []
@@ -129,6 +135,7 @@ def make_plan(
         clients=size.num_clients if clients is None else clients,
         rounds=rounds if rounds is not None else size.num_rounds or SIZES["demo"].num_rounds or 1,
         samples=size.samples_per_class,
+        test_samples=size.test_samples_per_class,
         seed=seed,
         data_root=data_root,
     )

@@ -40,6 +40,7 @@ class DatasetSource:
             num_clients=uri.clients,
             num_rounds=uri.rounds,
             samples_per_class=uri.samples,
+            test_samples_per_class=uri.test or None,
             seed=uri.seed,
         )
         self._data = load_dataset(uri.dataset, data_root=data_root)

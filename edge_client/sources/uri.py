@@ -34,6 +34,7 @@ class DatasetUri:
         samples: training samples per class and round.
         seed: of the stream; all clients of a fleet use the same.
         rate: frames per second that are served.
+        test: test samples per class that join the cumulative test set in a round; 0 divides the test part evenly.
     """
 
     dataset: str
@@ -44,8 +45,11 @@ class DatasetUri:
     samples: int = 200
     seed: int = 0
     rate: float = 10.0
+    test: int = 0
 
     def __post_init__(self) -> None:
+        if self.test < 0:
+            raise SettingsError(f"source: test is {self.test}, expected 0 or more")
         for key in ("clients", "rounds", "samples"):
             if getattr(self, key) < 1:
                 raise SettingsError(f"source: {key} is {getattr(self, key)}, expected at least 1")

@@ -33,7 +33,7 @@ class StreamSize:
 SIZES: dict[str, StreamSize] = {
     "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=200),
     "small": StreamSize(num_clients=3, num_rounds=6, samples_per_class=200),
-    "demo": StreamSize(num_clients=3, num_rounds=6, samples_per_class=100),
+    "demo": StreamSize(num_clients=3, num_rounds=6, samples_per_class=100, test_samples_per_class=100),
     "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20),
 }
 """Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), its T rounds."""

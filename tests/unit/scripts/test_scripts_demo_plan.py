@@ -47,12 +47,21 @@ def test_fleet_and_baseline_meet_the_same_stream(tmp_path: Path):
     baseline = found.baseline()
     assert (uri.client, uri.seed, uri.samples) == (1, 3, 20)
     assert value(baseline, "--set") == f"samples_per_class={uri.samples}"
+    assert (uri.test, baseline.count("--set")) == (0, 1)
     assert value(baseline, "--scenario") == uri.scenario
     for option, number in (("--clients", uri.clients), ("--rounds", uri.rounds), ("--seed", uri.seed)):
         assert value(baseline, option) == str(number)
     aggregator = found.aggregator("mqtt://127.0.0.1:1")
     assert value(aggregator, "--settings") == value(baseline, "--settings")
     assert value(aggregator, "--seed") == value(baseline, "--seed")
+
+
+def test_the_demos_test_part_is_the_same_for_fleet_and_baseline(tmp_path: Path):
+    found = make_plan(tmp_path, "demo", 0, clients=None, rounds=None, data_root=None)
+    uri = parse_source(value(found.client(0, "mqtt://h"), "--source"))
+    assert isinstance(uri, DatasetUri)
+    assert uri.test == 100
+    assert f"test_samples_per_class={uri.test}" in found.baseline()
 
 
 def test_every_process_computes_with_one_thread(tmp_path: Path):
