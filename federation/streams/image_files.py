@@ -94,7 +94,7 @@ def _decoder() -> Decode:
         decoder = candidate()
         if decoder is not None:
             return decoder
-    raise SettingsError("PNG and JPEG files need OpenCV or Pillow; install one, for example opencv-python-headless")
+    raise SettingsError("PNG and JPEG files need OpenCV or Pillow; install one: pip install opencv-python-headless")
 
 
 def _opencv() -> Decode | None:
