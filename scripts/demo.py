@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ TIME_LIMIT_S = 840.0
 LEAVE_S = 30.0
 """Clients leave by themselves within this time after the aggregator did."""
 _PATH = click.Path(path_type=Path)
+_interrupted = threading.Event()
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -128,6 +130,8 @@ class _Run:
         self._children.check(may_end)
 
     def _look(self, show: Callable[[], None]) -> None:
+        if _interrupted.is_set():
+            raise KeyboardInterrupt
         for event in self._tail.new_events():
             self._record.add(event)
             line = event_line(event, self._record)
@@ -178,9 +182,16 @@ def _log_to(path: Path) -> None:
     configure_logging(stream=path.open("w", encoding="utf-8", buffering=1))
 
 
+def _interrupt(*_: object) -> None:
+    """Note the signal and raise: while a process is being started, Python prints what is raised and goes on."""
+    _interrupted.set()
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command; every expected error is one line on stderr, exit code 2 for settings, 1 for the rest."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported for the report
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         code = demo.main(standalone_mode=False)
