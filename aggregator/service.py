@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aggregator.admission import Gate
 from aggregator.aggregation import Aggregation, upload_layout
@@ -30,20 +30,13 @@ from federation.protocol.topics import aggregator_subscriptions, parse_topic, ro
 from federation.service.logs import EventLogger
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import OnMessage, Session, Will
+from federation.transport.interfaces import Connect, Session, Will
 
 TICK_S = 0.1
 MAX_QUEUED = 20_000
 """Messages that wait for the loop; more are dropped and asked for again, which bounds the memory a flood can take."""
 
 _log = EventLogger("aggregator")
-
-
-class Connect(Protocol):
-    """Makes one session; the two of an aggregator differ in their client ids."""
-
-    def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        """Return a session that connects when started."""
 
 
 class AggregatorService:

@@ -6,13 +6,12 @@ Neither torch nor ONNX Runtime is imported before a client starts, so that ``--h
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from federation.errors import ReplayfleetError, SettingsError
+from federation.service.command import run_command
 
 _PATH = click.Path(path_type=Path)
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -71,21 +70,4 @@ def status(data_dir: Path, as_json: bool) -> None:
 
 def main() -> None:
     """Run the command; every expected error is one line on stderr: exit code 2 for settings, 1 for the rest."""
-    try:
-        code = cli.main(standalone_mode=False)
-    except SettingsError as error:
-        _fail(str(error), 2)
-    except ReplayfleetError as error:
-        _fail(str(error), 1)
-    except ModuleNotFoundError as error:
-        _fail(f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1)
-    except click.ClickException as error:
-        _fail(f"{error.format_message()} (edge-client --help lists all options)", 2)
-    except click.Abort:
-        _fail("stopped", 130)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"edge-client: {' '.join(message.split())}", err=True)
-    sys.exit(code)
+    run_command(cli, "edge-client")

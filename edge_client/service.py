@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from edge_client.client import Client
 from edge_client.download import Gate
@@ -32,7 +32,7 @@ from federation.protocol.topics import client_subscriptions, parse_topic
 from federation.service.logs import EventLogger
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import OnMessage, Session, Will
+from federation.transport.interfaces import Connect, Session
 
 log = EventLogger(__name__)
 
@@ -40,13 +40,6 @@ TICK_S = 0.1
 STATUS_EVERY_S = 5.0
 MAX_QUEUED = 4096
 """Messages that wait for the loop; more are dropped and asked for again, which bounds the memory a flood can take."""
-
-
-class Connect(Protocol):
-    """Makes one session; the two of a client differ in their MQTT client ids."""
-
-    def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        """Return a session that connects when started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from devices.profiles import board_note, profile
@@ -13,7 +12,7 @@ from devices.providers import ProviderProof, prove_provider
 from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.parts import Compute
-from edge_client.service import ClientService, Connect, Identity
+from edge_client.service import ClientService, Identity
 from edge_client.settings import ClientSettings
 from edge_client.sources.opening import source_opener
 from edge_client.trainer import JSON_LOGS
@@ -22,11 +21,8 @@ from federation.errors import SettingsError
 from federation.service.data_dir import claim_data_dir
 from federation.service.health import HealthServer
 from federation.service.logs import EventLogger
-from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings
-from federation.transport.interfaces import OnMessage, Session, Will
-
-CONTROL_KEEPALIVE_S = 15
-DATA_KEEPALIVE_S = 45
+from federation.service.signals import stopped_by_signals
+from federation.transport.connecting import mqtt_connector
 
 log = EventLogger(__name__)
 
@@ -38,8 +34,14 @@ def start(settings: ClientSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
-    BrokerAddress.parse(settings.broker, insecure=settings.insecure)
-    connect = _mqtt(settings)
+    connector = mqtt_connector(
+        tls_ca=settings.tls_ca,
+        tls_cert=settings.tls_cert,
+        tls_key=settings.tls_key,
+        password_file=settings.password_file,
+        insecure=settings.insecure,
+    )
+    connector.check(settings.broker)
     open_source = source_opener(settings.source, settings.data_dir, settings.data_root)
     proof = _proved(settings)
     stop = threading.Event()
@@ -54,13 +56,13 @@ def start(settings: ClientSettings) -> bool:
         service = ClientService(
             _identity(settings, proof),
             data_dir.path,
-            connect,
+            connector.to(settings.broker),
             open_source,
             metrics=metrics,
             spawn=_spawner(settings),
         )
         view["service"] = service
-        stack.enter_context(_stopped_by_signals(stop))
+        stack.enter_context(stopped_by_signals(stop))
         log.info(
             "client started",
             fleet=settings.fleet,
@@ -102,39 +104,6 @@ def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], Non
     return lambda on_event: TrainerProcess(on_event, command)
 
 
-def _mqtt(settings: ClientSettings) -> Connect:
-    from federation.transport.mqtt import MqttSession
-
-    tls = TlsSettings(settings.tls_ca, settings.tls_cert, settings.tls_key)
-    tls.context()
-    credentials = Credentials.load(settings.password_file)
-
-    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        return MqttSession(
-            settings.broker,
-            client_id,
-            on_message=on_message,
-            will=will,
-            tls=tls if tls.given else None,
-            credentials=credentials,
-            keepalive_s=CONTROL_KEEPALIVE_S if will is not None else DATA_KEEPALIVE_S,
-            clean=will is None,
-            insecure=settings.insecure,
-        )
-
-    return connect
-
-
 def _health(view: Mapping[str, ClientService]) -> Mapping[str, Any]:
     service = view.get("service")
     return service.status() if service is not None else {"healthy": False, "phase": "starting"}
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -22,9 +22,10 @@ from federation.methods.steps.replay import eager_sampler
 from federation.scenarios.charts import accuracy_chart
 from federation.scenarios.checkpoints import Checkpoints
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
-from federation.scenarios.settings import method_from, settings_of, split_overrides, stream_settings
+from federation.scenarios.settings import method_from, settings_of, stream_settings
 from federation.scenarios.simulator import RoundOutcome, Simulation
 from federation.service.atomic import write_atomic
+from federation.service.settings import split_overrides
 from federation.streams.datasets import dataset_kind, load_dataset
 from federation.streams.stream import Stream
 from models.specs import TaskSpec

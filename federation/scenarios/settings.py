@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,23 +44,6 @@ _PAPER_SAMPLES_AT_64_PIXELS = 50
 def unknown_settings(name: str) -> SettingsError:
     """Return the error for a preset that doesn't exist."""
     return SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
-
-
-def split_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Return ``key=value`` texts as a mapping.
-
-    Raises:
-        SettingsError: A text has no ``=``, or a key comes twice.
-    """
-    overrides: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"--set {text}: expected KEY=VALUE")
-        if key in overrides:
-            raise SettingsError(f"--set {key} is given twice")
-        overrides[key] = value
-    return overrides
 
 
 def stream_settings(

@@ -64,6 +64,13 @@ class Session(Protocol):
         """Largest payload the broker takes; known after the first connection, a safe guess before."""
 
 
+class Connect(Protocol):
+    """Makes the sessions of a service; they differ in their MQTT client ids."""
+
+    def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        """Return a session that connects when started."""
+
+
 class BlobStore(Protocol):
     """Content-addressed files: ``<root>/<first two hex digits>/<digest>``, written atomically, fsynced."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -142,7 +143,7 @@ def mqtt_world(place: Path, request: pytest.FixtureRequest) -> Iterator[MqttWorl
         world.close()
 
 
-@pytest.mark.parametrize("mqtt_world", [{"num_clients": 2, "num_rounds": 3, "deadline_s": 15.0}], indirect=True)
+@pytest.mark.parametrize("mqtt_world", [{"num_clients": 2, "num_rounds": 3, "deadline_s": 10.0}], indirect=True)
 def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catches_up(
     mqtt_world: MqttWorld, place: Path
 ) -> None:
@@ -157,8 +158,12 @@ def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catc
     assert closed["round"] == 0
     assert {entry["client"] for entry in events(mqtt_world, "upload accepted") if entry["round"] == 0} == {"cam-1"}
 
+    mqtt_world.aggregator.stop()  # from here on a busy machine may take its time
+    patient = dataclasses.replace(mqtt_world.fleet.rules, deadline_s=200.0)
+    mqtt_world.fleet = dataclasses.replace(mqtt_world.fleet, rules=patient)
+    mqtt_world.aggregator = mqtt_world.start_aggregator()
     again = subprocess.Popen(words, cwd=place)
-    mqtt_world.until(lambda: again.poll() is not None, limit_s=90.0)
+    mqtt_world.until(lambda: again.poll() is not None, limit_s=150.0)
     assert again.returncode == 0
     later = {entry["round"] for entry in events(mqtt_world, "upload accepted") if entry["client"] == "cam-0"}
     assert later

@@ -4,8 +4,9 @@ import pytest
 
 from federation.errors import SettingsError
 from federation.methods import METHODS
-from federation.scenarios.settings import SIZES, method_fields, method_from, split_overrides, stream_settings
+from federation.scenarios.settings import SIZES, method_fields, method_from, stream_settings
 from federation.service.presets import SETTINGS, TASKS
+from federation.service.settings import split_overrides
 
 FASHION = TASKS["fashion-mnist"]
 GIVEN = {"scenario": "circulating", "seed": 3}
