@@ -26,6 +26,8 @@ from federation.transport.mqtt import MqttSession
 
 GOOD = {"broker": "mqtt://127.0.0.1:1", "client-id": "cam-0", "source": "folder://images", "data-dir": "data"}
 
+Spawn = Callable[[list[str]], subprocess.Popen[bytes]]
+
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-c", "from edge_client.cli import main; main()", *words]
@@ -122,6 +124,21 @@ def wait(done: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def spawn(place: Path) -> Iterator[Spawn]:
+    """Start processes that never outlive the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(words: list[str]) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(words, cwd=place))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=20)
+
+
 class MqttWorld(World):
     """The aggregator in this process, its clients as processes, mosquitto between them."""
 
@@ -143,12 +160,13 @@ def mqtt_world(place: Path, request: pytest.FixtureRequest) -> Iterator[MqttWorl
         world.close()
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mqtt_world", [{"num_clients": 2, "num_rounds": 3, "deadline_s": 10.0}], indirect=True)
 def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catches_up(
-    mqtt_world: MqttWorld, place: Path
+    mqtt_world: MqttWorld, place: Path, spawn: Spawn
 ) -> None:
     words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
-    process = subprocess.Popen(words, cwd=place)
+    process = spawn(words)
     mqtt_world.start_client("cam-1", 1)
     mqtt_world.until((place / "data" / "round-data.safetensors").exists)
     process.kill()
@@ -162,8 +180,8 @@ def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catc
     patient = dataclasses.replace(mqtt_world.fleet.rules, deadline_s=200.0)
     mqtt_world.fleet = dataclasses.replace(mqtt_world.fleet, rules=patient)
     mqtt_world.aggregator = mqtt_world.start_aggregator()
-    again = subprocess.Popen(words, cwd=place)
-    mqtt_world.until(lambda: again.poll() is not None, limit_s=150.0)
+    again = spawn(words)
+    mqtt_world.until(lambda: again.poll() is not None, limit_s=200.0)
     assert again.returncode == 0
     later = {entry["round"] for entry in events(mqtt_world, "upload accepted") if entry["client"] == "cam-0"}
     assert later
@@ -171,12 +189,13 @@ def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catc
     assert [entry["round"] for entry in events(mqtt_world, "round committed")] == [0, 1, 2]
 
 
+@pytest.mark.timeout(600)
 def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
-    mqtt_world: MqttWorld, place: Path
+    mqtt_world: MqttWorld, place: Path, spawn: Spawn
 ) -> None:
     words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
     status = place / "data" / "status.json"
-    process = subprocess.Popen(words, cwd=place)
+    process = spawn(words)
     mqtt_world.until((place / "data" / "round-data.safetensors").exists)  # training of round 0 has begun
     maps = Path(f"/proc/{process.pid}/maps")
     assert not maps.exists() or "libtorch" not in maps.read_text(), "a device serves without torch"
@@ -185,8 +204,8 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     before = sorted((place / "data" / "folder-rounds").iterdir())
     assert events(mqtt_world, "upload accepted") == []
 
-    again = subprocess.Popen(words, cwd=place)
-    mqtt_world.until(lambda: again.poll() is not None, limit_s=90.0)
+    again = spawn(words)
+    mqtt_world.until(lambda: again.poll() is not None, limit_s=200.0)
     assert again.returncode == 0
     accepted = [(entry["round"], entry["client"]) for entry in events(mqtt_world, "upload accepted")]
     assert accepted == [(0, "cam-0"), (1, "cam-0")]

@@ -138,7 +138,7 @@ class World:
         for client in self.clients.values():
             client.pump(0.01)
 
-    def until(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
+    def until(self, done: Callable[[], bool], limit_s: float = 150.0) -> None:
         deadline = time.monotonic() + limit_s
         while not done():
             assert time.monotonic() < deadline, {name: c.status() for name, c in self.clients.items()}
