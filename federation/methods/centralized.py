@@ -103,13 +103,7 @@ class Centralized:
         """Train the client's own model on all samples met so far."""
         del sampler
         stored = state.with_round(data)
-        optimisation = Optimisation(
-            num_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        optimisation = Optimisation.of(self)
         images, labels = stored.samples["images"], stored.samples["labels"]
         parameters = train_task_model(self.task, download.task_parameters, images, labels, optimisation, rng)
         return stored, TaskUpload(parameters, len(data.labels))

@@ -72,13 +72,7 @@ class FedAvg:
     ) -> tuple[NoState, TaskUpload]:
         """Train the average model on this round's data alone (ClientUpdate)."""
         del sampler
-        optimisation = Optimisation(
-            num_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        optimisation = Optimisation.of(self)
         parameters = train_task_model(self.task, download.task_parameters, data.images, data.labels, optimisation, rng)
         return state, TaskUpload(parameters, len(data.labels))
 

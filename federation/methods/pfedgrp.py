@@ -304,13 +304,7 @@ class PFedGRP:
             teacher[mask] = judge_with(self.task, download.personalised)(images[mask])
             alignment = Alignment(mask, teacher, self.alignment_weight)
         start = download.average if self.start_from == "average" else download.personalised
-        optimisation = Optimisation(
-            num_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        optimisation = Optimisation.of(self)
         return train_task_model(self.task, start, images, labels, optimisation, rng, alignment=alignment)
 
     def _update_sub_generators(

@@ -6,6 +6,7 @@ Axes: B batch, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,30 @@ from models.build import build_task_model
 from models.specs import TaskSpec
 
 EVALUATION_BATCH = 256
+
+
+class TaskModelSettings(Protocol):
+    """The settings of a method that trains a task model; ``Optimisation`` says what they mean."""
+
+    @property
+    def local_epochs(self) -> int:
+        """Epochs per round."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size."""
+
+    @property
+    def momentum(self) -> float:
+        """Of SGD."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Of SGD."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +62,17 @@ class Optimisation:
     learning_rate: float
     momentum: float
     weight_decay: float
+
+    @classmethod
+    def of(cls, settings: TaskModelSettings) -> Optimisation:
+        """Return a method's schedule of local training."""
+        return cls(
+            num_epochs=settings.local_epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
 
 
 @dataclass(frozen=True, slots=True)
