@@ -1,7 +1,7 @@
 """Personalised aggregation (Eq. 3 of pFedGRP) for 10 clients: ours against a plain loop over state dicts.
 
-Ten clients hold task models that were trained on two classes of Fashion-MNIST each; each client's replay is 64 images of
-its classes. The plain loop is Eq. 3 as one would write it down: for every client and step it builds the mixed state
+Ten clients hold task models that were trained on two classes of Fashion-MNIST each; each client's replay is 64 images
+of its classes. The plain loop is Eq. 3 as one would write it down: for every client and step it builds the mixed state
 dict key by key, calls the task model with it, and runs all of the paper's 20 epochs. PyTorch cannot differentiate
 BatchNorm with respect to running statistics, so the plain loop leaves them out of the gradient, which spares it work
 that ours does. Ours mixes one stacked matrix, folds BatchNorm into the convolutions, and stops when epochs make no
