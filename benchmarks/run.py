@@ -1,6 +1,6 @@
 """All benchmarks one after the other, each in a process of its own: ``make bench``.
 
-    python -m benchmarks.run [latency local_round aggregation traffic transfer] [--quick] [--out runs/bench]
+python -m benchmarks.run [latency local_round aggregation traffic transfer] [--quick] [--out runs/bench]
 """
 
 from __future__ import annotations
