@@ -42,6 +42,9 @@ REPLAY_SIZE = 64
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 20, 32, 0.01, 0.9
 """Epochs, step size and momentum are the paper's (appendix B.2)."""
 
+PRESET_STEP = 0.03
+"""The step of the presets ``demo`` and ``small``."""
+
 Problem = tuple[TaskSpec, list[Parameters], list[tuple[int, Replay]]]
 
 
@@ -70,13 +73,13 @@ def plain_loop(problem: Problem, rng: torch.Generator) -> list[Tensor]:
     return found
 
 
-def ours(problem: Problem, rng: torch.Generator, patience: int) -> list[Tensor]:
+def ours(problem: Problem, rng: torch.Generator, patience: int, learning_rate: float = LEARNING_RATE) -> list[Tensor]:
     """Solve Eq. 3 as the aggregator does."""
     spec, models, replays = problem
     search = WeightSearch(
         num_epochs=EPOCHS,
         batch_size=BATCH_SIZE,
-        learning_rate=LEARNING_RATE,
+        learning_rate=learning_rate,
         momentum=MOMENTUM,
         patience=patience,
     )
@@ -126,6 +129,7 @@ def main() -> None:
         "plain loop": lambda rng: plain_loop(problem, rng),
         "stacked, all epochs": lambda rng: ours(problem, rng, 0),
         "stacked, patience 2": lambda rng: ours(problem, rng, 2),
+        f"stacked, patience 2, step {PRESET_STEP}": lambda rng: ours(problem, rng, 2, PRESET_STEP),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     losses: dict[str, float] = {}
