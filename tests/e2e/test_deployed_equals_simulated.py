@@ -24,7 +24,6 @@ from edge_client.sources.uri import DatasetUri, parse_source
 from edge_client.state_store import StateStore
 from export.graph import sub_generator_graph
 from export.sampler import onnx_sampler
-from federation.methods.seeding import seeded_generator
 from federation.methods.steps.replay import eager_sampler
 from federation.protocol.messages import FleetSpec
 from federation.scenarios.ledger import DigestOnly
@@ -194,19 +193,10 @@ def test_the_fleet_over_mosquitto_equals_the_simulator_to_the_bit(data_root: Pat
     assert found == simulated("pfedgrp", data_root, "onnx")
 
 
-def test_the_comparison_can_fail(data_root: Path) -> None:
+def test_the_comparison_can_fail(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run seed gives other parameters: equality above is not an accident of a model that never trains."""
     first = simulated("fedavg", data_root, "eager")
-    other = make_spec(
-        "fleet",
-        "fedavg",
-        load_dataset("fashion-mnist", data_root=data_root).task,
-        preset="tiny",
-        overrides={"local_epochs": "1", "batch_size": "8"},
-        run_seed=RUN_SEED + 1,
-    )
-    assert method_of(other) == method_of(spec_of("fedavg", data_root))
-    initial = encode_artefacts(
-        method_of(other).initial_download(seeded_generator(1, 0, "initial")).pack(), DigestOnly()
-    )
-    assert {entry.digest for entry in initial.blobs}.isdisjoint(first["client-0"].values())
+    monkeypatch.setattr(f"{__name__}.RUN_SEED", RUN_SEED + 1)
+    second = simulated("fedavg", data_root, "eager")
+    assert first.keys() == second.keys()
+    assert all(set(first[name].values()).isdisjoint(second[name].values()) for name in first)
