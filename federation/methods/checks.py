@@ -36,3 +36,4 @@ def task_model_settings(settings: object) -> None:
     at_least(2, settings, ["batch_size"])
     within(0.0, math.inf, settings, ["learning_rate", "weight_decay"])
     within(0.0, 1.0, settings, ["momentum"])
+    one_of(("float32", "bfloat16"), settings, "precision")

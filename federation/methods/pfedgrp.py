@@ -6,8 +6,8 @@ Differences from the paper, where it is silent or contradicts itself:
 
 1. Samples that a sub-generator can't draw as its class within ``max_tries_factor`` tries per sample are filled with the
    least-bad ones (the paper would try for ever).
-2. Eq. 3 is solved on the simplex (the paper asks only for a sum of 1) from uniform weights, and the answer is never
-   worse on the replay than the client's own model or the average.
+2. Eq. 3 is solved on the simplex (the paper asks only for a sum of 1) from uniform weights; the answer is the mean of
+   the descent's last epochs, and never worse on the replay than the client's own model or the average.
 3. BatchNorm statistics are mixed with the same weights as parameters.
 4. The critic stays on the client; only generators are uploaded.
 5. ``aggregation_filter = "average"`` lets the round's average model filter the replay of Eq. 3. The paper uses the
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from federation.methods import checks, packing
 from federation.methods import pfedgrp_records as grp
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
+from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
@@ -57,6 +57,7 @@ class PFedGRP:
         learning_rate: of the task model's SGD.
         momentum: of the task model's SGD.
         weight_decay: of the task model's SGD.
+        precision: of the task model's training, ``float32`` or ``bfloat16``.
         alignment_weight: lambda of Eq. 2; 0 is ablation ASG.
         alignment_on: ``replay`` (Eq. 2), or ``earlier-classes``: replay and those real samples whose class was met in
             an earlier round (first version of the paper).
@@ -89,6 +90,7 @@ class PFedGRP:
 
     name: ClassVar[str] = "pfedgrp"
     stores_data: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
     Upload: ClassVar[type[Any]] = grp.Upload
     Download: ClassVar[type[Any]] = grp.Download
     ClientState: ClassVar[type[Any]] = grp.ClientState
@@ -100,6 +102,7 @@ class PFedGRP:
     learning_rate: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.01
+    precision: str = "float32"
     alignment_weight: float = 0.3
     alignment_on: str = "replay"
     start_from: str = "average"
@@ -263,6 +266,10 @@ class PFedGRP:
         stray = sorted(upload.sub_generators.keys() - upload.seen.keys())
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
+
+    def predictor(self, download: grp.Download) -> Judge:
+        """Return what a device with this download answers: the personalised model."""
+        return judge_with(self.task, download.personalised)
 
     def _local_replay(
         self,

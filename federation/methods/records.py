@@ -25,6 +25,9 @@ Draw: TypeAlias = Callable[[Tensor], Tensor]
 Sampler: TypeAlias = Callable[[Parameters], Draw]
 """Binds one sub-generator's parameters: eager PyTorch in simulation, ONNX Runtime on a device."""
 
+Judge: TypeAlias = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) -> logits (B, K), in eval mode and without gradients."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundData:
@@ -99,6 +102,8 @@ class Method(Protocol):
     name: ClassVar[str]
     stores_data: ClassVar[bool]
     """True if the client's state holds real samples, which operators must see."""
+    deployable: ClassVar[bool]
+    """False if it predicts with more than the fleet's task model, which the simulator can run but no device serves."""
     Upload: ClassVar[type[Any]]
     Download: ClassVar[type[Any]]
     ClientState: ClassVar[type[Any]]
@@ -128,3 +133,6 @@ class Method(Protocol):
 
     def check_upload(self, upload: Any) -> None:
         """Raise ValueError if counts or other facts of an upload are impossible."""
+
+    def predictor(self, download: Any) -> Judge:
+        """What a device with this download answers; ``task_parameters`` run by the task model if deployable."""

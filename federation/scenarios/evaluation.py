@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from federation.methods.steps.replay import Judge
+from federation.methods.records import Judge
 from federation.scenarios.metrics import accuracy
 from federation.scenarios.round_data import round_data
 from federation.streams.labelled_images import LabelledImages

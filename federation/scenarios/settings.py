@@ -87,7 +87,7 @@ def method_from(kind: type[Any], task: TaskSpec, preset: str, overrides: Mapping
     for key in own:
         if key not in known:
             raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
-    fields = {**settings_for(kind.name, preset, task.image_size), **_converted(kind, own)}
+    fields = {**settings_for(kind.name, preset, task.image_size, known=known), **_converted(kind, own)}
     try:
         return kind(task=task, **fields)
     except (TypeError, ValueError) as error:

@@ -11,7 +11,6 @@ from federation.methods.packing import SUB_GENERATOR
 from federation.methods.records import ClientId, Sampler
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.replay import eager_sampler
-from federation.methods.steps.task_model import judge_with
 from federation.protocol.messages import BlobEntry
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
 from federation.scenarios.evaluation import evaluate
@@ -195,7 +194,7 @@ class Simulation:
     ) -> ClientRecord:
         download = state.downloads[name]
         tested = evaluate(
-            judge_with(self.method.task, download.task_parameters),
+            self.method.predictor(download),
             self.dataset.test,
             self.stream.test_indices(index, round_index),
         )

@@ -40,7 +40,8 @@ def make_spec(
     kind = method_class(method)
     if not 0 <= run_seed < 1 << 63:
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
-    fields = {**settings_for(method, preset, task.image_size), **_converted(kind, overrides, strict=False)}
+    known = _setting_names(kind)
+    fields = {**settings_for(method, preset, task.image_size, known=known), **_converted(kind, overrides, strict=False)}
     built = _build(kind, task, fields)
     settings = {name: getattr(built, name) for name in _setting_names(kind)}
     spec = FleetSpec(fleet, method, settings, cast("dict[str, Any]", msgspec.to_builtins(task)), run_seed)
@@ -70,17 +71,24 @@ def task_of(spec: FleetSpec) -> TaskSpec:
 
 
 def method_class(name: str) -> type[Any]:
-    """Return a class of ``METHODS``.
+    """Return a class of ``METHODS`` that a fleet can run.
 
     Raises:
-        SettingsError: No such method; names the nearest.
+        SettingsError: No such method, or one whose predictions no device can serve; names what there is.
     """
     from federation.methods import METHODS
 
     try:
-        return METHODS[name]
+        kind = METHODS[name]
     except KeyError:
         raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}") from None
+    if not kind.deployable:
+        usable = ", ".join(sorted(key for key, other in METHODS.items() if other.deployable))
+        raise SettingsError(
+            f"method {name!r} predicts with more than one task model, which no device serves; run it with fleet-sim, "
+            f"or take one of {usable}"
+        )
+    return kind
 
 
 def _setting_names(kind: type[Any]) -> list[str]:

@@ -5,7 +5,7 @@ Plain values: importing this module imports no torch. ``paper`` means the defaul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 from federation.errors import SettingsError, nearest
@@ -25,9 +25,12 @@ TASKS: dict[str, TaskSpec] = {
 SETTINGS = ("paper", "small", "demo", "tiny")
 """Names of ``--settings``: the paper's own, a simulation's on two cores, ``make demo``'s, a test's."""
 
-_TINY_TASK_MODEL = {"local_epochs": 2, "batch_size": 16}
-_SMALL_TASK_MODEL = {"local_epochs": 8}
-_DEMO_TASK_MODEL = {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001}
+_TASK_MODEL: dict[str, dict[str, Any]] = {
+    "tiny": {"local_epochs": 2, "batch_size": 16},
+    "small": {"local_epochs": 8},
+    "demo": {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001},
+}
+"""Preset -> how every method trains its task model, so that methods differ in nothing else."""
 
 _SHORT_GAN = {
     "gan_batch_size": 32,
@@ -42,35 +45,26 @@ _SHORT_AGGREGATION = {
     "aggregation_filter": "average",
     "aggregation_epochs": 10,
     "aggregation_batch_size": 32,
-    "aggregation_learning_rate": 0.03,
+    "aggregation_learning_rate": 0.05,
 }
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small": {
-        "centralized": _SMALL_TASK_MODEL,
-        "fedavg": _SMALL_TASK_MODEL,
         "pfedgrp": {
-            **_SMALL_TASK_MODEL,
             **_SHORT_GAN,
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 60,
         },
     },
     "demo": {
-        "centralized": _DEMO_TASK_MODEL,
-        "fedavg": _DEMO_TASK_MODEL,
         "pfedgrp": {
-            **_DEMO_TASK_MODEL,
             **_SHORT_GAN,
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 75,
         },
     },
     "tiny": {
-        "centralized": _TINY_TASK_MODEL,
-        "fedavg": _TINY_TASK_MODEL,
         "pfedgrp": {
-            **_TINY_TASK_MODEL,
             "sub_generator_epochs": 2,
             "critic_steps_per_generator_step": 1,
             "gan_batch_size": 16,
@@ -81,7 +75,7 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""Preset -> method -> the fields that differ from the method's defaults."""
+"""Preset -> method -> the fields that differ from the method's defaults, beside those of its task model."""
 
 _PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
     32: {"pfedgrp": {"sub_generator_epochs": 500}},
@@ -102,15 +96,23 @@ def task_for(dataset: str) -> TaskSpec:
         raise SettingsError(f"unknown data set {dataset!r}{nearest(dataset, TASKS)}") from None
 
 
-def settings_for(method: str, name: str, image_size: int = 28) -> dict[str, Any]:
+def settings_for(
+    method: str, name: str, image_size: int = 28, *, known: Collection[str] | None = None
+) -> dict[str, Any]:
     """Return the fields, other than ``task``, that preset ``name`` changes in ``method``'s defaults.
+
+    Args:
+        method: a key of ``METHODS``; one without an entry of its own gets what all task models get.
+        name: of the preset.
+        image_size: of the data set; the paper's settings depend on it.
+        known: the method's settings; the task model's that it hasn't are left out. None means that it has all.
 
     Raises:
         SettingsError: No such preset; names the nearest.
     """
     if name not in SETTINGS:
         raise SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
-    presets: Mapping[str, Mapping[str, Any]] = (
-        _PAPER_BY_IMAGE_SIZE.get(image_size, {}) if name == "paper" else _PRESETS[name]
-    )
-    return dict(presets.get(method, {}))
+    if name == "paper":
+        return dict(_PAPER_BY_IMAGE_SIZE.get(image_size, {}).get(method, {}))
+    common = {key: value for key, value in _TASK_MODEL[name].items() if known is None or key in known}
+    return {**common, **_PRESETS[name].get(method, {})}

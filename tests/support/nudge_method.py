@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from federation.methods.records import Artefacts, Parameters, RoundData
+from federation.methods.steps.task_model import judge_with
 from models.build import build_task_model, initialise
 from models.specs import TaskSpec
 
@@ -65,6 +66,7 @@ class NudgeAggregator:
 class NudgeMethod:
     name: ClassVar[str] = "nudge"
     stores_data: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
     Upload: ClassVar[type[Any]] = NudgeUpload
     Download: ClassVar[type[Any]] = NudgeDownload
     ClientState: ClassVar[type[Any]] = NudgeClient
@@ -104,3 +106,6 @@ class NudgeMethod:
         if client_id not in state.models:
             return initial
         return NudgeDownload(state.models[client_id], {"ones": torch.ones(3)})
+
+    def predictor(self, download: Any):
+        return judge_with(self.task, download.task_parameters)

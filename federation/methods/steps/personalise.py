@@ -27,6 +27,9 @@ EVALUATION_BATCH = 256
 MIN_IMPROVEMENT = 0.01
 """Share of the best epoch's loss by which an epoch must be better to count as progress."""
 
+TAIL_EPOCHS = 3
+"""Epochs at the descent's end whose points are averaged: one mini-batch's noise weighs less in their mean."""
+
 
 class StackedParameters:
     """N parameter sets as one (N, P) matrix, so that mixing them is one product with the weights.
@@ -100,7 +103,8 @@ def personalised_weights(
     ``argmin_w  sum_(x,y) CE(f(sum_u w_u theta_u; x), y)`` subject to ``w >= 0, sum w = 1`` (Eq. 3), by projected
     gradient descent from the uniform weights. BatchNorm statistics are mixed with the same weights and the model
     is evaluated in eval mode. The descent takes mini-batches, so its last point need not be its best: the answer is the
-    point of least loss on the whole replay among the descent's end, the client's own model and the average.
+    point of least loss on the whole replay among the mean of its last ``TAIL_EPOCHS`` epochs (Polyak and Juditsky 1992,
+    "Acceleration of Stochastic Approximation by Averaging"), the client's own model and the average.
 
     Args:
         spec: the task.
@@ -124,6 +128,7 @@ def personalised_weights(
 
     uniform = torch.full((num_sets,), 1 / num_sets)
     weights, velocity = uniform.clone(), torch.zeros(num_sets)
+    trail: list[Tensor] = []
     best, epochs_without_progress = math.inf, 0
     for _ in range(search.num_epochs if num_sets > 1 else 0):
         total = 0.0
@@ -134,12 +139,15 @@ def personalised_weights(
             total += loss.item() * len(batch)
             velocity = search.momentum * velocity + gradient
             weights = project_to_simplex(weights - search.learning_rate * velocity)
+            trail.append(weights)
         epochs_without_progress = 0 if total < best * (1 - MIN_IMPROVEMENT) else epochs_without_progress + 1
         best = min(best, total)
         if epochs_without_progress == search.patience > 0:
             break
     own = F.one_hot(torch.tensor(own_index), num_sets).to(torch.float32)
-    candidates = {"optimised": weights, "own": own, "average": uniform}
+    tail = TAIL_EPOCHS * math.ceil(len(replay.labels) / search.batch_size)
+    optimised = torch.stack(trail[-tail:]).mean(dim=0) if trail else uniform
+    candidates = {"optimised": optimised, "own": own, "average": uniform}
     losses = {name: _total_loss(loss_of, point, replay) for name, point in candidates.items()}
     chosen = min(candidates, key=lambda name: (not math.isfinite(losses[name]), losses[name]))
     return Mixture(candidates[chosen], losses[chosen], chosen)

@@ -5,22 +5,19 @@ Axes: B batch, C channels, H height, W width, K classes, Z latent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from federation.methods.records import Draw, Parameters, Sampler
+from federation.methods.records import Draw, Judge, Parameters, Sampler
 from models.build import build_generator
 from models.specs import LATENT_SIZE, TaskSpec
 
 DRAW_BATCH = 256
 """Latents per call of a sub-generator: bounds memory, and is the batch that exported graphs are warmed up for."""
-
-Judge = Callable[[Tensor], Tensor]
-"""Images (B, C, H, W) -> logits (B, K), in eval mode and without gradients."""
 
 
 def generation_scale(seen: Mapping[int, int], now: Mapping[int, int]) -> dict[int, int]:

@@ -1,0 +1,113 @@
+"""What methods share whose upload is one task model: its SGD, its records, and the parts that hold no mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from federation.methods import checks
+from federation.methods.records import ClientId, Judge, Parameters
+from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.task_model import judge_with
+from federation.methods.task_records import (
+    NoState,
+    TaskDownload,
+    TaskModels,
+    TaskUpload,
+    check_task_upload,
+    task_upload_layout,
+)
+from models.build import build_task_model, initialise
+from models.specs import TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskMethod:
+    """Settings and plumbing; a method adds its name, its own settings, ``local_round`` and ``aggregate``.
+
+    Defaults are those of pFedGRP's experiments (its appendix B.2), which all its baselines share.
+
+    Attributes:
+        task: the classification task.
+        local_epochs: epochs per round.
+        batch_size: samples per step.
+        learning_rate: of SGD.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        precision: of the training, ``float32`` or ``bfloat16``.
+    """
+
+    stores_data: ClassVar[bool] = False
+    deployable: ClassVar[bool] = True
+    Upload: ClassVar[type[Any]] = TaskUpload
+    Download: ClassVar[type[Any]] = TaskDownload
+    ClientState: ClassVar[type[Any]] = NoState
+    AggregatorState: ClassVar[type[Any]] = TaskModels
+
+    task: TaskSpec
+    local_epochs: int = 20
+    batch_size: int = 64
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.01
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        checks.task_model_settings(self)
+
+    def initial_states(self) -> tuple[Any, Any]:
+        """Return (a client's state, the aggregator's state) before round 0: both empty."""
+        return self.ClientState(), self.AggregatorState()
+
+    def initial_download(self, rng: torch.Generator) -> Any:
+        """Return one random task model."""
+        return TaskDownload(initialise(build_task_model(self.task), rng).state_dict())
+
+    def download_for(self, state: Any, client_id: ClientId, initial: Any) -> Any:
+        """Return the client's own task model, else the one that is for everybody, else ``initial``."""
+        parameters = state.clients.get(client_id) or state.common
+        return TaskDownload(parameters) if parameters else initial
+
+    def upload_layout(self, name: str) -> Parameters | None:
+        """Return the layout of the one set, ``task``."""
+        return task_upload_layout(self.task, name)
+
+    def check_upload(self, upload: Any) -> None:
+        """Raise ValueError if the upload says that it was trained on nothing."""
+        check_task_upload(upload)
+
+    def predictor(self, download: Any) -> Judge:
+        """Return what a device with this download answers."""
+        return judge_with(self.task, download.task_parameters)
+
+
+def average_by_volume(uploads: Mapping[ClientId, TaskUpload]) -> dict[str, torch.Tensor]:
+    """Return FedAvg's average: each task model by its number of samples in this round.
+
+    McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1, last
+    line of the server. Clients are summed in the order of their ids.
+
+    Raises:
+        ValueError: There are no uploads.
+    """
+    require_uploads(uploads)
+    ordered = [uploads[client_id] for client_id in sorted(uploads)]
+    sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
+    return weighted_average([upload.task_parameters for upload in ordered], sizes / sizes.sum())
+
+
+def require_uploads(uploads: Mapping[ClientId, Any]) -> None:
+    """Raise ValueError if nobody took part in the round."""
+    if not uploads:
+        raise ValueError("a round without uploads can't be aggregated")
+
+
+def one_model_for_all(
+    state: TaskModels, uploads: Mapping[ClientId, TaskUpload], parameters: Parameters
+) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
+    """Return the state and the downloads when every client known so far gets the same task model."""
+    known = sorted(state.clients.keys() | uploads.keys())
+    return TaskModels(dict.fromkeys(known, parameters), parameters), {c: TaskDownload(parameters) for c in known}
