@@ -43,8 +43,8 @@ REPLAY_SIZE = 64
 EPOCHS, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 20, 32, 0.01, 0.9
 """Epochs, step size and momentum are the paper's (appendix B.2)."""
 
-PRESET_STEP = 0.05
-"""The step of the presets ``demo`` and ``small``."""
+PRESET_STEP, PRESET_MOMENTUM = 0.07, 0.8
+"""Those of the presets ``demo`` and ``small``."""
 
 Problem = tuple[TaskSpec, list[Parameters], list[tuple[int, Replay]]]
 
@@ -74,14 +74,20 @@ def plain_loop(problem: Problem, rng: torch.Generator) -> list[Tensor]:
     return found
 
 
-def ours(problem: Problem, rng: torch.Generator, patience: int, learning_rate: float = LEARNING_RATE) -> list[Tensor]:
+def ours(
+    problem: Problem,
+    rng: torch.Generator,
+    patience: int,
+    learning_rate: float = LEARNING_RATE,
+    momentum: float = MOMENTUM,
+) -> list[Tensor]:
     """Solve Eq. 3 as the aggregator does."""
     spec, models, replays = problem
     search = WeightSearch(
         num_epochs=EPOCHS,
         batch_size=BATCH_SIZE,
         learning_rate=learning_rate,
-        momentum=MOMENTUM,
+        momentum=momentum,
         patience=patience,
     )
     return [mixture.weights for mixture in personalise_all(spec, StackedParameters(models), replays, search, rng)]
@@ -130,7 +136,9 @@ def main() -> None:
         "plain loop": lambda rng: plain_loop(problem, rng),
         "stacked, all epochs": lambda rng: ours(problem, rng, 0),
         "stacked, patience 2": lambda rng: ours(problem, rng, 2),
-        f"stacked, patience 2, step {PRESET_STEP}": lambda rng: ours(problem, rng, 2, PRESET_STEP),
+        f"stacked, patience 2, step {PRESET_STEP}, momentum {PRESET_MOMENTUM}": lambda rng: ours(
+            problem, rng, 2, PRESET_STEP, PRESET_MOMENTUM
+        ),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     losses: dict[str, float] = {}

@@ -45,7 +45,8 @@ _SHORT_AGGREGATION = {
     "aggregation_filter": "average",
     "aggregation_epochs": 10,
     "aggregation_batch_size": 32,
-    "aggregation_learning_rate": 0.05,
+    "aggregation_learning_rate": 0.07,
+    "aggregation_momentum": 0.8,
 }
 
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
