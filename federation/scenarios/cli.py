@@ -21,11 +21,17 @@ _SAMPLERS = ("eager", "onnx")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("method")
-@click.option("--scenario", default="circulating", help="How tasks follow each other: gradual, circulating.")
-@click.option("--dataset", default="fashion-mnist", help="fashion-mnist, mnist, cifar-10, or folder (of images).")
+@click.option("--scenario", default="circulating", help="How tasks follow each other: gradual, circulating, extreme.")
+@click.option(
+    "--dataset",
+    default="fashion-mnist",
+    help="fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, or folder.",
+)
 @click.option("--settings", "preset", default="small", help="Stream size and method: paper, small, demo, tiny.")
 @click.option("--clients", type=int, help="Number of clients.  [default: of the settings]")
 @click.option("--rounds", type=int, help="Number of rounds.  [default: of the settings]")
+@click.option("--overlap", type=int, help="Classes that adjacent task types of a client share.  [default: 0]")
+@click.option("--absent", type=int, help="Clients that miss a round, drawn anew for each but the first.  [default: 0]")
 @click.option("--seed", type=int, default=0, help="Of the stream, the models and the training.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the results.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder of data sets; else $REPLAYFLEET_DATA.")
@@ -80,7 +86,8 @@ def _fail(message: str) -> NoReturn:
 def _run(job: Job) -> None:
     from federation.scenarios.progress import Progress
 
-    progress = Progress(job.simulation.stream.num_rounds, job.simulation.stream.settings.num_clients)
+    stream = job.simulation.stream
+    progress = Progress(stream.num_rounds, stream.settings.num_clients, num_absent=stream.settings.num_absent)
     click.echo(job.headline)
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
     summary = result.summary

@@ -47,6 +47,8 @@ class Options:
     seed: int = 0
     clients: int | None = None
     rounds: int | None = None
+    overlap: int | None = None
+    absent: int | None = None
     data_root: Path | None = None
     download: bool = False
     image_size: int | None = None
@@ -82,9 +84,12 @@ class Job:
     def headline(self) -> str:
         """One line for the operator."""
         identity, stream = self.identity, self.simulation.stream
+        size = stream.settings
+        overlap = f" with {size.overlap} classes shared" if size.overlap else ""
+        absent = f" ({size.num_absent} absent)" if size.num_absent else ""
         return (
-            f"{identity['method']} on {identity['dataset']}, {stream.settings.scenario}: "
-            f"{stream.settings.num_clients} clients, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
+            f"{identity['method']} on {identity['dataset']}, {size.scenario}{overlap}: "
+            f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
             f"{identity['sampler']} sampler, {identity['num_threads']} threads"
         )
 
@@ -135,6 +140,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
     size = options.image_size or dataset_kind(options.dataset).image_sizes[0]
     wanted = stream_settings(
         options.preset,
+        options.dataset,
         size,
         changes,
         {
@@ -142,6 +148,8 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
             "seed": options.seed,
             "num_clients": options.clients,
             "num_rounds": options.rounds,
+            "overlap": options.overlap,
+            "num_absent": options.absent,
         },
     )
     _check_out(options.out, resume=options.resume, overwrite=options.overwrite)

@@ -17,9 +17,12 @@ _WIDTH = 79
 class Progress:
     """Prints rounds as they end, with the time that the rest will take if it goes on like this."""
 
-    def __init__(self, num_rounds: int, num_clients: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, num_rounds: int, num_clients: int, clock: Callable[[], float] = time.monotonic, *, num_absent: int = 0
+    ) -> None:
         self._num_rounds = num_rounds
         self._num_clients = num_clients
+        self._num_absent = num_absent
         self._clock = clock
         self._started = clock()
         self._num_done = 0
@@ -27,14 +30,16 @@ class Progress:
 
     def client_begins(self, round_index: int, name: str) -> None:
         """Show who trains; only on a terminal, where the line can be taken back."""
-        self._place = self._place % self._num_clients + 1
+        num_clients = self._num_clients - (self._num_absent if round_index else 0)
+        self._place += 1
         if sys.stdout.isatty():
-            line = f"round {round_index}: {name} trains ({self._place} of {self._num_clients})"
+            line = f"round {round_index}: {name} trains ({self._place} of {num_clients})"
             click.echo(f"\r{line:<{_WIDTH}}", nl=False)
 
     def round_done(self, outcome: RoundOutcome) -> None:
         """Print a round's line."""
         self._num_done += 1
+        self._place = 0
         if sys.stdout.isatty():
             click.echo(f"\r{'':<{_WIDTH}}\r", nl=False)
         click.echo(self.line(outcome))
@@ -55,6 +60,9 @@ class Progress:
         if held:
             sent = sum(len(c.sub_generators_sent) for c in clients)
             parts.insert(2, f"sub-generators {sent} of {held} sent")
+        absent = sum(not c.present for c in clients)
+        if absent:
+            parts.insert(1, f"{absent} absent")
         left = self._num_rounds - 1 - record.round
         if left:
             parts.append(f"about {_duration(left * (self._clock() - self._started) / self._num_done)} left")

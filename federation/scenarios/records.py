@@ -15,7 +15,7 @@ class ClientRecord:
     Bytes are those of parameter sets as raw safetensors, before compression.
 
     Attributes:
-        classes: the class ids that its round data had.
+        classes: the class ids that its round data had; none of an absent client.
         accuracy: a_i^t, on its cumulative test set.
         num_test: size of that set.
         num_seen: n_i^t, training samples met so far.
@@ -27,6 +27,7 @@ class ClientRecord:
         bytes_down_everything: all of its download.
         sub_generators_sent: those (names after ``sub-generator/``) that went up.
         num_sub_generators_held: how many it has.
+        present: whether it took part; an absent client is measured with what the aggregator has for it.
     """
 
     classes: tuple[int, ...]
@@ -41,6 +42,7 @@ class ClientRecord:
     bytes_down_everything: int
     sub_generators_sent: tuple[str, ...]
     num_sub_generators_held: int
+    present: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

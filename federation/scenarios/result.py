@@ -19,6 +19,9 @@ from federation.scenarios.records import RoundRecord, summarise
 
 SCHEMA = 1
 
+_LATER_STREAM_KEYS = {"overlap": 0, "num_absent": 0}
+"""What results of version 0.1.0 lack."""
+
 _PACKAGES = ("replayfleet", "torch", "numpy", "onnxruntime")
 
 
@@ -82,8 +85,11 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
     except msgspec.DecodeError as error:
         raise SettingsError(f"--compare {path}: no result.json of this program ({error})") from error
     for key in ("dataset", "stream"):
-        if other.run.get(key) != run[key]:
-            raise SettingsError(f"--compare {path}: its {key} was {other.run.get(key)!r}, this run's is {run[key]!r}")
+        theirs = other.run.get(key)
+        if isinstance(theirs, dict):
+            theirs = {**_LATER_STREAM_KEYS, **theirs}
+        if theirs != run[key]:
+            raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {run[key]!r}")
     return other
 
 

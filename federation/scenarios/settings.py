@@ -28,6 +28,8 @@ class StreamSize:
     samples_per_class: int
     test_samples_per_class: int | None = None
     classes_per_task: int = 2
+    overlap: int = 0
+    num_absent: int = 0
 
 
 SIZES: dict[str, StreamSize] = {
@@ -40,6 +42,9 @@ SIZES: dict[str, StreamSize] = {
 
 _PAPER_SAMPLES_AT_64_PIXELS = 50
 
+_PAPER_TEST_SAMPLES = {"emnist-byclass": 100, "cifar-100": 100, "tinyimagenet-100": 50}
+"""Where appendix A.2 states how many test samples of a class join the test set in a round."""
+
 
 def unknown_settings(name: str) -> SettingsError:
     """Return the error for a preset that doesn't exist."""
@@ -47,13 +52,14 @@ def unknown_settings(name: str) -> SettingsError:
 
 
 def stream_settings(
-    preset: str, image_size: int, overrides: Mapping[str, str], given: Mapping[str, Any]
+    preset: str, dataset: str, image_size: int, overrides: Mapping[str, str], given: Mapping[str, Any]
 ) -> StreamSettings:
     """Return the stream of a preset.
 
     Args:
         preset: a key of ``SIZES``.
-        image_size: of the data set; the paper's sizes depend on it.
+        dataset: its name; the paper's sizes depend on it.
+        image_size: of the data set; the same.
         overrides: from ``--set``; keys that no stream has are left to the method.
         given: ``scenario``, ``seed`` and what the operator gave as options of their own; None means "not given".
 
@@ -63,8 +69,10 @@ def stream_settings(
     if preset not in SIZES:
         raise unknown_settings(preset)
     size = dataclasses.asdict(SIZES[preset])
-    if preset == "paper" and image_size == 64:
-        size["samples_per_class"] = _PAPER_SAMPLES_AT_64_PIXELS
+    if preset == "paper":
+        size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
+        if image_size == 64:
+            size["samples_per_class"] = _PAPER_SAMPLES_AT_64_PIXELS
     size |= _converted(StreamSize, {key: value for key, value in overrides.items() if key in size})
     return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})
 

@@ -62,6 +62,11 @@ class _LocalRound:
     traffic: Traffic
     train_s: float
 
+    def size_of_everything(self, held: Sequence[BlobEntry]) -> int:
+        """Bytes of the upload and of those blobs ``held`` that it left out."""
+        uploaded = self.upload.pack().parameter_sets
+        return self.traffic.everything_bytes + sum(entry.size_bytes for entry in held if entry.name not in uploaded)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
@@ -138,22 +143,25 @@ class Simulation:
         store: BlobWriter = checkpoints if checkpoints is not None else DigestOnly()
         local_rounds: dict[ClientId, _LocalRound] = {}
         encoded: dict[ClientId, EncodedArtefacts] = {}
+        present = self.stream.present(round_index)
         for name, index in self._clients():
-            if on_client is not None:
-                on_client(round_index, name)
-            local_rounds[name], state.clients[name] = self._local_round(round_index, name, index, state)
+            if index in present:
+                if on_client is not None:
+                    on_client(round_index, name)
+                local_rounds[name], state.clients[name] = self._local_round(round_index, name, index, state)
             encoded[name] = encode_artefacts(state.clients[name].pack(), store)
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
         aggregation_started = self.clock()
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
-        state.aggregator, state.downloads = self.method.aggregate(
+        state.aggregator, downloads = self.method.aggregate(
             state.aggregator, uploads, rng, sampler=eager_sampler(self.method.task)
         )
+        state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s = self.clock() - aggregation_started
 
         clients = {
-            name: self._measured(round_index, index, state, name, local_rounds[name], encoded[name])
+            name: self._measured(round_index, index, state, name, local_rounds.get(name), encoded[name])
             for name, index in self._clients()
         }
         aggregator = encode_artefacts(state.aggregator.pack(), store)
@@ -172,6 +180,12 @@ class Simulation:
         state.records.append(record)
         return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
 
+    def _download(self, name: ClientId, downloads: Mapping[ClientId, Any], aggregator: Any) -> Any:
+        """What a client gets; whoever missed the round gets what the aggregator has kept for it."""
+        if name in downloads:
+            return downloads[name]
+        return self.method.download_for(aggregator, name, self._initial_download())
+
     def _local_round(self, round_index: int, name: ClientId, index: int, state: _State) -> tuple[_LocalRound, Any]:
         data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
         rng = seeded_generator(self.run_seed, round_index, name)
@@ -189,7 +203,7 @@ class Simulation:
         index: int,
         state: _State,
         name: ClientId,
-        local: _LocalRound,
+        local: _LocalRound | None,
         client_state: EncodedArtefacts,
     ) -> ClientRecord:
         download = state.downloads[name]
@@ -200,22 +214,24 @@ class Simulation:
         )
         down = state.ledger.transfer(name, "down", encode_artefacts(download.pack(), DigestOnly()).blobs)
         held = [entry for entry in client_state.blobs if entry.name.startswith(SUB_GENERATOR)]
-        uploaded = local.upload.pack().parameter_sets
         return ClientRecord(
             classes=self.stream.class_ids(index, round_index),
             accuracy=tested.accuracy,
             num_test=sum(tested.num_test.values()),
-            num_seen=self.stream.num_seen(round_index),
+            num_seen=self.stream.num_seen(index, round_index),
             class_accuracy=tested.class_accuracy(),
-            train_s=local.train_s,
-            bytes_up=local.traffic.num_bytes,
-            bytes_up_everything=local.traffic.everything_bytes + _size_of_others(held, uploaded),
+            train_s=local.train_s if local else 0.0,
+            bytes_up=local.traffic.num_bytes if local else 0,
+            bytes_up_everything=local.size_of_everything(held) if local else 0,
             bytes_down=down.num_bytes,
             bytes_down_everything=down.everything_bytes,
             sub_generators_sent=tuple(
-                sent.removeprefix(SUB_GENERATOR) for sent in local.traffic.sent if sent.startswith(SUB_GENERATOR)
+                sent.removeprefix(SUB_GENERATOR)
+                for sent in (local.traffic.sent if local else ())
+                if sent.startswith(SUB_GENERATOR)
             ),
             num_sub_generators_held=len(held),
+            present=local is not None,
         )
 
     def _restored(self, checkpoints: Checkpoints) -> _State:
@@ -234,7 +250,3 @@ class Simulation:
         state.ledger = Ledger(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state
-
-
-def _size_of_others(entries: Sequence[BlobEntry], names: Mapping[str, object]) -> int:
-    return sum(entry.size_bytes for entry in entries if entry.name not in names)

@@ -4,7 +4,14 @@ Every client cuts the K classes into task types of its own and every class's sam
 brings one part of each class of one task type, never seen before by this client; the matching test parts join its test
 set for good. Two clients may draw the same sample: in the paper each divides the whole set for itself.
 
-Reading of the paper: test data "divided into N_T parts" must mean as many parts as the training data, floor(N / N_T).
+Readings of the paper:
+
+1. Test data "divided into N_T parts" must mean as many parts as the training data, floor(N / N_T).
+2. With ``overlap`` (appendix C.3) a client's classes lie on a ring in its own order; task type i begins at place i K_T
+   and has K_T + overlap classes, so that neighbours share exactly ``overlap``. A class then belongs to several task
+   types, and each round that brings it takes the next of its parts.
+3. The task of a round passes absent clients by (appendix C.4): they never meet its parts, neither for training nor for
+   testing, so what a client meets in the other rounds doesn't depend on absences. All take part in round 0.
 
 Torch-free. All randomness is raw PCG64 output seeded with a digest, which NumPy keeps stable over versions, so a device
 and the simulator draw the same stream.
@@ -15,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -39,16 +47,18 @@ class Scenario:
         changes: (number of task types, T) -> the rounds at which the mixture changes, for charts.
         change_name: what happens there.
         min_task_types: fewer make no such stream.
+        one_cycle: T is the number of task types, unless the operator asks for another.
     """
 
     task_types: Callable[[int, int], list[int]]
     changes: Callable[[int, int], list[int]]
     change_name: str
     min_task_types: int = 1
+    one_cycle: bool = False
 
 
 def circulating(num_task_types: int, num_rounds: int) -> list[int]:
-    """Expt. 2: all task types in a fixed cycle."""
+    """Expt. 2: all task types in a fixed cycle. Expt. 3 (``extreme``) ends after one."""
     return [index % num_task_types for index in range(num_rounds)]
 
 
@@ -72,11 +82,16 @@ def _gradual_changes(_num_task_types: int, num_rounds: int) -> list[int]:
     return list(range(period, num_rounds, period))
 
 
+def _circulating_changes(num_task_types: int, num_rounds: int) -> list[int]:
+    return list(range(num_task_types, num_rounds, num_task_types))
+
+
+_CYCLE = "the cycle of task types begins again"
+
 SCENARIOS: dict[str, Scenario] = {
     "gradual": Scenario(gradual, _gradual_changes, "a new task type replaces the earlier one", min_task_types=2),
-    "circulating": Scenario(
-        circulating, lambda types, rounds: list(range(types, rounds, types)), "the cycle of task types begins again"
-    ),
+    "circulating": Scenario(circulating, _circulating_changes, _CYCLE),
+    "extreme": Scenario(circulating, _circulating_changes, _CYCLE, one_cycle=True),
 }
 
 
@@ -87,11 +102,13 @@ class StreamSettings:
     Attributes:
         scenario: a key of ``SCENARIOS``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
-        num_rounds: T; None is the paper's floor(N / (K_T N_T)) K, with N samples in the smallest class, or as many as
-            the data last for where that is fewer or none.
+        num_rounds: T; None is the paper's floor(N / ((K_T + overlap) N_T)) K, with N samples in the smallest class
+            (of ``extreme``: the number of task types), or as many as the data last for where that is fewer or none.
         samples_per_class: N_T, training samples of one class in one round.
         test_samples_per_class: joining the test set with them; None is floor(test samples / floor(N / N_T)).
         classes_per_task: K_T.
+        overlap: classes that adjacent task types share, on top of K_T: at most those of all task types but two.
+        num_absent: clients that miss each round but the first.
         seed: of all draws.
     """
 
@@ -101,6 +118,8 @@ class StreamSettings:
     samples_per_class: int = 200
     test_samples_per_class: int | None = None
     classes_per_task: int = 2
+    overlap: int = 0
+    num_absent: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -110,6 +129,13 @@ class StreamSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name} is {value}, expected at least 1")
+        if self.overlap < 0:
+            raise SettingsError(f"overlap is {self.overlap}, expected 0 or more")
+        if not 0 <= self.num_absent < self.num_clients:
+            raise SettingsError(
+                f"num_absent is {self.num_absent}, expected 0 to {self.num_clients - 1}: "
+                f"one of {self.num_clients} clients must take part in every round"
+            )
 
 
 class Stream:
@@ -140,6 +166,7 @@ class Stream:
                 f"{num_classes} classes make {self.task_types_per_client} task types of {settings.classes_per_task}, "
                 f"scenario {settings.scenario} needs {self._scenario.min_task_types}; lower classes_per_task"
             )
+        self._check_overlap(settings, num_classes)
         self.settings = settings
         self._train = [np.flatnonzero(train_labels == class_id) for class_id in range(num_classes)]
         self._test = [np.flatnonzero(test_labels == class_id) for class_id in range(num_classes)]
@@ -147,28 +174,42 @@ class Stream:
         self.num_rounds = self._checked_num_rounds()
         self.settings = dataclasses.replace(settings, num_rounds=self.num_rounds)
 
+    def present(self, round_index: int) -> tuple[int, ...]:
+        """The clients that take part in a round, rising."""
+        absent = self._absent[round_index]
+        return tuple(client for client in range(self.settings.num_clients) if client not in absent)
+
     def class_ids(self, client: int, round_index: int) -> tuple[int, ...]:
-        """The classes that a client meets in a round, rising."""
-        return self._task_types(client)[self._order[round_index]]
+        """The classes that a client meets in a round, rising; none if it is absent."""
+        return tuple(self._met(client)[round_index])
 
     def train_indices(self, client: int, round_index: int) -> Indices:
-        """Training samples of one round, (K_T x N_T,) indices into the training part, classes mixed."""
-        part, size = self._part(round_index), self.settings.samples_per_class
-        indices = np.concatenate(
-            [
-                self._shuffled(self._train[class_id], client, f"train/{class_id}")[part * size : (part + 1) * size]
-                for class_id in self.class_ids(client, round_index)
-            ]
-        )
-        return self._shuffled(indices, client, f"round/{round_index}")
+        """Training samples of one round, ((K_T + overlap) N_T,) indices into the training part, classes mixed."""
+        size = self.settings.samples_per_class
+        pieces = [
+            self._shuffled(self._train[class_id], client, f"train/{class_id}")[part * size : (part + 1) * size]
+            for class_id, part in self._met(client)[round_index].items()
+        ]
+        return self._shuffled(_joined(pieces), client, f"round/{round_index}")
 
     def test_indices(self, client: int, round_index: int) -> Indices:
         """The client's cumulative test set after a round: the test parts of all rounds so far, in their order."""
-        return np.concatenate([self._new_test_indices(client, earlier) for earlier in range(round_index + 1)])
+        met = self._met(client)
+        classes = {class_id for index in range(round_index + 1) for class_id in met[index]}
+        mixed = {class_id: self._shuffled(self._test[class_id], client, f"test/{class_id}") for class_id in classes}
+        return _joined(
+            [
+                mixed[class_id][part * size : (part + 1) * size]
+                for index in range(round_index + 1)
+                for class_id, part in met[index].items()
+                for size in (self._test_size[class_id],)
+            ]
+        )
 
-    def num_seen(self, round_index: int) -> int:
-        """n_i^t of Eq. 4: training samples that a client has met after a round (equal for all clients)."""
-        return (round_index + 1) * self.settings.samples_per_class * self.settings.classes_per_task
+    def num_seen(self, client: int, round_index: int) -> int:
+        """n_i^t of Eq. 4: training samples that a client has met after a round."""
+        missed = sum(client in absent for absent in self._absent[: round_index + 1])
+        return (round_index + 1 - missed) * self.settings.samples_per_class * self._classes_per_round
 
     def changes(self) -> list[int]:
         """The rounds at which every client's mixture of task types changes."""
@@ -179,31 +220,46 @@ class Stream:
         """What happens at ``changes``."""
         return self._scenario.change_name
 
+    @property
+    def _classes_per_round(self) -> int:
+        return self.settings.classes_per_task + self.settings.overlap
+
     @functools.cached_property
     def _order(self) -> list[int]:
         return self._scenario.task_types(self.task_types_per_client, self.num_rounds)
 
-    def _part(self, round_index: int) -> int:
-        return self._order[:round_index].count(self._order[round_index])
+    @functools.cached_property
+    def _absent(self) -> list[frozenset[int]]:
+        """Per round: the clients that miss it."""
+        everybody = np.arange(self.settings.num_clients)
+        return [
+            frozenset(self._mixed(everybody, f"absent/{index}")[: self.settings.num_absent if index else 0].tolist())
+            for index in range(self.num_rounds)
+        ]
 
-    def _new_test_indices(self, client: int, round_index: int) -> Indices:
-        part = self._part(round_index)
-        return np.concatenate(
-            [
-                self._shuffled(self._test[class_id], client, f"test/{class_id}")[part * size : (part + 1) * size]
-                for class_id in self.class_ids(client, round_index)
-                for size in (self._test_size[class_id],)
-            ]
-        )
+    def _met(self, client: int) -> list[dict[int, int]]:
+        """Per round: class id, rising -> which of its parts the client meets, counted over all earlier rounds."""
+        task_types = self._task_types(client)
+        num_past: Counter[int] = Counter()
+        rounds: list[dict[int, int]] = []
+        for task_type, absent in zip(self._order, self._absent, strict=True):
+            classes = task_types[task_type]
+            rounds.append({} if client in absent else {class_id: num_past[class_id] for class_id in classes})
+            num_past.update(classes)
+        return rounds
 
     def _task_types(self, client: int) -> list[tuple[int, ...]]:
         """The client's task types in the order of their first coming."""
         classes = self._shuffled(np.arange(len(self._train)), client, "task-types").tolist()
-        width = self.settings.classes_per_task
-        return [tuple(sorted(classes[i * width : (i + 1) * width])) for i in range(self.task_types_per_client)]
+        width, num_task_types = self.settings.classes_per_task, self.task_types_per_client
+        ring = classes[: width * num_task_types] * 2
+        return [tuple(sorted(ring[i * width : i * width + self._classes_per_round])) for i in range(num_task_types)]
 
     def _shuffled(self, indices: Indices, client: int, what: str) -> Indices:
-        digest = hashlib.sha256(f"{self.settings.seed}/client-{client}/{what}".encode()).digest()
+        return self._mixed(indices, f"client-{client}/{what}")
+
+    def _mixed(self, indices: Indices, what: str) -> Indices:
+        digest = hashlib.sha256(f"{self.settings.seed}/{what}".encode()).digest()
         return indices[
             np.argsort(np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(len(indices)), kind="stable")
         ]
@@ -223,18 +279,24 @@ class Stream:
             parts.append(min(num_parts, len(test) // size) if size else 0)
         return sizes, parts
 
+    def _check_overlap(self, settings: StreamSettings, num_classes: int) -> None:
+        most = max(0, self.task_types_per_client - 2) * settings.classes_per_task
+        if settings.overlap > most:
+            raise SettingsError(
+                f"overlap is {settings.overlap}, expected at most {most}: with {num_classes} classes and "
+                f"{settings.classes_per_task} classes_per_task, neighbours would share more than that"
+            )
+
     def _checked_num_rounds(self) -> int:
-        quotas = [
-            [min(self._num_parts[class_id] for class_id in task_type) for task_type in self._task_types(client)]
-            for client in range(self.settings.num_clients)
-        ]
+        task_types = [self._task_types(client) for client in range(self.settings.num_clients)]
         wanted = self.settings.num_rounds
-        if wanted is not None and self._lasts(wanted, quotas):
+        if wanted is not None and self._lasts(wanted, task_types):
             return wanted
+        quotas = [[min(self._num_parts[c] for c in classes) for classes in own] for own in task_types]
         upper = min(sum(quota) for quota in quotas)
         if wanted is None:
             upper = min(upper, self._paper_num_rounds() or upper)
-        possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, quotas)), 0)
+        possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, task_types)), 0)
         if wanted is None and possible:
             return possible
         raise SettingsError(
@@ -245,17 +307,29 @@ class Stream:
 
     def _paper_num_rounds(self) -> int:
         """T of appendix A.2: 150 for Fashion-MNIST, 120 for CIFAR-10, whose parts would last for 125."""
-        samples_per_task_type = self.settings.classes_per_task * self.settings.samples_per_class
+        if self._scenario.one_cycle:
+            return self.task_types_per_client
+        samples_per_task_type = self._classes_per_round * self.settings.samples_per_class
         return min(len(train) for train in self._train) // samples_per_task_type * len(self._train)
 
     def _quota_names(self) -> list[str]:
         names = ["samples_per_class", "test_samples_per_class"]
         return names if self.settings.test_samples_per_class else names[:1]
 
-    def _lasts(self, num_rounds: int, quotas: Sequence[Sequence[int]]) -> bool:
+    def _lasts(self, num_rounds: int, task_types: Sequence[Sequence[tuple[int, ...]]]) -> bool:
+        """Whether every class has a part for every round that brings it, for each client's task types."""
         order = self._scenario.task_types(self.task_types_per_client, num_rounds)
-        needed = np.bincount(order, minlength=self.task_types_per_client)
-        return all(bool((needed <= np.asarray(quota)).all()) for quota in quotas)
+        num_rounds_of = np.bincount(order, minlength=self.task_types_per_client)
+        for own in task_types:
+            needed = np.zeros(len(self._num_parts), dtype=np.int64)
+            np.add.at(needed, np.asarray(own), num_rounds_of[:, None])
+            if not (needed <= np.asarray(self._num_parts)).all():
+                return False
+        return True
+
+
+def _joined(pieces: Sequence[Indices]) -> Indices:
+    return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
 
 
 def client_id(index: int) -> str:

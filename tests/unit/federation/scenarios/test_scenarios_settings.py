@@ -28,14 +28,18 @@ def test_the_paper_s_numbers_are_those_of_its_appendix():
     assert (method.learning_rate, method.momentum, method.weight_decay) == (0.01, 0.9, 0.01)
     assert (method.alignment_weight, method.gate_threshold) == (0.3, 0.25)
     assert method_from(METHODS["pfedgrp"], TASKS["cifar-10"], "paper", {}).sub_generator_epochs == 500
-    stream = stream_settings("paper", 28, {}, GIVEN)
+    stream = stream_settings("paper", "fashion-mnist", 28, {}, GIVEN)
     assert (stream.num_clients, stream.num_rounds, stream.samples_per_class) == (10, None, 200)
-    assert stream_settings("paper", 64, {}, GIVEN).samples_per_class == 50
+    assert stream_settings("paper", "folder", 64, {}, GIVEN).samples_per_class == 50
 
 
 def test_what_the_operator_gives_goes_before_the_preset():
     stream = stream_settings(
-        "tiny", 28, {"samples_per_class": "7", "local_epochs": "1"}, {**GIVEN, "num_clients": 5, "num_rounds": None}
+        "tiny",
+        "fashion-mnist",
+        28,
+        {"samples_per_class": "7", "local_epochs": "1"},
+        {**GIVEN, "num_clients": 5, "num_rounds": None},
     )
     assert (stream.samples_per_class, stream.num_clients, stream.seed) == (7, 5, 3)
     assert stream.num_rounds == SIZES["tiny"].num_rounds
@@ -81,12 +85,12 @@ def test_an_override_that_the_method_cannot_take_is_refused(key: str, value: str
 
 def test_a_value_of_the_wrong_type_for_the_stream_is_refused():
     with pytest.raises(SettingsError, match="samples_per_class=few"):
-        stream_settings("small", 28, {"samples_per_class": "few"}, GIVEN)
+        stream_settings("small", "fashion-mnist", 28, {"samples_per_class": "few"}, GIVEN)
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
     with pytest.raises(SettingsError, match="did you mean 'small'"):
-        stream_settings("smal", 28, {}, GIVEN)
+        stream_settings("smal", "fashion-mnist", 28, {}, GIVEN)
 
 
 def test_the_task_is_no_setting():
