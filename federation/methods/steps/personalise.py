@@ -80,7 +80,7 @@ class Mixture:
     """The outcome of Eq. 3 for one client.
 
     Attributes:
-        weights: (N,) float32, non-negative, summing to 1.
+        weights: (N,) float32, non-negative, summing to 1; on the CPU.
         loss: cross-entropy of the mixed model on the whole replay.
         chosen: which candidate won: ``optimised``, ``own`` or ``average``.
     """
@@ -120,19 +120,19 @@ def personalised_weights(
     if len(replay.labels) == 0:
         raise ValueError("personalised weights need at least one replayed sample")
     module = build_folded_task_model(spec)
-    num_sets = len(stacked.matrix)
+    num_sets, device = len(stacked.matrix), stacked.matrix.device
 
     def loss_of(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         logits = functional_call(module, fold_batch_norm(stacked.mix(weights)), (images,))
         return F.cross_entropy(logits, labels)
 
-    uniform = torch.full((num_sets,), 1 / num_sets)
-    weights, velocity = uniform.clone(), torch.zeros(num_sets)
+    uniform = torch.full((num_sets,), 1 / num_sets, device=device)
+    weights, velocity = uniform.clone(), torch.zeros_like(uniform)
     trail: list[Tensor] = []
     best, epochs_without_progress = math.inf, 0
     for _ in range(search.num_epochs if num_sets > 1 else 0):
         total = 0.0
-        for batch in torch.randperm(len(replay.labels), generator=rng).split(search.batch_size):
+        for batch in torch.randperm(len(replay.labels), generator=rng).to(device).split(search.batch_size):
             variable = weights.clone().requires_grad_(True)
             loss = loss_of(variable, replay.images[batch], replay.labels[batch])
             (gradient,) = torch.autograd.grad(loss, variable)
@@ -144,13 +144,13 @@ def personalised_weights(
         best = min(best, total)
         if epochs_without_progress == search.patience > 0:
             break
-    own = F.one_hot(torch.tensor(own_index), num_sets).to(torch.float32)
+    own = F.one_hot(torch.tensor(own_index), num_sets).to(uniform)
     tail = TAIL_EPOCHS * math.ceil(len(replay.labels) / search.batch_size)
     optimised = torch.stack(trail[-tail:]).mean(dim=0) if trail else uniform
     candidates = {"optimised": optimised, "own": own, "average": uniform}
     losses = {name: _total_loss(loss_of, point, replay) for name, point in candidates.items()}
     chosen = min(candidates, key=lambda name: (not math.isfinite(losses[name]), losses[name]))
-    return Mixture(candidates[chosen], losses[chosen], chosen)
+    return Mixture(candidates[chosen].cpu(), losses[chosen], chosen)
 
 
 def personalise_all(

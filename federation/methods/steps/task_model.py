@@ -114,7 +114,7 @@ def judge_with(spec: TaskSpec, parameters: Parameters) -> Judge:
     @torch.no_grad()
     def judge(images: Tensor) -> Tensor:
         if len(images) == 0:
-            return torch.empty(0, spec.num_classes)
+            return torch.empty(0, spec.num_classes, device=images.device)
         return torch.cat([functional_call(module, fixed, (part,)) for part in images.split(EVALUATION_BATCH)])
 
     return judge

@@ -1,0 +1,106 @@
+"""Training several sub-generators as one network, against one after the other.
+
+Both run the same schedule from the same start on the same random numbers, alternately in one process; that their
+results agree is a test's matter (``tests/unit/federation/methods/test_methods_grouped_gan.py``).
+
+    python -m benchmarks.grouped_training [--device cuda] [--out benchmarks/results/grouped_training.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.environment import write_result
+from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
+from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
+from federation.service.presets import task_for
+from federation.service.torch_setup import prepare_torch
+from models.specs import TaskSpec
+
+NUM_IMAGES, BATCH_SIZE, NUM_EPOCHS = 200, 64, 10
+"""The paper's images of a class in a round, its batch, and enough epochs to time (40 critic steps)."""
+
+
+def jobs(spec: TaskSpec, num: int, device: torch.device) -> list[SubGeneratorJob]:
+    """Return sub-generators to train on noise: what the images show changes no time."""
+    rng = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(num):
+        start = new_sub_generator(spec, rng)
+        halves = (
+            {name: tensor.to(device) for name, tensor in half.items()} for half in (start.generator, start.critic)
+        )
+        images = torch.rand(NUM_IMAGES, *spec.image_shape, generator=rng) * 2 - 1
+        made.append(SubGeneratorJob(SubGenerator(*halves), images.to(device), torch.Generator().manual_seed(index)))
+    return made
+
+
+def seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """Return the wall time of ``work``, what it queued on a GPU included."""
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def compare(spec: TaskSpec, num: int, device: torch.device, repeats: int) -> dict[str, list[float]]:
+    """Return the times of both ways, in turns."""
+    schedule = GanSchedule(
+        num_epochs=NUM_EPOCHS,
+        batch_size=BATCH_SIZE,
+        learning_rate=1e-4,
+        betas=(0.5, 0.9),
+        critic_steps_per_generator_step=5,
+    )
+
+    def one_by_one() -> None:
+        for job in jobs(spec, num, device):
+            train_sub_generator(spec, job.start, job.images, schedule, job.rng)
+
+    def grouped() -> None:
+        train_sub_generators(spec, jobs(spec, num, device), schedule)
+
+    times: dict[str, list[float]] = {"one by one": [], "grouped": []}
+    for warm in [True] + [False] * repeats:
+        for name, work in (("one by one", one_by_one), ("grouped", grouped)):
+            taken = seconds(device, work)
+            if not warm:
+                times[name].append(taken)
+    return times
+
+
+def main() -> None:
+    """Print times and ratios; write JSON with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cpu", help="torch device")
+    parser.add_argument("--networks", type=int, nargs="+", default=[1, 2, 10])
+    parser.add_argument("--datasets", nargs="+", default=["fashion-mnist"], help="whose image size and width")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    prepare_torch(options.threads)
+    device = torch.device(options.device)
+    result: dict[str, Any] = {"device": options.device, "threads": options.threads, "runs": []}
+    for dataset in options.datasets:
+        for num in options.networks:
+            times = compare(task_for(dataset), num, device, options.repeats)
+            pairs = zip(times["one by one"], times["grouped"], strict=True)
+            ratio = statistics.median(alone / grouped for alone, grouped in pairs)
+            result["runs"].append({"dataset": dataset, "networks": num, "seconds": times, "ratio": ratio})
+            medians = {name: f"{name} {statistics.median(values):.2f} s" for name, values in times.items()}
+            print(f"{dataset}, {num} sub-generators: {', '.join(medians.values())}, {ratio:.2f}x as fast", flush=True)
+    if options.out:
+        write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
