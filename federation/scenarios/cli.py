@@ -95,6 +95,6 @@ def _run(job: Job) -> None:
     click.echo(
         f"final accuracy {100 * summary['final_accuracy']:.2f} %, average {100 * summary['average_accuracy']:.2f} %"
         f"{regret}, forgetting {100 * summary['average_forgetting']:.2f}; "
-        f"{summary['sub_generator_updates']:.1f} sub-generators sent per client; "
+        f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
         f"wrote {job.out / 'result.json'} and accuracy.png"
     )

@@ -1,12 +1,15 @@
 """What the papers measure, each once, with its formula. Accuracies are shares in [0, 1]; rounds rise from the first.
 
-Sources: pFedGRP, appendix A.3 (Eq. 4 to 6), and its first version, appendix C.2 (Eq. 11); MFCL, section 5 (forgetting).
+Sources: pFedGRP, appendix A.3 (Eq. 4 to 6), section 5.3 (AUC), and its first version, appendix C.2 (Eq. 9 to 11); MFCL,
+section 5 (forgetting). ``docs/metrics.md`` has them in one place.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 
 def accuracy(num_correct: int, num_test: int) -> float:
@@ -88,6 +91,47 @@ def average_forgetting(histories: Mapping[str, Sequence[Mapping[int, float]]]) -
     """Mean of ``forgetting`` over all clients and their classes; 0 where no class was met before the last round."""
     values = [value for client in sorted(histories) for value in forgetting(histories[client]).values()]
     return _mean(values) if values else 0.0
+
+
+def average_update_count(updates: Mapping[str, Sequence[int]]) -> float:
+    """AUC = 1/n sum_i sum_t u_i^t: updates of a client's sub-generators over all rounds, mean over clients.
+
+    Args:
+        updates: client -> u_i^t per round, how many of its sub-generators it trained.
+
+    Raises:
+        ValueError: There is no client.
+    """
+    return _mean([float(sum(updates[client])) for client in sorted(updates)])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A number measured under several seeds.
+
+    Attributes:
+        mean: over the seeds.
+        spread: the sample standard deviation, sqrt(sum (x - mean)^2 / (n - 1)); None for one seed.
+        num_seeds: n.
+    """
+
+    mean: float
+    spread: float | None
+    num_seeds: int
+
+
+def over_seeds(values: Sequence[float]) -> Summary:
+    """Return mean and spread of one number per seed.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("the mean over no seeds is undefined")
+    mean = _mean(values)
+    if len(values) == 1:
+        return Summary(mean, None, 1)
+    return Summary(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)), len(values))
 
 
 def _mean(values: Sequence[float]) -> float:

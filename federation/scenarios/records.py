@@ -28,6 +28,7 @@ class ClientRecord:
         sub_generators_sent: those (names after ``sub-generator/``) that went up.
         num_sub_generators_held: how many it has.
         present: whether it took part; an absent client is measured with what the aggregator has for it.
+        num_updates: sub-generators trained in this round, where the method reports it.
     """
 
     classes: tuple[int, ...]
@@ -43,6 +44,12 @@ class ClientRecord:
     sub_generators_sent: tuple[str, ...]
     num_sub_generators_held: int
     present: bool = True
+    num_updates: int | None = None
+
+    @property
+    def num_sub_generator_updates(self) -> int:
+        """Sub-generators trained in this round; those sent, where the method doesn't report it."""
+        return len(self.sub_generators_sent) if self.num_updates is None else self.num_updates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,18 +74,19 @@ class RoundRecord:
 def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
 
-    ``sub_generator_updates`` is the paper's AUC: sub-generators sent over all rounds, mean over clients.
+    ``sub_generator_updates`` is the paper's AUC.
     """
     acc = [record.accuracy for record in records]
     names = sorted(records[-1].clients)
     histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
+    updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
     everyone = [client for record in records for client in record.clients.values()]
     return {
         "final_accuracy": acc[-1],
         "average_accuracy": metrics.average_accuracy(acc),
         "average_forgetting_measure": metrics.average_forgetting_measure(acc),
         "average_forgetting": metrics.average_forgetting(histories),
-        "sub_generator_updates": sum(len(client.sub_generators_sent) for client in everyone) / len(names),
+        "sub_generator_updates": metrics.average_update_count(updates),
         "bytes_up": sum(client.bytes_up for client in everyone),
         "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
         "bytes_down": sum(client.bytes_down for client in everyone),

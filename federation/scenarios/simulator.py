@@ -232,6 +232,7 @@ class Simulation:
             ),
             num_sub_generators_held=len(held),
             present=local is not None,
+            num_updates=local.upload.pack().facts.get("num_updates") if local else 0,
         )
 
     def _restored(self, checkpoints: Checkpoints) -> _State:

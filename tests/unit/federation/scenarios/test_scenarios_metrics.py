@@ -60,3 +60,21 @@ def test_average_forgetting_takes_the_mean_over_clients_and_classes():
 def test_an_impossible_accuracy_is_refused(correct: int, total: int):
     with pytest.raises(ValueError, match="no accuracy"):
         metrics.accuracy(correct, total)
+
+
+def test_the_update_count_sums_rounds_and_takes_the_mean_over_clients():
+    assert metrics.average_update_count({"a": [2, 0, 1], "b": [2, 2, 2]}) == pytest.approx((3 + 6) / 2)
+    with pytest.raises(ValueError, match="no"):
+        metrics.average_update_count({})
+
+
+def test_the_spread_over_seeds_is_the_sample_standard_deviation():
+    summary = metrics.over_seeds([0.7, 0.8, 0.9])
+    assert (summary.mean, summary.spread) == (pytest.approx(0.8), pytest.approx(0.1))
+    assert summary.num_seeds == 3
+
+
+def test_one_seed_has_no_spread_and_no_seed_no_mean():
+    assert metrics.over_seeds([0.7]) == metrics.Summary(0.7, None, 1)
+    with pytest.raises(ValueError, match="no seeds"):
+        metrics.over_seeds([])
