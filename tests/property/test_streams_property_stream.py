@@ -15,7 +15,7 @@ from federation.streams.stream import Stream, StreamSettings
     test_size=st.integers(1, 30),
     samples_per_class=st.integers(1, 9),
     classes_per_task=st.integers(1, 3),
-    overlap=st.integers(0, 5),
+    overlap=st.integers(0, 6),
     num_clients=st.integers(1, 3),
     num_absent=st.integers(0, 2),
     seed=st.integers(0, 2**32),
@@ -35,12 +35,13 @@ def test_whatever_the_data_no_client_meets_a_sample_twice(
 ):
     train = np.repeat(np.arange(len(train_sizes)), train_sizes)
     test = np.repeat(np.arange(len(train_sizes)), test_size)
+    num_task_types = len(train_sizes) // classes_per_task
     wanted = StreamSettings(
         scenario=scenario,
         num_clients=num_clients,
         samples_per_class=samples_per_class,
         classes_per_task=classes_per_task,
-        overlap=overlap,
+        overlap=min(overlap, max(0, num_task_types - 2) * classes_per_task),
         num_absent=min(num_absent, num_clients - 1),
         seed=seed,
     )

@@ -96,11 +96,12 @@ class NudgeMethod:
         return NudgeClient({**state.generators, **fresh}), NudgeUpload(nudged, fresh)
 
     def aggregate(self, state: Any, uploads: Mapping[str, Any], rng: torch.Generator, *, sampler: Any):
-        """Give every client its own model back, with the mean of all biases."""
+        """Give every client its own model back, with the mean of all biases; others keep what they last got."""
         mean = torch.stack([uploads[client].task[BIAS] for client in sorted(uploads)]).mean(dim=0)
         mean = mean + 0.01 * torch.rand(self.task.num_classes, generator=rng)
-        new = NudgeAggregator({client: {**uploads[client].task, BIAS: mean} for client in sorted(uploads)})
-        return new, {client: self.download_for(new, client, None) for client in new.models}
+        latest = {client: {**uploads[client].task, BIAS: mean} for client in sorted(uploads)}
+        new = NudgeAggregator({**state.models, **latest})
+        return new, {client: self.download_for(new, client, None) for client in latest}
 
     def download_for(self, state: Any, client_id: str, initial: Any):
         if client_id not in state.models:

@@ -83,6 +83,26 @@ def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_p
     assert summary["average_regret"] == pytest.approx(0.25)
 
 
+def test_overlap_and_absences_are_options_of_the_stream(fleet_sim: FleetSim, tmp_path: Path):
+    code, out, err = simulate(fleet_sim, "--scenario", "extreme", "--overlap", "2", "--absent", "1", "--rounds", "3")
+    assert (code, err) == (0, "")
+    assert "extreme with 2 classes shared: 2 clients (1 absent), 3 rounds" in out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["run"]["stream"]["overlap"], result["run"]["stream"]["num_absent"]) == (2, 1)
+    assert [sum(c["present"] for c in record["clients"].values()) for record in result["rounds"]] == [2, 1, 1]
+    assert [len(c["classes"]) for c in result["rounds"][0]["clients"].values()] == [4, 4]
+
+
+def test_a_result_from_before_overlap_and_absences_is_still_compared(fleet_sim: FleetSim, tmp_path: Path):
+    simulate(fleet_sim, out="first")
+    path = tmp_path / "first" / "result.json"
+    old = json.loads(path.read_text())
+    del old["run"]["stream"]["overlap"], old["run"]["stream"]["num_absent"]
+    path.write_text(json.dumps(old))
+    assert simulate(fleet_sim, "--compare", path)[0] == 0
+    assert simulate(fleet_sim, "--overwrite", "--overlap", "2", "--compare", path)[0] == 2
+
+
 def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: Path):
     simulate(fleet_sim, "--seed", "1", out="first")
     code, _, err = simulate(fleet_sim, "--compare", tmp_path / "first" / "result.json")
@@ -138,6 +158,8 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
             "lasts for 10 rounds",
         ),
         (["nudge", "--clients", "0"], "num_clients is 0"),
+        (["nudge", "--overlap", "7"], "overlap is 7, expected at most 6"),
+        (["nudge", "--absent", "2"], "num_absent is 2, expected 0 to 1"),
         (["nudge", "--threads", "0"], "--threads is 0"),
         (["nudge", "--rounds", "many"], "Invalid value for '--rounds'"),
         (["nudge", "--data-root", "absent"], "data root absent is no folder"),

@@ -14,6 +14,7 @@ def client(
     held: int = 0,
     num_bytes: int = 0,
     classes: dict[int, float] | None = None,
+    present: bool = True,
 ):
     return ClientRecord(
         classes=(0, 1),
@@ -28,6 +29,7 @@ def client(
         bytes_down_everything=3 * num_bytes,
         sub_generators_sent=sent,
         num_sub_generators_held=held,
+        present=present,
     )
 
 
@@ -51,6 +53,29 @@ def test_the_line_of_a_round_estimates_the_time_left(capsys: pytest.CaptureFixtu
     assert "sub-generators 1 of 7 sent" in line
     assert "up 1.0 MB" in line
     assert "about 5 min left" in line
+
+
+def test_absent_clients_are_counted_in_the_line():
+    line = Progress(num_rounds=2, num_clients=2, num_absent=1).line(outcome(record(1, client(0.5), client(0.7))))
+    assert "absent" not in line
+    line = Progress(2, 2, num_absent=1).line(outcome(record(1, client(0.5), client(0.7, present=False))))
+    assert "round 1  1 absent  accuracy  60.0 % (50.0 to 70.0)" in line
+
+
+def test_a_terminal_shows_how_many_of_those_present_have_had_their_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress = Progress(num_rounds=2, num_clients=3, num_absent=1)
+    for name in ("a", "b", "c"):
+        progress.client_begins(0, name)
+    progress.round_done(outcome(record(0, client(0.5))))
+    for name in ("a", "c"):
+        progress.client_begins(1, name)
+    out = capsys.readouterr().out
+    assert "round 0: c trains (3 of 3)" in out
+    assert "round 1: a trains (1 of 2)" in out
+    assert "round 1: c trains (2 of 2)" in out
 
 
 def test_a_resumed_run_counts_only_the_rounds_that_it_ran(capsys: pytest.CaptureFixture[str]):

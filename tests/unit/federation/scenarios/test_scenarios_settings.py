@@ -33,6 +33,22 @@ def test_the_paper_s_numbers_are_those_of_its_appendix():
     assert stream_settings("paper", "folder", 64, {}, GIVEN).samples_per_class == 50
 
 
+@pytest.mark.parametrize(
+    ("dataset", "size", "samples", "tests"),
+    [
+        ("emnist-byclass", 28, 200, 100),
+        ("cifar-10", 32, 200, None),
+        ("cifar-100", 32, 200, 100),
+        ("imagenet-10", 64, 50, None),
+        ("tinyimagenet-100", 64, 50, 50),
+    ],
+)
+def test_the_paper_s_stream_depends_on_the_data_set(dataset: str, size: int, samples: int, tests: int | None):
+    stream = stream_settings("paper", dataset, size, {}, GIVEN)
+    assert (stream.samples_per_class, stream.test_samples_per_class) == (samples, tests)
+    assert stream_settings("paper", dataset, size, {"test_samples_per_class": "7"}, GIVEN).test_samples_per_class == 7
+
+
 def test_what_the_operator_gives_goes_before_the_preset():
     stream = stream_settings(
         "tiny",

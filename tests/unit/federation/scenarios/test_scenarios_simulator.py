@@ -22,9 +22,15 @@ TASK_BYTES = 2_800_000
 """Somewhat less than the task model's parameters."""
 
 
-def simulation(num_rounds: int = 4, num_clients: int = 2, run_seed: int = 0, **fields: Any):
+def simulation(num_rounds: int = 4, num_clients: int = 2, run_seed: int = 0, num_absent: int = 0, **fields: Any):
     dataset = small_dataset()
-    wanted = StreamSettings(scenario="circulating", num_clients=num_clients, num_rounds=num_rounds, samples_per_class=3)
+    wanted = StreamSettings(
+        scenario="circulating",
+        num_clients=num_clients,
+        num_rounds=num_rounds,
+        samples_per_class=3,
+        num_absent=num_absent,
+    )
     stream = Stream(wanted, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
     return Simulation(
         method=NudgeMethod(task=dataset.task, **fields),
@@ -112,21 +118,56 @@ def test_retrained_sub_generators_are_sent_again_by_class():
     assert sorted(last.sub_generators_sent) == sorted(str(class_id) for class_id in last.classes)
 
 
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path):
-    whole, records = biases(simulation(num_rounds=4))
+def test_an_absent_client_neither_trains_nor_sends_and_is_measured_with_what_the_aggregator_keeps_for_it():
+    simulated = simulation(num_clients=3, num_absent=1)
+    trained, outcomes = [], []
+    simulated.run(on_client=lambda index, name: trained.append((index, name)), on_round=outcomes.append)
+    assert len(trained) == 3 + 3 * 2
+    for index in range(1, 4):
+        before, outcome = outcomes[index - 1], outcomes[index]
+        (name,) = [name for name, client in outcome.record.clients.items() if not client.present]
+        client, earlier = outcome.record.clients[name], before.record.clients[name]
+        assert (index, name) not in trained
+        assert name not in outcome.uploads
+        assert outcome.client_states[name] is before.client_states[name]
+        assert torch.equal(outcome.downloads[name].task_parameters[BIAS], before.downloads[name].task_parameters[BIAS])
+        assert (client.classes, client.train_s, client.sub_generators_sent) == ((), 0, ())
+        assert (client.bytes_up, client.bytes_up_everything, client.bytes_down) == (0, 0, 0)
+        assert client.num_sub_generators_held == earlier.num_sub_generators_held
+        assert (client.num_test, client.num_seen) == (earlier.num_test, earlier.num_seen)
+        assert (client.accuracy, client.class_accuracy) == (earlier.accuracy, earlier.class_accuracy)
+
+
+def test_acc_weighs_an_absent_client_by_what_it_has_seen():
+    _, records = biases(simulation(num_clients=3, num_absent=2, num_rounds=4))
+    clients = records[-1].clients.values()
+    seen = [client.num_seen for client in clients]
+    assert sum(seen) == 6 * (3 + 3 * 1)
+    assert len(set(seen)) > 1
+    mean = sum(client.num_seen * client.accuracy for client in clients) / sum(seen)
+    assert records[-1].accuracy == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("num_absent", [0, 1])
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path, num_absent: int):
+    whole, records = biases(simulation(num_rounds=4, num_clients=3, num_absent=num_absent))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.begin({"seed": 0}, resume=False)
 
+    last = max(name for name, client in records[2].clients.items() if client.present)
+
     def stop(round_index: int, name: str) -> None:
-        if (round_index, name) == (2, "client-1"):
+        if (round_index, name) == (2, last):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulation(num_rounds=4).run(checkpoints=checkpoints, on_client=stop)
+        simulation(num_rounds=4, num_clients=3, num_absent=num_absent).run(checkpoints=checkpoints, on_client=stop)
     checkpoints.begin({"seed": 0}, resume=True)
     seen = []
     resumed, resumed_records = biases(
-        simulation(num_rounds=4), checkpoints=checkpoints, on_client=lambda index, _: seen.append(index)
+        simulation(num_rounds=4, num_clients=3, num_absent=num_absent),
+        checkpoints=checkpoints,
+        on_client=lambda index, _: seen.append(index),
     )
     assert set(seen) == {2, 3}
     assert without_times(resumed_records) == without_times(records)
