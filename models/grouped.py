@@ -86,7 +86,7 @@ def _forward(layer: nn.Module, name: str, parameters: Mapping[str, Tensor], num_
         )
     if isinstance(layer, nn.ConvTranspose2d):
         weight = parameters[f"{name}.weight"]
-        return F.conv_transpose2d(x, weight, None, layer.stride, layer.padding, groups=num_networks)
+        return F.conv_transpose2d(x, weight, None, layer.stride, _pixels(layer.padding), groups=num_networks)
     if isinstance(layer, nn.BatchNorm2d):
         parameters[f"{name}.num_batches_tracked"].add_(1)
         mean, variance = parameters[f"{name}.running_mean"], parameters[f"{name}.running_var"]
@@ -109,7 +109,7 @@ def _backward(
         if isinstance(layer.padding, str):
             raise TypeError("a convolution with padding by name has no derivative here; give it in pixels")
         weight = parameters[f"{name}.weight"]
-        return F.conv_transpose2d(gradient, weight, None, layer.stride, layer.padding, groups=num_networks)
+        return F.conv_transpose2d(gradient, weight, None, layer.stride, _pixels(layer.padding), groups=num_networks)
     if isinstance(layer, nn.LeakyReLU):
         return gradient * torch.where(x > 0, 1.0, layer.negative_slope)
     if isinstance(layer, nn.InstanceNorm2d):
@@ -118,6 +118,12 @@ def _backward(
         along = (scaled * normalised).mean(dim=(2, 3), keepdim=True)
         return inverse_deviation * (scaled - scaled.mean(dim=(2, 3), keepdim=True) - normalised * along)
     raise TypeError(f"{type(layer).__name__} has no derivative here; add one to models.grouped")
+
+
+def _pixels(padding: str | tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(padding, str):
+        raise TypeError(f"padding {padding!r} has no grouped form; give it in pixels")
+    return padding
 
 
 def _standardised(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
