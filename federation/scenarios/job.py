@@ -26,8 +26,8 @@ from federation.scenarios.settings import method_from, settings_of, stream_setti
 from federation.scenarios.simulator import RoundOutcome, Simulation
 from federation.service.atomic import write_atomic
 from federation.service.settings import split_overrides
-from federation.streams.datasets import dataset_kind, load_dataset
-from federation.streams.stream import Stream
+from federation.streams.datasets import Dataset, dataset_kind, load_dataset
+from federation.streams.stream import Stream, StreamSettings
 from models.specs import TaskSpec
 
 _RESULT = "result.json"
@@ -135,36 +135,13 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
     Raises:
         SettingsError: Something can't be done; nothing was written.
     """
-    kind = _method(options.method)
-    changes = split_overrides(options.overrides)
-    size = options.image_size or dataset_kind(options.dataset).image_sizes[0]
-    wanted = stream_settings(
-        options.preset,
-        options.dataset,
-        size,
-        changes,
-        {
-            "scenario": options.scenario,
-            "seed": options.seed,
-            "num_clients": options.clients,
-            "num_rounds": options.rounds,
-            "overlap": options.overlap,
-            "num_absent": options.absent,
-        },
-    )
+    wanted = wanted_stream(options)
     _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
     data = load_dataset(
         options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
     )
-    simulation = Simulation(
-        method=method_from(kind, data.task, options.preset, changes),
-        dataset=data,
-        stream=Stream(wanted, data.train.labels, data.test.labels, data.task.num_classes),
-        run_seed=options.seed,
-        sampler=_sampler(options.sampler, data.task, options.threads),
-        num_threads=options.threads,
-    )
-    identity = _identity(options, simulation)
+    simulation = simulation_of(options, wanted, data)
+    identity = identity_of(options, simulation)
     return Job(
         simulation=simulation,
         identity=identity,
@@ -175,13 +152,53 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
     )
 
 
+def wanted_stream(options: Options) -> StreamSettings:
+    """Return the stream that was asked for, before the data have been looked at.
+
+    Raises:
+        SettingsError: The method, the data set or a setting is unknown or out of range.
+    """
+    _method(options.method)
+    return stream_settings(
+        options.preset,
+        options.dataset,
+        options.image_size or dataset_kind(options.dataset).image_sizes[0],
+        split_overrides(options.overrides),
+        {
+            "scenario": options.scenario,
+            "seed": options.seed,
+            "num_clients": options.clients,
+            "num_rounds": options.rounds,
+            "overlap": options.overlap,
+            "num_absent": options.absent,
+        },
+    )
+
+
+def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Simulation:
+    """Return what is to be run; nothing is trained or written yet.
+
+    Raises:
+        SettingsError: The method refuses a setting, or the data don't last.
+    """
+    return Simulation(
+        method=method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides)),
+        dataset=data,
+        stream=Stream(wanted, data.train.labels, data.test.labels, data.task.num_classes),
+        run_seed=options.seed,
+        sampler=_sampler(options.sampler, data.task, options.threads),
+        num_threads=options.threads,
+    )
+
+
 def _method(name: str) -> type[Any]:
     if name not in METHODS:
         raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}")
     return METHODS[name]
 
 
-def _identity(options: Options, simulation: Simulation) -> dict[str, Any]:
+def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
+    """Return what defines a run, as JSON values: equal identities give equal results."""
     identity = {
         "method": options.method,
         "settings": settings_of(simulation.method),
