@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from models.data_free import PixelScale
 from models.resnet import ResNet20
 from models.specs import TaskSpec
 from models.wgan import Critic, Generator
@@ -38,6 +39,11 @@ def build_generator(spec: TaskSpec, *, device: str = "cpu") -> Generator:
 def build_critic(spec: TaskSpec, *, device: str = "cpu") -> Critic:
     """Return a sub-generator's critic; see ``build_task_model``."""
     return _build(lambda: Critic(spec.image_channels, spec.generator_width, spec.image_size), device)
+
+
+def build_module(construct: Callable[[], M], *, device: str = "cpu") -> M:
+    """Return what ``construct`` makes, for networks that need more than a ``TaskSpec``; see ``build_task_model``."""
+    return _build(construct, device)
 
 
 @torch.no_grad()
@@ -85,9 +91,12 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
         layer.weight.uniform_(-bound, bound, generator=rng)
         if layer.bias is not None:
             layer.bias.uniform_(-bound, bound, generator=rng)
-    elif isinstance(layer, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+    elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d)):
         layer.weight.fill_(1.0)
         layer.bias.zero_()
+    elif isinstance(layer, PixelScale):
+        layer.mean.fill_(PixelScale.INITIAL)
+        layer.std.fill_(PixelScale.INITIAL)
     else:
         raise TypeError(f"no initialisation is defined for {type(layer).__name__}; add one to models.build")
 

@@ -1,0 +1,211 @@
+"""Rounds of data-free synthesis whose best images become a replay set, as in TARGET and LANDER.
+
+Fang et al. 2022, "Up to 100x Faster Data-Free Knowledge Distillation", is where their loop comes from.
+Axes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from federation.methods.seeding import split_generator
+from federation.methods.steps import data_free
+from federation.methods.steps.data_free import Observation
+from models.build import build_task_model, initialise
+from models.resnet import ResNet20
+from models.specs import TaskSpec
+
+
+class ImageSource(Protocol):
+    """What one round of synthesis draws from and trains."""
+
+    def draw(self) -> Tensor:
+        """Return the round's images in [0, 1], (B, C, H, W), differentiable."""
+
+    def scaled(self, images: Tensor) -> Tensor:
+        """Return images in [0, 1] as the task model takes them."""
+
+    def extra_loss(self, judged: Observation) -> Tensor | float:
+        """Return the source's own term of the loss."""
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step."""
+
+    def finish(self) -> None:
+        """End the round."""
+
+
+OpenRound: TypeAlias = Callable[[Tensor], ImageSource]
+"""Labels (B,) of a round -> its source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Synthesis:
+    """Length and loss of the synthesis of one replay set.
+
+    Attributes:
+        num_rounds: rounds, each of which leaves one batch of images.
+        steps_per_round: steps of a round.
+        batch_size: images of a round.
+        batch_norm_weight: of TARGET's distance between BatchNorm statistics.
+        batch_norm_momentum: share of the earlier rounds in the batch's statistics.
+        label_weight: of the cross-entropy with the images' labels.
+        adversarial_weight: of the adversarial term.
+        adversarial_where: one of ``data_free.AGREEMENTS``.
+        warm_up_rounds: rounds before the student is trained; one later the adversarial term begins to count.
+        padding: of the augmentation's shifts; see ``data_free.augmented``.
+        student_steps: the student's steps after each round, once warmed up.
+    """
+
+    num_rounds: int
+    steps_per_round: int
+    batch_size: int
+    batch_norm_weight: float
+    batch_norm_momentum: float
+    label_weight: float
+    adversarial_weight: float
+    adversarial_where: str
+    warm_up_rounds: int
+    padding: int
+    student_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudentTraining:
+    """How the student of the adversarial term learns; values that SDD (2025) reports for TARGET's generator."""
+
+    learning_rate: float = 0.2
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    temperature: float = 10.0
+
+
+class Student:
+    """An untrained task model that learns from the images made so far; it shows which of them are too easy.
+
+    Args:
+        spec: the task.
+        training: its optimiser.
+        device: torch device of the teacher.
+        rng: draws its first parameters and its batches.
+    """
+
+    def __init__(self, spec: TaskSpec, training: StudentTraining, device: torch.device, rng: torch.Generator) -> None:
+        self._module = initialise(build_task_model(spec), rng).to(device).to(memory_format=torch.channels_last)
+        self._rng = rng
+        self._temperature = training.temperature
+        self._sgd = torch.optim.SGD(
+            self._module.parameters(),
+            lr=training.learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return (B, K) in eval mode, differentiable with respect to the images alone."""
+        self._module.eval().requires_grad_(False)
+        logits: Tensor = self._module(images)
+        return logits
+
+    def learn(self, teacher: ResNet20, pool: Tensor, classes: Tensor, num_steps: int, batch_size: int) -> None:
+        """Take steps on ``T^2 KL(teacher / T || student / T)`` over the logits of ``classes``; ``pool`` is uint8."""
+        self._module.train().requires_grad_(True)
+        for _ in range(num_steps):
+            batch = torch.randperm(len(pool), generator=self._rng)[:batch_size]
+            images = data_free.from_bytes(pool[batch.to(pool.device)])
+            with torch.no_grad():
+                target = (teacher(images)[:, classes] / self._temperature).log_softmax(dim=1)
+            answer = (self._module(images)[:, classes] / self._temperature).log_softmax(dim=1)
+            loss = F.kl_div(answer, target, reduction="batchmean", log_target=True) * self._temperature**2
+            self._sgd.zero_grad(set_to_none=True)
+            loss.backward()
+            self._sgd.step()
+
+
+def synthesise(
+    teacher: ResNet20,
+    open_round: OpenRound,
+    classes: Sequence[int],
+    synthesis: Synthesis,
+    student: Student,
+    rng: torch.Generator,
+) -> Tensor:
+    """Return the images of all rounds, uint8: of each round those of the step whose loss was least.
+
+    The loss of a step is ``w_BN * distance + w_CE * CE + w_adv * adversarial`` and the source's own term, of augmented
+    images; kept are the images before augmentation.
+
+    Args:
+        teacher: the frozen task model.
+        open_round: gives the source of a round of labels.
+        classes: to make images of; other logits are left out.
+        synthesis: length and weights.
+        student: of the adversarial term.
+        rng: draws labels and augmentation.
+
+    Returns:
+        (B * rounds, C, H, W); fewer if no step of a round had a finite loss.
+    """
+    device = teacher.head.weight.device
+    known = torch.tensor(classes, device=device)
+    history: list[tuple[Tensor, Tensor]] = []
+    pool: list[Tensor] = []
+    for index in range(synthesis.num_rounds):
+        targets = torch.randint(len(classes), (synthesis.batch_size,), generator=rng).to(device)
+        rival = student if index > synthesis.warm_up_rounds and synthesis.adversarial_weight > 0 else None
+        source = open_round(known[targets])
+
+        def loss_of(
+            judged: Observation,
+            images: Tensor,
+            targets: Tensor = targets,
+            rival: Student | None = rival,
+            history: data_free.History = tuple(history),
+        ) -> Tensor:
+            logits = judged.logits[:, known]
+            distance = data_free.batch_norm_distance(judged.layers, history, synthesis.batch_norm_momentum)
+            loss = synthesis.batch_norm_weight * distance + synthesis.label_weight * F.cross_entropy(logits, targets)
+            if rival is None:
+                return loss
+            answers = rival.logits(images)[:, known]
+            return loss + synthesis.adversarial_weight * data_free.adversarial_loss(
+                logits, answers, synthesis.adversarial_where
+            )
+
+        best, judged = _best_of_round(teacher, source, loss_of, synthesis, split_generator(rng))
+        if best is None:
+            continue
+        pool.append(best)
+        blended = data_free.blend_statistics(history, judged.layers, synthesis.batch_norm_momentum)
+        history = [(mean.detach(), variance.detach()) for mean, variance in blended]
+        if index >= synthesis.warm_up_rounds and synthesis.adversarial_weight > 0:
+            student.learn(teacher, torch.cat(pool), known, synthesis.student_steps, synthesis.batch_size)
+    return torch.cat(pool) if pool else torch.empty(0, dtype=torch.uint8)
+
+
+def _best_of_round(
+    teacher: ResNet20,
+    source: ImageSource,
+    loss_of: Callable[[Observation, Tensor], Tensor],
+    synthesis: Synthesis,
+    rng: torch.Generator,
+) -> tuple[Tensor | None, Observation]:
+    """Return (the images of the least finite loss as bytes, the last step's observation)."""
+    least, best = math.inf, None
+    for _ in range(synthesis.steps_per_round):
+        drawn = source.draw()
+        images = source.scaled(data_free.augmented(drawn, synthesis.padding, rng))
+        judged = data_free.observe(teacher, images)
+        loss = loss_of(judged, images) + source.extra_loss(judged)
+        if loss.item() < least:
+            least, best = loss.item(), data_free.to_bytes(source.scaled(drawn).detach())
+        source.descend(loss)
+    source.finish()
+    return best, judged
