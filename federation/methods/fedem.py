@@ -1,0 +1,178 @@
+"""FedEM: every client's data is a mixture of a few distributions, and each distribution has its learner.
+
+Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions", Algorithm 1.
+Differences from the paper, where it is silent or the protocol here differs:
+
+1. A client's data changes every round, so its shares pi are estimated from this round's data alone; they begin at the
+   last round's. The paper's clients see all their data in every round.
+2. Each round has one E-step, before local training, as in the released code; so the pi that mixes the new average
+   learners was estimated with the ones before.
+3. The average of a learner weighs clients by their samples, as in the released code, and not by how many of those
+   samples the learner is responsible for.
+4. BatchNorm statistics are averaged like parameters, and a learner's follow all samples of a batch, however small their
+   responsibilities.
+5. Clients upload pi, which the paper keeps on the client: the aggregator puts it into the download, so that a client
+   that lost its disk goes on from it, and a device knows the learner with the largest share.
+
+The prediction mixes all learners, so no device serves it; only the simulator runs this method.
+
+Axes: B batch, K classes, M learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from federation.methods import checks
+from federation.methods import fedem_records as em
+from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
+from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.task_model import Optimisation, descend, judge_with
+from federation.methods.task_method import TaskMethod, require_uploads
+from federation.methods.task_records import NoState, task_upload_layout
+from models.build import build_task_model, initialise
+from models.resnet import ResNet20
+
+
+def responsibilities(losses: Tensor, shares: Sequence[float]) -> Tensor:
+    """Return the E-step: ``q_m(z) = pi_m exp(-loss_m) / sum_j pi_j exp(-loss_j)`` per sample.
+
+    Args:
+        losses: (M, B) each learner's cross-entropy on each sample.
+        shares: M, pi; a learner with share 0 stays out.
+
+    Returns:
+        (M, B) float64, columns sum to 1.
+    """
+    prior = torch.tensor(shares, dtype=torch.float64, device=losses.device).log()
+    return torch.softmax(prior[:, None] - losses.to(torch.float64), dim=0)
+
+
+def mixture_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Return ``log sum_m pi_m softmax(logits_m)``: what the mixture predicts, as logits.
+
+    Args:
+        logits: M tensors (B, K).
+        shares: M, pi.
+    """
+    stacked = torch.stack(list(logits)).log_softmax(dim=2)  # (M, B, K)
+    prior = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device).log()
+    return torch.logsumexp(stacked + prior[:, None, None], dim=0)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return ``sum_B weights * CE / B``: what an M-step descends.
+
+    Args:
+        logits: (B, K).
+        labels: (B,) int64.
+        weights: (B,) the learner's responsibilities.
+    """
+    return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedEM(TaskMethod):
+    """Both halves of the method; the other settings are those of ``TaskMethod``, for each learner.
+
+    Attributes:
+        num_learners: M, mixture components.
+    """
+
+    name: ClassVar[str] = "fedem"
+    deployable: ClassVar[bool] = False
+    Upload: ClassVar[type[Any]] = em.Upload
+    Download: ClassVar[type[Any]] = em.Download
+    AggregatorState: ClassVar[type[Any]] = em.AggregatorState
+
+    num_learners: int = 3
+
+    def __post_init__(self) -> None:
+        TaskMethod.__post_init__(self)
+        checks.at_least(1, self, ["num_learners"])
+
+    def initial_download(self, rng: torch.Generator) -> em.Download:
+        """Return M different random task models in equal shares."""
+        learners = tuple(initialise(build_task_model(self.task), rng).state_dict() for _ in range(self.num_learners))
+        return em.Download(learners, em.uniform_shares(self.num_learners))
+
+    def download_for(self, state: em.AggregatorState, client_id: ClientId, initial: em.Download) -> em.Download:
+        """Return the average learners in the client's shares; a client never heard of gets equal ones."""
+        if not state.learners:
+            return initial
+        return em.Download(state.learners, state.clients.get(client_id) or em.uniform_shares(len(state.learners)))
+
+    def upload_layout(self, name: str) -> Parameters | None:
+        """Return the layout of ``task/0`` to ``task/<M - 1>``, each a task model; None for other names."""
+        known = {f"{em.LEARNER}{index}" for index in range(self.num_learners)}
+        return task_upload_layout(self.task, "task") if name in known else None
+
+    def check_upload(self, upload: em.Upload) -> None:
+        """Raise ValueError if a learner is missing, the shares are no distribution, or there were no samples."""
+        if upload.num_samples < 1:
+            raise ValueError("num_samples is 0, expected at least 1")
+        if len(upload.learners) != self.num_learners:
+            raise ValueError(f"got {len(upload.learners)} learners, expected {self.num_learners}")
+        em.check_shares(upload.shares, self.num_learners)
+
+    def predictor(self, download: em.Download) -> Judge:
+        """Return the logarithm of the mixture of all learners' predictions, in the client's shares."""
+        judges = [judge_with(self.task, learner) for learner in download.learners]
+        return lambda images: mixture_logits([judge(images) for judge in judges], download.shares)
+
+    def local_round(
+        self, state: NoState, data: RoundData, download: em.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[NoState, em.Upload]:
+        """Estimate responsibilities and pi, then train each learner on its share of every sample (Algorithm 1)."""
+        del sampler
+        judges = [judge_with(self.task, learner) for learner in download.learners]
+        losses = [F.cross_entropy(judge(data.images), data.labels, reduction="none") for judge in judges]
+        responsible = responsibilities(torch.stack(losses), download.shares)  # (M, B)
+        shares = tuple(responsible.mean(dim=1).tolist())
+        learners = tuple(
+            self._trained(learner, data, weights.to(torch.float32), rng)
+            for learner, weights in zip(download.learners, responsible, strict=True)
+        )
+        return state, em.Upload(learners, shares, len(data.labels))
+
+    def aggregate(
+        self,
+        state: em.AggregatorState,
+        uploads: Mapping[ClientId, em.Upload],
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+    ) -> tuple[em.AggregatorState, dict[ClientId, em.Download]]:
+        """Average each learner over the clients, by the number of samples behind each upload.
+
+        Raises:
+            ValueError: There are no uploads.
+        """
+        del rng, sampler
+        require_uploads(uploads)
+        ordered = [uploads[client_id] for client_id in sorted(uploads)]
+        sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
+        weights = sizes / sizes.sum()
+        learners = tuple(
+            weighted_average(versions, weights)
+            for versions in zip(*(upload.learners for upload in ordered), strict=True)
+        )
+        latest = {client_id: upload.shares for client_id, upload in uploads.items()}
+        clients = dict(sorted({**state.clients, **latest}.items()))
+        return em.AggregatorState(learners, clients), {c: em.Download(learners, s) for c, s in clients.items()}
+
+    def _trained(
+        self, learner: Parameters, data: RoundData, weights: Tensor, rng: torch.Generator
+    ) -> dict[str, Tensor]:
+        """The M-step of one learner."""
+
+        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+            return weighted_cross_entropy(module(data.images[batch]), data.labels[batch], weights[batch])
+
+        return descend(self.task, learner, len(data.labels), Optimisation.of(self), rng, batch_loss)
