@@ -9,11 +9,17 @@ from typing import Any
 
 from federation.methods.centralized import Centralized
 from federation.methods.fedavg import FedAvg
+from federation.methods.fedem import FedEM
+from federation.methods.fedprox import FedProx
+from federation.methods.pfedgraph import PFedGraph
 from federation.methods.pfedgrp import PFedGRP
 
 METHODS: dict[str, type[Any]] = {
     "centralized": Centralized,
     "fedavg": FedAvg,
+    "fedem": FedEM,
+    "fedprox": FedProx,
+    "pfedgraph": PFedGraph,
     "pfedgrp": PFedGRP,
 }
 
