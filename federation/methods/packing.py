@@ -13,6 +13,11 @@ from federation.methods.records import Artefacts, Facts, Parameters
 TASK = "task"
 AVERAGE = "average"
 SUB_GENERATOR = "sub-generator/"
+ALL_CLASSES = -1
+"""The key of a generator that draws every class, where others have a class id; in names it is ``all``."""
+
+_ALL = "all"
+
 MAX_SAMPLES = 2**40
 """More samples than any stream has: a larger count is an error or an attack."""
 
@@ -74,13 +79,25 @@ def required(artefacts: Artefacts, name: str) -> Parameters:
 
 
 def by_class(artefacts: Artefacts, prefix: str = SUB_GENERATOR) -> dict[int, Parameters]:
-    """Return the sets named ``<prefix><class id>``, classes in rising order."""
-    found = {
-        int(name[len(prefix) :]): parameters
-        for name, parameters in artefacts.parameter_sets.items()
-        if name.startswith(prefix) and name[len(prefix) :].isdecimal()
-    }
+    """Return the sets named ``<prefix><class id>``, classes in rising order; ``<prefix>all`` is ``ALL_CLASSES``."""
+    keys = {name: class_key(name, prefix) for name in artefacts.parameter_sets}
+    found = {key: artefacts.parameter_sets[name] for name, key in keys.items() if key is not None}
     return dict(sorted(found.items()))
+
+
+def named_by_class(parameter_sets: Mapping[int, Parameters], prefix: str = SUB_GENERATOR) -> dict[str, Parameters]:
+    """Return sets under the names that ``by_class`` reads."""
+    return {f"{prefix}{_ALL if c == ALL_CLASSES else c}": parameters for c, parameters in parameter_sets.items()}
+
+
+def class_key(name: str, prefix: str = SUB_GENERATOR) -> int | None:
+    """Return the class id in a name, or ``ALL_CLASSES``; None unless ``named_by_class`` would spell it so."""
+    text = name.removeprefix(prefix)
+    if text == name:
+        return None
+    if text == _ALL:
+        return ALL_CLASSES
+    return int(text) if text.isdecimal() and len(text) <= 6 and str(int(text)) == text else None
 
 
 def same_bits(left: Parameters, right: Parameters) -> bool:

@@ -15,6 +15,8 @@ Differences from the paper, where it is silent or contradicts itself:
 6. A sub-generator is uploaded whenever the aggregator doesn't hold the same one, so that an upload that missed its
    round is made up for in the next.
 7. Eq. 3's descent ends when epochs make no progress (``aggregation_patience``); 0 runs all of them, as the paper does.
+8. With ``generators = "single"`` (ablation AS3) the one generator learns from this round's samples and from the replay
+   that the task model is trained on; the paper says only that it replays itself.
 """
 
 from __future__ import annotations
@@ -32,48 +34,33 @@ from federation.methods import pfedgrp_records as grp
 from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
-from federation.methods.steps.replay import (
-    Replay,
-    counts_for_distribution,
-    draw_replay,
-    generation_scale,
-    recognised_share,
+from federation.methods.steps.memory import (
+    MemorySettings,
+    MixedData,
+    draw,
+    drawable,
+    retrained,
+    retrainings,
+    with_replay,
 )
+from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from federation.methods.steps.replay import Replay, counts_for_distribution
 from federation.methods.steps.task_model import Alignment, Optimisation, judge_with, train_task_model
-from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
-from models.build import build_generator, build_task_model, initialise
-from models.specs import TaskSpec
+from federation.methods.task_method import TaskMethod, require_uploads
+from models.build import build_task_model, initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PFedGRP:
+class PFedGRP(TaskMethod, MemorySettings):
     """Settings and both halves of the method; defaults are the paper's (appendix B.2) where it states them.
 
+    Those of the task model are ``TaskMethod``'s, those of replay and sub-generators ``MemorySettings``'.
+
     Attributes:
-        task: the classification task.
-        local_epochs: epochs of the task model per round.
-        batch_size: samples per step of the task model.
-        learning_rate: of the task model's SGD.
-        momentum: of the task model's SGD.
-        weight_decay: of the task model's SGD.
-        precision: of the task model's training, ``float32`` or ``bfloat16``.
         alignment_weight: lambda of Eq. 2; 0 is ablation ASG.
         alignment_on: ``replay`` (Eq. 2), or ``earlier-classes``: replay and those real samples whose class was met in
             an earlier round (first version of the paper).
         start_from: ``average`` or ``personalised`` (ablation ASP): where local training starts.
-        filter_replay: keep only replay that the task model recognises; False is ablation AS1.
-        max_tries_factor: latents per wanted sample before replay is filled with the least-bad ones.
-        gate: retrain a sub-generator only if the drift gate says so; False is ablation AS2.
-        gate_threshold: TH_G: retrain if less than this share of its samples is recognised.
-        gate_samples: samples that the gate looks at.
-        sub_generator_epochs: epochs per sub-generator update.
-        first_sub_generator_epochs: epochs of a class's first update; 0 means the same as later ones.
-        gan_batch_size: samples per critic step.
-        gan_learning_rate: of both Adams.
-        gan_beta1: of both Adams.
-        gan_beta2: of both Adams.
-        critic_steps_per_generator_step: n_critic.
         warm_start: start a class that is new to a client from another client's cached sub-generator (first version).
             This shows one client's data to another, so it is off unless the operator turns it on.
         replay_per_client: samples that Eq. 3 is solved on.
@@ -89,35 +76,14 @@ class PFedGRP:
     """
 
     name: ClassVar[str] = "pfedgrp"
-    stores_data: ClassVar[bool] = False
-    deployable: ClassVar[bool] = True
     Upload: ClassVar[type[Any]] = grp.Upload
     Download: ClassVar[type[Any]] = grp.Download
     ClientState: ClassVar[type[Any]] = grp.ClientState
     AggregatorState: ClassVar[type[Any]] = grp.AggregatorState
 
-    task: TaskSpec
-    local_epochs: int = 20
-    batch_size: int = 64
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 0.01
-    precision: str = "float32"
     alignment_weight: float = 0.3
     alignment_on: str = "replay"
     start_from: str = "average"
-    filter_replay: bool = True
-    max_tries_factor: int = 8
-    gate: bool = True
-    gate_threshold: float = 0.25
-    gate_samples: int = 256
-    sub_generator_epochs: int = 200
-    first_sub_generator_epochs: int = 0
-    gan_batch_size: int = 64
-    gan_learning_rate: float = 1e-4
-    gan_beta1: float = 0.5
-    gan_beta2: float = 0.9
-    critic_steps_per_generator_step: int = 5
     warm_start: bool = False
     replay_per_client: int = 1000
     aggregation_filter: str = "own"
@@ -129,31 +95,17 @@ class PFedGRP:
     mix_absent: bool = False
 
     def __post_init__(self) -> None:
-        checks.task_model_settings(self)
+        TaskMethod.__post_init__(self)
+        self.check_memory()
         checks.one_of(("replay", "earlier-classes"), self, "alignment_on")
         checks.one_of(("average", "personalised"), self, "start_from")
         checks.one_of(("own", "average"), self, "aggregation_filter")
-        checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "aggregation_patience"])
-        checks.at_least(
-            1,
-            self,
-            [
-                "max_tries_factor",
-                "gate_samples",
-                "gan_batch_size",
-                "critic_steps_per_generator_step",
-                "replay_per_client",
-                "aggregation_epochs",
-                "aggregation_batch_size",
-            ],
-        )
-        checks.within(0.0, math.inf, self, ["alignment_weight", "gan_learning_rate", "aggregation_learning_rate"])
-        checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2", "aggregation_momentum"])
-        checks.within(0.0, 2.0, self, ["gate_threshold"])
-
-    def initial_states(self) -> tuple[grp.ClientState, grp.AggregatorState]:
-        """Return (a client's state, the aggregator's state) before round 0: nothing learnt, nobody known."""
-        return grp.ClientState(), grp.AggregatorState()
+        checks.at_least(0, self, ["aggregation_patience"])
+        checks.at_least(1, self, ["replay_per_client", "aggregation_epochs", "aggregation_batch_size"])
+        checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate"])
+        checks.within(0.0, 1.0, self, ["aggregation_momentum"])
+        if self.warm_start and self.generators == "single":
+            raise ValueError("warm_start hands over sub-generators by class; expected generators='per-class'")
 
     def initial_download(self, rng: torch.Generator) -> grp.Download:
         """Return one random task model as personalised and average model (Appendix D, line 3)."""
@@ -164,30 +116,24 @@ class PFedGRP:
         self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[grp.ClientState, grp.Upload]:
         """Train the task model on this round's data and replay (Eq. 2), then the drifted sub-generators (4.1.2)."""
-        state = state.recovered_from(download)
-        now = data.counts()
-        seen = {c: state.seen.get(c, 0) + now.get(c, 0) for c in sorted(state.seen.keys() | now.keys())}
+        state = state.recovered_from(download.sub_generators, download.seen)
+        judge = judge_with(self.task, download.personalised)
+        mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
+        parameters = self._train(mixed, frozenset(state.seen), download, split_generator(rng))
 
-        replay = self._local_replay(state, generation_scale(seen, now), download, split_generator(rng), sampler)
-        parameters = self._train(data, replay, frozenset(state.seen), download, split_generator(rng))
-
-        updated = self._update_sub_generators(state, data, download, parameters, split_generator(rng), sampler)
-        sub_generators = dict(sorted({**state.sub_generators, **updated}.items()))
-        unknown_to_aggregator = {
-            c: sub_generator.generator
-            for c, sub_generator in sub_generators.items()
-            if c not in download.sub_generators
-            or not packing.same_bits(sub_generator.generator, download.sub_generators[c])
-        }
+        judge = judge_with(self.task, parameters)
+        work = retrainings(self, state, mixed, judge, split_generator(rng), sampler, download.donors)
+        updated = retrained(self, work)
+        new_state = state.after(data, updated)
         upload = grp.Upload(
             task_parameters=parameters,
-            sub_generators=unknown_to_aggregator,
-            seen=seen,
+            sub_generators=_unknown_to(download, new_state),
+            seen=new_state.seen,
             num_samples=len(data.labels),
             num_updates=len(updated),
-            num_filled=replay.num_filled,
+            num_filled=mixed.replay.num_filled,
         )
-        return grp.ClientState(sub_generators=sub_generators, seen=seen), upload
+        return new_state, upload
 
     def aggregate(
         self,
@@ -202,8 +148,7 @@ class PFedGRP:
         Raises:
             ValueError: There are no uploads.
         """
-        if not uploads:
-            raise ValueError("a round without uploads can't be aggregated")
+        require_uploads(uploads)
         clients = dict(state.clients)
         for client_id, upload in sorted(uploads.items()):
             clients[client_id] = grp.ClientRecord.merged(clients.get(client_id), upload)
@@ -247,14 +192,8 @@ class PFedGRP:
         """Return what an upload's parameter set must consist of, on the meta device; None for unknown names."""
         if name == packing.TASK:
             return packing.layout(build_task_model(self.task, device="meta"))
-        class_id = name.removeprefix(packing.SUB_GENERATOR)
-        if class_id != name and class_id.isdecimal() and str(int(class_id)) == class_id:
-            return (
-                packing.layout(build_generator(self.task, device="meta"))
-                if int(class_id) < self.task.num_classes
-                else None
-            )
-        return None
+        key = packing.class_key(name)
+        return self.sub_generator_kind().layout() if key is not None and self.holds(key) else None
 
     def check_upload(self, upload: grp.Upload) -> None:
         """Raise ValueError if counts are impossible, or a class that was never met has a sub-generator."""
@@ -263,7 +202,7 @@ class PFedGRP:
             raise ValueError(
                 f"{upload.num_samples} samples in this round, but only {sum(upload.seen.values())} seen in all"
             )
-        stray = sorted(upload.sub_generators.keys() - upload.seen.keys())
+        stray = sorted(upload.sub_generators.keys() - upload.seen.keys() - {packing.ALL_CLASSES})
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
 
@@ -271,88 +210,29 @@ class PFedGRP:
         """Return what a device with this download answers: the personalised model."""
         return judge_with(self.task, download.personalised)
 
-    def _local_replay(
-        self,
-        state: grp.ClientState,
-        counts: Mapping[int, int],
-        download: grp.Download,
-        rng: torch.Generator,
-        sampler: Sampler,
-    ) -> Replay:
-        judge = judge_with(self.task, download.personalised) if self.filter_replay else None
-        generators = {c: s.generator for c, s in state.sub_generators.items()}
-        drawable = {c: count for c, count in counts.items() if c in generators}
-        return draw_replay(
-            generators, drawable, sampler, judge, rng, spec=self.task, max_tries_factor=self.max_tries_factor
-        )
-
     def _client_replay(
         self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler
     ) -> Replay:
         filtering = client.task_parameters if self.aggregation_filter == "own" else average
-        judge = judge_with(self.task, filtering) if self.filter_replay else None
-        known = {c: count for c, count in client.seen.items() if c in client.sub_generators}
+        known = drawable(client.sub_generators, client.seen)
         counts = counts_for_distribution(known, self.replay_per_client)
-        return draw_replay(
-            client.sub_generators, counts, sampler, judge, rng, spec=self.task, max_tries_factor=self.max_tries_factor
-        )
+        return draw(self, client.sub_generators, counts, judge_with(self.task, filtering), rng, sampler)
 
     def _train(
-        self, data: RoundData, replay: Replay, earlier: frozenset[int], download: grp.Download, rng: torch.Generator
+        self, mixed: MixedData, earlier: frozenset[int], download: grp.Download, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        images = torch.cat([data.images, replay.images])
-        labels = torch.cat([data.labels, replay.labels])
-        mask = torch.arange(len(labels)) >= len(data.labels)
+        images, labels = mixed.images, mixed.labels
+        mask = torch.arange(len(labels), device=labels.device) >= len(mixed.real.labels)
         if self.alignment_on == "earlier-classes":
-            mask |= torch.isin(labels, torch.tensor(sorted(earlier), dtype=torch.int64))
+            mask |= torch.isin(labels, torch.tensor(sorted(earlier), dtype=torch.int64, device=labels.device))
         alignment = None
         if self.alignment_weight > 0 and bool(mask.any()):
-            teacher = torch.zeros(len(labels), self.task.num_classes)
+            teacher = torch.zeros(len(labels), self.task.num_classes, device=labels.device)
             teacher[mask] = judge_with(self.task, download.personalised)(images[mask])
             alignment = Alignment(mask, teacher, self.alignment_weight)
         start = download.average if self.start_from == "average" else download.personalised
         optimisation = Optimisation.of(self)
         return train_task_model(self.task, start, images, labels, optimisation, rng, alignment=alignment)
-
-    def _update_sub_generators(
-        self,
-        state: grp.ClientState,
-        data: RoundData,
-        download: grp.Download,
-        parameters: Parameters,
-        rng: torch.Generator,
-        sampler: Sampler,
-    ) -> dict[int, SubGenerator]:
-        judge = judge_with(self.task, parameters)
-        updated: dict[int, SubGenerator] = {}
-        for class_id in sorted(data.counts()):
-            own_rng = split_generator(rng)
-            known = state.sub_generators.get(class_id)
-            if known is not None and self.gate:
-                share = recognised_share(sampler(known.generator), class_id, judge, own_rng, self.gate_samples)
-                if share >= self.gate_threshold:
-                    continue
-            start = known or self._first_sub_generator(download, class_id, own_rng)
-            schedule = self._gan_schedule(first=known is None)
-            updated[class_id] = train_sub_generator(
-                self.task, start, data.images[data.labels == class_id], schedule, own_rng
-            )
-        return updated
-
-    def _first_sub_generator(self, download: grp.Download, class_id: int, rng: torch.Generator) -> SubGenerator:
-        fresh = new_sub_generator(self.task, rng)
-        if self.warm_start and class_id in download.donors:
-            return SubGenerator(download.donors[class_id], fresh.critic)
-        return fresh
-
-    def _gan_schedule(self, *, first: bool) -> GanSchedule:
-        return GanSchedule(
-            num_epochs=(self.first_sub_generator_epochs if first else 0) or self.sub_generator_epochs,
-            batch_size=self.gan_batch_size,
-            learning_rate=self.gan_learning_rate,
-            betas=(self.gan_beta1, self.gan_beta2),
-            critic_steps_per_generator_step=self.critic_steps_per_generator_step,
-        )
 
     def _search(self) -> WeightSearch:
         return WeightSearch(
@@ -388,3 +268,13 @@ class PFedGRP:
             if owners and class_id not in held:
                 donors[class_id] = state.clients[min(owners)[1]].sub_generators[class_id]
         return donors
+
+
+def _unknown_to(download: grp.Download, memory: grp.ClientState) -> dict[int, Parameters]:
+    """Return the sub-generators that the aggregator doesn't hold, as far as its download tells."""
+    held = download.sub_generators
+    return {
+        c: sub_generator.generator
+        for c, sub_generator in memory.sub_generators.items()
+        if c not in held or not packing.same_bits(sub_generator.generator, held[c])
+    }

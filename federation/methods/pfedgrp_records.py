@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from federation.methods import packing
 from federation.methods.records import Artefacts, ClientId, Parameters
-from federation.methods.steps.wgan_gp import SubGenerator
+from federation.methods.steps.memory import Memory
 
-_CRITIC = "critic/"
+ClientState: TypeAlias = Memory
+"""What a client remembers between rounds."""
+
 _DONOR = "donor/"
 
 
@@ -20,7 +23,7 @@ class Download:
     Attributes:
         personalised: the task model that the device serves, that filters its replay and that Eq. 2 aligns with.
         average: where local training starts.
-        sub_generators: class id -> the client's own sub-generator as the aggregator holds it.
+        sub_generators: class id (or ``packing.ALL_CLASSES``) -> the client's own, as the aggregator holds it.
         seen: class id -> samples of the client, as the aggregator knows it.
         weights: client id -> share in the personalised model; empty before the first aggregation.
         donors: class id -> another client's sub-generator, with ``warm_start`` only.
@@ -41,8 +44,8 @@ class Download:
     def pack(self) -> Artefacts:
         """Return ``personalised``, ``average``, ``sub-generator/*`` and ``donor/*``."""
         sets = {"personalised": self.personalised, packing.AVERAGE: self.average}
-        sets |= {f"{packing.SUB_GENERATOR}{c}": p for c, p in self.sub_generators.items()}
-        sets |= {f"{_DONOR}{c}": p for c, p in self.donors.items()}
+        sets |= packing.named_by_class(self.sub_generators)
+        sets |= packing.named_by_class(self.donors, _DONOR)
         return Artefacts(sets, {"seen": packing.counts_to_facts(self.seen), "aggregation_weights": dict(self.weights)})
 
     @classmethod
@@ -59,51 +62,12 @@ class Download:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientState:
-    """What a client remembers between rounds.
-
-    Attributes:
-        sub_generators: class id -> its sub-generator.
-        seen: class id -> real samples met in all rounds so far.
-    """
-
-    sub_generators: Mapping[int, SubGenerator] = field(default_factory=dict)
-    seen: Mapping[int, int] = field(default_factory=dict)
-
-    def recovered_from(self, download: Download) -> ClientState:
-        """Return the state with what it lacks of the aggregator's cache added: after a lost disk, everything."""
-        missing = {c: SubGenerator(p, {}) for c, p in download.sub_generators.items() if c not in self.sub_generators}
-        if not missing:
-            return self
-        return ClientState(
-            sub_generators=dict(sorted({**missing, **self.sub_generators}.items())),
-            seen=dict(sorted({**download.seen, **self.seen}.items())),
-        )
-
-    def pack(self) -> Artefacts:
-        """Return ``sub-generator/*`` and ``critic/*``."""
-        sets = {f"{packing.SUB_GENERATOR}{c}": s.generator for c, s in self.sub_generators.items()}
-        sets |= {f"{_CRITIC}{c}": s.critic for c, s in self.sub_generators.items() if s.critic}
-        return Artefacts(sets, {"seen": packing.counts_to_facts(self.seen)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> ClientState:
-        """Return the state again."""
-        critics = packing.by_class(artefacts, _CRITIC)
-        generators = packing.by_class(artefacts)
-        return cls(
-            sub_generators={c: SubGenerator(p, critics.get(c, {})) for c, p in generators.items()},
-            seen=packing.counts_from_facts(artefacts.facts, "seen"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Upload:
     """What a client sends after its local round.
 
     Attributes:
         task_parameters: the locally trained task model.
-        sub_generators: class id -> those that the aggregator doesn't hold yet.
+        sub_generators: class id (or ``packing.ALL_CLASSES``) -> those that the aggregator doesn't hold yet.
         seen: class id -> real samples met so far; normalised, it approximates the client's label distribution.
         num_samples: real samples of this round.
         num_updates: sub-generators trained in this round.
@@ -119,8 +83,7 @@ class Upload:
 
     def pack(self) -> Artefacts:
         """Return ``task`` and ``sub-generator/*``."""
-        sets = {packing.TASK: self.task_parameters}
-        sets |= {f"{packing.SUB_GENERATOR}{c}": p for c, p in self.sub_generators.items()}
+        sets = {packing.TASK: self.task_parameters, **packing.named_by_class(self.sub_generators)}
         facts = {
             "seen": packing.counts_to_facts(self.seen),
             "num_samples": self.num_samples,
@@ -149,7 +112,7 @@ class ClientRecord:
 
     Attributes:
         task_parameters: the last task model it uploaded.
-        sub_generators: class id -> the last one it uploaded.
+        sub_generators: class id (or ``packing.ALL_CLASSES``) -> the last one it uploaded.
         seen: class id -> samples, as last uploaded.
         personalised: its latest personalised model.
         weights: client id -> share in ``personalised``.
@@ -193,7 +156,7 @@ class AggregatorState:
             root = f"clients/{client_id}/"
             sets[f"{root}{packing.TASK}"] = client.task_parameters
             sets[f"{root}personalised"] = client.personalised
-            sets |= {f"{root}{packing.SUB_GENERATOR}{c}": p for c, p in client.sub_generators.items()}
+            sets |= packing.named_by_class(client.sub_generators, f"{root}{packing.SUB_GENERATOR}")
             facts[client_id] = {"seen": packing.counts_to_facts(client.seen), "weights": dict(client.weights)}
         return Artefacts(sets, {"clients": facts})
 

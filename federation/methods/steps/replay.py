@@ -5,6 +5,7 @@ Axes: B batch, C channels, H height, W width, K classes, Z latent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ class Replay:
 
     Attributes:
         images: (B, C, H, W) float32 in [-1, 1].
-        labels: (B,) int64, the class of the sub-generator that drew each image.
+        labels: (B,) int64, the class that each image stands for.
         num_tries: latents drawn in all.
         num_filled: samples kept although the judge didn't recognise them, because the tries ran out.
     """
@@ -168,6 +169,67 @@ def _draw_class(
         best = torch.cat(rejected_scores).topk(missing).indices
         kept.append(torch.cat(rejected)[best])
     return torch.cat(kept), tries, missing
+
+
+def draw_labelled_replay(
+    draw: Draw,
+    counts: Mapping[int, int],
+    judge: Judge,
+    rng: torch.Generator,
+    *,
+    spec: TaskSpec,
+    max_tries_factor: int = 8,
+) -> Replay:
+    """Draw from one generator of all classes until ``judge`` has taken ``counts[c]`` samples for each class c.
+
+    The replay of pFedGRP's ablation AS3: nobody can ask such a generator for a class, so the judge labels what comes.
+
+    Args:
+        draw: the bound generator.
+        counts: class id -> samples wanted.
+        judge: the task model that labels.
+        rng: source of the latents.
+        spec: gives the image shape.
+        max_tries_factor: at most this many latents per sample wanted, over all classes; the rest is filled with samples
+            that the judge takes for other classes but finds most likely, each used once.
+    """
+    wanted = {class_id: count for class_id, count in sorted(counts.items()) if count > 0}
+    total = sum(wanted.values())
+    if total == 0:
+        return Replay(torch.empty(0, *spec.image_shape), torch.empty(0, dtype=torch.int64), 0, 0)
+    batches: list[Tensor] = []
+    scores: list[Tensor] = []
+    missing, tries = total, 0
+    while missing > 0 and tries < total * max_tries_factor:
+        size = min(DRAW_BATCH, 2 * missing, total * max_tries_factor - tries)
+        batches.append(draw(torch.randn(size, LATENT_SIZE, generator=rng)))
+        scores.append(judge(batches[-1]).log_softmax(dim=1))
+        tries += size
+        found = torch.cat(scores).argmax(dim=1)
+        missing = sum(max(0, count - int((found == class_id).sum())) for class_id, count in wanted.items())
+    images, log_probabilities = torch.cat(batches), torch.cat(scores)
+    places = _placed(log_probabilities, wanted)
+    labels = torch.tensor(list(wanted)).repeat_interleave(torch.tensor(list(wanted.values())))
+    return Replay(images[places], labels.to(images.device), tries, missing)
+
+
+def _placed(log_probabilities: Tensor, wanted: Mapping[int, int]) -> Tensor:
+    """Return which samples stand for which class, class by class: first recognised ones, then the most likely left.
+
+    Args:
+        log_probabilities: (B, K), at least as many samples as are wanted.
+        wanted: class id -> samples, ids rising.
+    """
+    found = log_probabilities.argmax(dim=1)
+    own = {class_id: (found == class_id).nonzero().flatten()[:count] for class_id, count in wanted.items()}
+    free = torch.ones(len(found), dtype=torch.bool, device=found.device)
+    free[torch.cat(list(own.values()))] = False
+    for class_id, count in wanted.items():
+        likely = log_probabilities[:, class_id].masked_fill(~free, -math.inf)
+        extra = likely.topk(count - len(own[class_id])).indices
+        free[extra] = False
+        own[class_id] = torch.cat([own[class_id], extra])
+    return torch.cat(list(own.values()))
 
 
 def recognised_share(draw: Draw, class_id: int, judge: Judge, rng: torch.Generator, num_samples: int) -> float:

@@ -1,0 +1,300 @@
+"""A client's generative memory: what it remembers, how it replays that, and when it learns it anew.
+
+The generative replay architecture of pFedGRP (section 4.1), apart from its aggregation: ``pfedgrp`` and its ablations
+``fedavg-replay`` and ``pfedgraph-replay`` share it.
+Axes: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from federation.methods import checks, packing
+from federation.methods.packing import ALL_CLASSES
+from federation.methods.records import Artefacts, Judge, Parameters, RoundData, Sampler
+from federation.methods.seeding import split_generator
+from federation.methods.steps.replay import (
+    Replay,
+    draw_labelled_replay,
+    draw_replay,
+    eager_sampler,
+    generation_scale,
+    recognised_share,
+)
+from federation.methods.steps.sub_generators import SubGeneratorKind, WganGp
+from federation.methods.steps.wgan_gp import SubGenerator
+from models.specs import TaskSpec
+
+_CRITIC = "critic/"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a client remembers between rounds.
+
+    Attributes:
+        sub_generators: class id -> its sub-generator; one under ``ALL_CLASSES`` where a single one draws all classes.
+        seen: class id -> real samples met in all rounds so far.
+    """
+
+    sub_generators: Mapping[int, SubGenerator] = field(default_factory=dict)
+    seen: Mapping[int, int] = field(default_factory=dict)
+
+    def recovered_from(self, sub_generators: Mapping[int, Parameters], seen: Mapping[int, int]) -> Memory:
+        """Return the memory with what it lacks of the aggregator's cache added: after a lost disk, everything."""
+        missing = {c: SubGenerator(p, {}) for c, p in sub_generators.items() if c not in self.sub_generators}
+        if not missing:
+            return self
+        return Memory(
+            sub_generators=dict(sorted({**missing, **self.sub_generators}.items())),
+            seen=dict(sorted({**seen, **self.seen}.items())),
+        )
+
+    def seen_with(self, data: RoundData) -> dict[int, int]:
+        """Return ``seen`` with a round's samples counted in."""
+        now = data.counts()
+        return {c: self.seen.get(c, 0) + now.get(c, 0) for c in sorted(self.seen.keys() | now.keys())}
+
+    def after(self, data: RoundData, updated: Mapping[int, SubGenerator]) -> Memory:
+        """Return the memory after a round that trained ``updated``."""
+        return Memory(dict(sorted({**self.sub_generators, **updated}.items())), self.seen_with(data))
+
+    def pack(self) -> Artefacts:
+        """Return ``sub-generator/*`` and ``critic/*``."""
+        sets = packing.named_by_class({c: s.generator for c, s in self.sub_generators.items()})
+        sets |= packing.named_by_class({c: s.critic for c, s in self.sub_generators.items() if s.critic}, _CRITIC)
+        return Artefacts(sets, {"seen": packing.counts_to_facts(self.seen)})
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> Memory:
+        """Return the memory again."""
+        critics = packing.by_class(artefacts, _CRITIC)
+        generators = packing.by_class(artefacts)
+        return cls(
+            sub_generators={c: SubGenerator(p, critics.get(c, {})) for c, p in generators.items()},
+            seen=packing.counts_from_facts(artefacts.facts, "seen"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """Settings of the memory, which a method inherits beside ``TaskMethod``'s; defaults are pFedGRP's (appendix B.2).
+
+    It declares no slots of its own, so that a method with slots can have it as a second base.
+
+    Attributes:
+        task: the classification task.
+        filter_replay: keep only replay that the task model recognises; False is ablation AS1.
+        max_tries_factor: latents per wanted sample before replay is filled with the least-bad ones.
+        generators: ``per-class``, or ``single`` (ablation AS3): one WGAN-GP of doubled width for all classes, trained
+            in every round on real data and the round's replay; who filters then also labels.
+        gate: retrain a sub-generator only if the drift gate says so; False is ablation AS2.
+        gate_threshold: TH_G: retrain if less than this share of its samples is recognised.
+        gate_samples: samples that the gate looks at.
+        sub_generator_epochs: epochs per sub-generator update.
+        first_sub_generator_epochs: epochs of a first update from random parameters; 0 means the same as later ones.
+        gan_batch_size: samples per critic step.
+        gan_learning_rate: of both Adams.
+        gan_beta1: of both Adams.
+        gan_beta2: of both Adams.
+        critic_steps_per_generator_step: n_critic.
+    """
+
+    __slots__ = ()
+
+    task: TaskSpec
+    filter_replay: bool = True
+    max_tries_factor: int = 8
+    generators: str = "per-class"
+    gate: bool = True
+    gate_threshold: float = 0.25
+    gate_samples: int = 256
+    sub_generator_epochs: int = 200
+    first_sub_generator_epochs: int = 0
+    gan_batch_size: int = 64
+    gan_learning_rate: float = 1e-4
+    gan_beta1: float = 0.5
+    gan_beta2: float = 0.9
+    critic_steps_per_generator_step: int = 5
+
+    def check_memory(self) -> None:
+        """Raise ValueError if a setting is impossible, or contradicts another."""
+        checks.one_of(("per-class", "single"), self, "generators")
+        checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs"])
+        counts = ["max_tries_factor", "gate_samples", "gan_batch_size", "critic_steps_per_generator_step"]
+        checks.at_least(1, self, counts)
+        checks.within(0.0, math.inf, self, ["gan_learning_rate"])
+        checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2"])
+        checks.within(0.0, 2.0, self, ["gate_threshold"])
+        if self.generators == "single" and not self.filter_replay:
+            raise ValueError("generators is 'single', whose samples only the filter can label; expected filter_replay")
+
+    def sub_generator_kind(self) -> SubGeneratorKind:
+        """Return how this method's sub-generators are made, trained and drawn from."""
+        spec = self.task
+        if self.generators == "single":
+            spec = replace(spec, generator_width=2 * spec.generator_width)
+        return WganGp(
+            spec=spec,
+            batch_size=self.gan_batch_size,
+            learning_rate=self.gan_learning_rate,
+            betas=(self.gan_beta1, self.gan_beta2),
+            critic_steps_per_generator_step=self.critic_steps_per_generator_step,
+        )
+
+    def holds(self, key: int) -> bool:
+        """Whether ``key`` is one that this method's sub-generators are kept under."""
+        return key == ALL_CLASSES if self.generators == "single" else 0 <= key < self.task.num_classes
+
+
+def kind_of(method: object) -> SubGeneratorKind | None:
+    """Return how a method's sub-generators are made and drawn from, or None for a method without a memory."""
+    return method.sub_generator_kind() if isinstance(method, MemorySettings) else None
+
+
+def sampler_of(method: object, task: TaskSpec) -> Sampler:
+    """Return what runs a method's sub-generators in PyTorch."""
+    kind = kind_of(method)
+    return eager_sampler(task) if kind is None else kind.sampler()
+
+
+@dataclass(frozen=True, slots=True)
+class MixedData:
+    """A round's real samples and the replay beside them.
+
+    Attributes:
+        real: the samples of this round.
+        replay: of classes met earlier.
+    """
+
+    real: RoundData
+    replay: Replay
+
+    @property
+    def images(self) -> Tensor:
+        """(B, C, H, W), real ones first."""
+        return torch.cat([self.real.images, self.replay.images])
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,) int64, in the order of ``images``."""
+        return torch.cat([self.real.labels, self.replay.labels])
+
+
+def with_replay(
+    settings: MemorySettings, memory: Memory, data: RoundData, judge: Judge, rng: torch.Generator, sampler: Sampler
+) -> MixedData:
+    """Replay classes met earlier at the generation scale (4.1.4), as ``judge`` recognises them (4.1.3).
+
+    Args:
+        settings: of the memory.
+        memory: before the round.
+        data: this round's samples.
+        judge: the task model that the client downloaded.
+        rng: source of latents.
+        sampler: runs sub-generators.
+    """
+    generators = {c: sub_generator.generator for c, sub_generator in memory.sub_generators.items()}
+    counts = drawable(generators, generation_scale(memory.seen_with(data), data.counts()))
+    return MixedData(data, draw(settings, generators, counts, judge, rng, sampler))
+
+
+def drawable(generators: Mapping[int, Parameters], counts: Mapping[int, int]) -> dict[int, int]:
+    """Return the counts of those classes that some generator draws."""
+    return {c: count for c, count in counts.items() if c in generators or ALL_CLASSES in generators}
+
+
+def draw(
+    settings: MemorySettings,
+    generators: Mapping[int, Parameters],
+    counts: Mapping[int, int],
+    judge: Judge,
+    rng: torch.Generator,
+    sampler: Sampler,
+) -> Replay:
+    """Draw ``counts[c]`` samples of each class, which must be ``drawable``, as ``judge`` recognises them."""
+    factor = settings.max_tries_factor
+    if ALL_CLASSES in generators:
+        bound = sampler(generators[ALL_CLASSES])
+        return draw_labelled_replay(bound, counts, judge, rng, spec=settings.task, max_tries_factor=factor)
+    filtering = judge if settings.filter_replay else None
+    return draw_replay(generators, counts, sampler, filtering, rng, spec=settings.task, max_tries_factor=factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Retraining:
+    """One sub-generator that a round trains.
+
+    Attributes:
+        start: where training starts.
+        images: (B, C, H, W), what it learns.
+        num_epochs: passes over them.
+        rng: draws batches and latents.
+    """
+
+    start: SubGenerator
+    images: Tensor
+    num_epochs: int
+    rng: torch.Generator
+
+
+def retrainings(
+    settings: MemorySettings,
+    memory: Memory,
+    mixed: MixedData,
+    judge: Judge,
+    rng: torch.Generator,
+    sampler: Sampler,
+    donors: Mapping[int, Parameters],
+) -> dict[int, Retraining]:
+    """Return which sub-generators this round trains: of its classes, those that drifted (4.1.1 and 4.1.2).
+
+    A single generator of all classes is trained in every round, on real samples and the replay that its frozen
+    predecessor drew (Fig. 1a).
+
+    Args:
+        settings: of the memory.
+        memory: before the round.
+        mixed: what the task model was trained on.
+        judge: the task model after its local round, which the gate asks.
+        rng: draws what the gate looks at, first parameters, batches, latents.
+        sampler: runs sub-generators.
+        donors: class id -> another client's sub-generator to start a new class from.
+    """
+    kind = settings.sub_generator_kind()
+    if settings.generators == "single":
+        known = memory.sub_generators.get(ALL_CLASSES)
+        epochs = _epochs(settings, first=known is None)
+        return {ALL_CLASSES: Retraining(known or kind.new(rng), mixed.images, epochs, rng)}
+    drifted: dict[int, Retraining] = {}
+    for class_id in sorted(mixed.real.counts()):
+        own_rng = split_generator(rng)
+        known = memory.sub_generators.get(class_id)
+        if known is not None and settings.gate:
+            share = recognised_share(sampler(known.generator), class_id, judge, own_rng, settings.gate_samples)
+            if share >= settings.gate_threshold:
+                continue
+        start = known or _donated(kind.new(own_rng), donors.get(class_id))
+        epochs = _epochs(settings, first=known is None and class_id not in donors)
+        images = mixed.real.images[mixed.real.labels == class_id]
+        drifted[class_id] = Retraining(start, images, epochs, own_rng)
+    return drifted
+
+
+def retrained(settings: MemorySettings, work: Mapping[int, Retraining]) -> dict[int, SubGenerator]:
+    """Return the sub-generators after training, one after the other."""
+    kind = settings.sub_generator_kind()
+    return {key: kind.train(one.start, one.images, one.num_epochs, one.rng) for key, one in work.items()}
+
+
+def _donated(fresh: SubGenerator, donor: Parameters | None) -> SubGenerator:
+    return fresh if donor is None else SubGenerator(donor, fresh.critic)
+
+
+def _epochs(settings: MemorySettings, *, first: bool) -> int:
+    return (settings.first_sub_generator_epochs if first else 0) or settings.sub_generator_epochs

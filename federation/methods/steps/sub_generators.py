@@ -1,0 +1,78 @@
+"""The kinds of generative model that a sub-generator can be, each behind the same four verbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from federation.methods import packing
+from federation.methods.records import Parameters, Sampler
+from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
+from models.build import build_generator
+from models.specs import TaskSpec
+
+
+class SubGeneratorKind(Protocol):
+    """One kind: how its sub-generators begin, learn, draw, and are laid out."""
+
+    @property
+    def graph_spec(self) -> TaskSpec | None:
+        """The spec that ``export.graph.sub_generator_graph`` takes for it; None if only PyTorch runs this kind."""
+
+    def new(self, rng: torch.Generator) -> SubGenerator:
+        """Return one with first parameters from ``rng``."""
+
+    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+        """Return it after training on images (B, C, H, W); ``start`` is left untouched."""
+
+    def sampler(self) -> Sampler:
+        """Return what runs it in PyTorch."""
+
+    def layout(self) -> Parameters:
+        """Return its parameters on the meta device, as they travel."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WganGp:
+    """A Wasserstein GAN with gradient penalty; the attributes are those of ``GanSchedule``, and ``spec``'s width."""
+
+    spec: TaskSpec
+    batch_size: int
+    learning_rate: float
+    betas: tuple[float, float]
+    critic_steps_per_generator_step: int
+
+    @property
+    def graph_spec(self) -> TaskSpec | None:
+        """Its own spec: the graph's width is that of the sub-generator."""
+        return self.spec
+
+    def new(self, rng: torch.Generator) -> SubGenerator:
+        """Return a random generator and critic."""
+        return new_sub_generator(self.spec, rng)
+
+    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+        """Return generator and critic after training."""
+        return train_sub_generator(self.spec, start, images, self.schedule(num_epochs), rng)
+
+    def schedule(self, num_epochs: int) -> GanSchedule:
+        """Return how to train for ``num_epochs``."""
+        return GanSchedule(
+            num_epochs=num_epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            critic_steps_per_generator_step=self.critic_steps_per_generator_step,
+        )
+
+    def sampler(self) -> Sampler:
+        """Return a sampler that runs the generator in eval mode."""
+        return eager_sampler(self.spec)
+
+    def layout(self) -> Parameters:
+        """Return the generator's parameters; the critic doesn't travel."""
+        return packing.layout(build_generator(self.spec, device="meta"))
