@@ -9,18 +9,20 @@ from collections.abc import Collection
 from typing import Any
 
 from federation.errors import SettingsError, nearest
+from federation.service.class_names import CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
 from models.specs import TaskSpec
 
-_DIGITS = tuple("0123456789")
-_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
-_CIFAR_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 TASKS: dict[str, TaskSpec] = {
-    "fashion-mnist": TaskSpec(1, 28, _FASHION, "cifar", 16),
-    "mnist": TaskSpec(1, 28, _DIGITS, "cifar", 16),
-    "cifar-10": TaskSpec(3, 32, _CIFAR_10, "cifar", 64),
+    "fashion-mnist": TaskSpec(1, 28, FASHION_MNIST, "cifar", 16),
+    "mnist": TaskSpec(1, 28, DIGITS, "cifar", 16),
+    "emnist-byclass": TaskSpec(1, 28, EMNIST_BYCLASS, "cifar", 16),
+    "cifar-10": TaskSpec(3, 32, CIFAR_10, "cifar", 64),
+    "cifar-100": TaskSpec(3, 32, CIFAR_100, "cifar", 64),
 }
-"""Data set -> task, with the sub-generator widths of the paper."""
+"""Data set -> task, with the sub-generator widths of the paper.
+
+Sets of image files (ImageNet-10, TinyImageNet-100, any folder) are not here: their folders name the classes.
+"""
 
 SETTINGS = ("paper", "small", "demo", "tiny")
 """Names of ``--settings``: the paper's own, a simulation's on two cores, ``make demo``'s, a test's."""

@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 from federation.errors import SettingsError, nearest
 from federation.service.presets import TASKS
-from federation.streams.cifar_binary import read_cifar_binary
+from federation.streams import cifar_binary
 from federation.streams.idx_sets import download_idx_set, read_idx_set
 from federation.streams.image_trees import read_folder, read_zip
+from federation.streams.imagenet import read_imagenet_10, read_tiny_imagenet_100
 from federation.streams.labelled_images import LabelledImages, Parts
 from models.specs import TaskSpec
 
@@ -25,7 +26,7 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package ``dataset-fashion-mnist`` puts its four files."""
 
 _FOLDER_MODELS = {32: ("cifar", 64), 64: ("imagenet", 128)}
-"""Image size -> stem and sub-generator width of an image folder's task, as in the paper's CIFAR and ImageNet series."""
+"""Image size -> stem and sub-generator width of sets of image files, as in the paper's CIFAR and ImageNet series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +145,24 @@ def _read_mnist(root: Path, _size: int) -> Parts | None:
     return read_idx_set(root, ("mnist", "MNIST/raw"), TASKS["mnist"].class_names)
 
 
+def _read_emnist_byclass(root: Path, _size: int) -> Parts | None:
+    prefixes = ("emnist-byclass-train", "emnist-byclass-test")
+    places = (".", "emnist", "gzip", "EMNIST/raw")
+    return read_idx_set(root, places, TASKS["emnist-byclass"].class_names, prefixes, transposed=True)
+
+
+def _read_cifar_100(root: Path, _size: int) -> Parts | None:
+    return cifar_binary.read_cifar_binary(root, cifar_binary.CIFAR_100, TASKS["cifar-100"].class_names)
+
+
 def _read_cifar_10(root: Path, size: int) -> Parts | None:
     class_names = TASKS["cifar-10"].class_names
     if (root / "cifar10-images.zip").is_file():
         parts: Parts | None = read_zip(root / "cifar10-images.zip", size)
     elif (root / "cifar10").is_dir():
         parts = read_folder(root / "cifar10", size)
-    elif (root / "cifar-10-binary.tar.gz").is_file():
-        parts = read_cifar_binary(root / "cifar-10-binary.tar.gz", class_names)
     else:
-        parts = None
+        parts = cifar_binary.read_cifar_binary(root, cifar_binary.CIFAR_10, class_names)
     if parts is not None and parts[0].class_names != class_names:
         found = ", ".join(parts[0].class_names)
         raise SettingsError(f"the cifar-10 images in {root} have classes {found}; expected {', '.join(class_names)}")
@@ -179,12 +188,42 @@ DATASETS: dict[str, DatasetKind] = {
         how_to_get=f"let torchvision fetch it (--download), or {_NAME_A_FOLDER} mnist/ with its four idx files",
         download=functools.partial(download_idx_set, "MNIST"),
     ),
+    "emnist-byclass": DatasetKind(
+        image_sizes=(28,),
+        read=_read_emnist_byclass,
+        how_to_get=(
+            f"let torchvision fetch it (--download, 560 MB), or {_NAME_A_FOLDER} "
+            "emnist-byclass-{train,test}-{images-idx3,labels-idx1}-ubyte.gz from "
+            "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+        ),
+        download=functools.partial(download_idx_set, "EMNIST", split="byclass"),
+    ),
     "cifar-10": DatasetKind(
         image_sizes=(32,),
         read=_read_cifar_10,
         how_to_get=(
             f"{_NAME_A_FOLDER} cifar10-images.zip or cifar10/ (both with {{train,test}}/<class>/*.png or *.jpg), "
             "or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html"
+        ),
+    ),
+    "cifar-100": DatasetKind(
+        image_sizes=(32,),
+        read=_read_cifar_100,
+        how_to_get=(
+            f"{_NAME_A_FOLDER} cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, "
+            "or cifar-100-binary/ with its train.bin and test.bin"
+        ),
+    ),
+    "imagenet-10": DatasetKind(
+        image_sizes=(64,),
+        read=read_imagenet_10,
+        how_to_get=f"{_NAME_A_FOLDER} imagenet-10/ with ten class folders of ILSVRC2012's training images",
+    ),
+    "tinyimagenet-100": DatasetKind(
+        image_sizes=(64,),
+        read=read_tiny_imagenet_100,
+        how_to_get=(
+            f"{_NAME_A_FOLDER} tiny-imagenet-200/, unpacked from http://cs231n.stanford.edu/tiny-imagenet-200.zip"
         ),
     ),
     "folder": DatasetKind(

@@ -42,8 +42,8 @@ def read_zip(path: Path, size: int) -> Parts:
         match = pattern.fullmatch(name)
         if match:
             members[match[1]].setdefault(match[2], []).append(name)
-    class_names = _class_names(members, path, "<set>/{train,test}/<class>/*.jpg")
-    return _parts(members, class_names, lambda names: from_zip(archive, names, size, _CHANNELS))
+    expected = "<set>/{train,test}/<class>/*.jpg"
+    return labelled_parts(members, path, expected, lambda names: from_zip(archive, names, size, _CHANNELS))
 
 
 def read_folder(root: Path, size: int) -> Parts | None:
@@ -55,16 +55,17 @@ def read_folder(root: Path, size: int) -> Parts | None:
     if not root.is_dir():
         return None
     if (root / "train").is_dir():
-        members = {part: _class_files(root / part) for part in ("train", "test")}
+        members = {part: class_files(root / part) for part in ("train", "test")}
     else:
-        members = _split(_class_files(root), root)
+        members = _split(class_files(root), root)
     if not members["train"]:
         return None
-    class_names = _class_names(members, root, "{train,test}/<class>/*.{png,jpg} or <class>/*.{png,jpg}")
-    return _parts(members, class_names, lambda files: from_files(files, size, _CHANNELS))
+    expected = "{train,test}/<class>/*.{png,jpg} or <class>/*.{png,jpg}"
+    return labelled_parts(members, root, expected, lambda files: from_files(files, size, _CHANNELS))
 
 
-def _class_files(folder: Path) -> dict[str, list[Path]]:
+def class_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the images in each folder below ``folder``, names rising; folders without images are left out."""
     if not folder.is_dir():
         return {}
     files = {
@@ -97,11 +98,24 @@ def _class_names(members: Mapping[str, Mapping[str, Sequence[object]]], source: 
     return tuple(sorted(train))
 
 
-def _parts(
+def labelled_parts(
     members: Mapping[str, Mapping[str, list[_T]]],
-    class_names: tuple[str, ...],
+    source: Path,
+    expected: str,
     images: Callable[[list[_T]], EncodedImages],
 ) -> Parts:
+    """Return both parts of images that are known by class, classes numbered in the order of their names.
+
+    Args:
+        members: ``train`` and ``test`` -> class name -> its images, in whatever form ``images`` takes.
+        source: what errors call the set.
+        expected: what errors say that it should hold.
+        images: from members to images that are decoded when they are needed.
+
+    Raises:
+        SettingsError: Classes are fewer than two or differ between the parts.
+    """
+    class_names = _class_names(members, source, expected)
     train, test = (_labelled(members[part], class_names, images) for part in ("train", "test"))
     return train, test
 

@@ -49,9 +49,32 @@ def write_fashion_mnist(
             path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
 
 
+def write_emnist(folder: Path, labels: dict[str, list[int]]) -> None:
+    """Write the four files of ``emnist-byclass`` for ``train`` and ``test``; the first row of a stored image is 9."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, numbers in labels.items():
+        images = np.zeros((len(numbers), 28, 28))
+        images[:, 0, :] = 9
+        for kind, array in (("images-idx3", images), ("labels-idx1", np.array(numbers))):
+            path = folder / f"emnist-byclass-{part}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(idx_bytes(array), mtime=0))
+
+
 def picture(colour: tuple[int, int, int], size: int = 32, suffix: str = "png") -> bytes:
+    return encoded(Image.new("RGB", (size, size), colour), suffix)
+
+
+def striped(suffix: str = "png") -> bytes:
+    """Return an image of 40 x 20 pixels: ten columns of red, twenty of green, ten of blue."""
+    image = Image.new("RGB", (40, 20), (255, 0, 0))
+    image.paste((0, 255, 0), (10, 0, 30, 20))
+    image.paste((0, 0, 255), (30, 0, 40, 20))
+    return encoded(image, suffix)
+
+
+def encoded(image: Image.Image, suffix: str = "png") -> bytes:
     stream = io.BytesIO()
-    Image.new("RGB", (size, size), colour).save(stream, {"png": "PNG", "jpg": "JPEG"}[suffix])
+    image.save(stream, {"png": "PNG", "jpg": "JPEG"}[suffix])
     return stream.getvalue()
 
 
@@ -78,11 +101,15 @@ def write_tree(root: Path, members: dict[str, bytes]) -> None:
         path.write_bytes(data)
 
 
-def write_cifar_binary(path: Path, names: tuple[str, ...]) -> None:
-    """Write one record a file: label 3, red 1 but 9 in the first row, green 2, blue 3."""
-    record = bytes([3]) + bytes([9] * 32 + [1] * 992 + [2] * 1024 + [3] * 1024)
+def cifar_record(*labels: int) -> bytes:
+    """Return one record: red 1 but 9 in the first row, green 2, blue 3."""
+    return bytes(labels) + bytes([9] * 32 + [1] * 992 + [2] * 1024 + [3] * 1024)
+
+
+def write_cifar_binary(path: Path, files: dict[str, bytes]) -> None:
+    """Write files into a ``.tar.gz``, below a folder as the originals are."""
     with tarfile.open(path, "w:gz") as archive:
-        for name in names:
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = len(record)
-            archive.addfile(member, io.BytesIO(record))
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"some-folder/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 from support.image_sets import (
     CIFAR_CLASSES,
     cifar_members,
+    cifar_record,
     idx_bytes,
     picture,
+    striped,
     write_cifar_binary,
+    write_emnist,
     write_fashion_mnist,
     write_tree,
     write_zip,
@@ -25,6 +29,7 @@ from federation.errors import SettingsError
 from federation.streams import datasets, image_files
 from federation.streams.datasets import DATASETS, load_dataset
 from federation.streams.labelled_images import LabelledImages, normalise
+from federation.streams.stream import Stream, StreamSettings
 
 
 @pytest.fixture(autouse=True)
@@ -142,16 +147,183 @@ def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path: Path):
 
 
 def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path):
-    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    names = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    files = {name: cifar_record(place) for place, name in enumerate(names)}
     write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", files)
-    found = load_dataset("cifar-10", data_root=tmp_path)
-    assert found.train.labels.tolist() == [3] * 5
-    assert found.test.images[0, 31, 0].tolist() == [1, 2, 3]
-    assert found.test.images[0, 0, 31].tolist() == [9, 2, 3]
+    write_tree(tmp_path / "unpacked" / "cifar-10-batches-bin", files)
+    for root in (tmp_path, tmp_path / "unpacked"):
+        found = load_dataset("cifar-10", data_root=root)
+        assert found.train.labels.tolist() == [0, 1, 2, 3, 4]
+        assert found.test.labels.tolist() == [5]
+        assert found.test.images[0, 31, 0].tolist() == [1, 2, 3]
+        assert found.test.images[0, 0, 31].tolist() == [9, 2, 3]
+
+
+def test_cifar_100_is_read_from_its_binary_version_by_its_fine_labels(tmp_path: Path):
+    files = {"train.bin": cifar_record(19, 11) + cifar_record(0, 99), "test.bin": cifar_record(1, 0)}
+    write_cifar_binary(tmp_path / "cifar-100-binary.tar.gz", files | {"fine_label_names.txt": b"apple"})
+    write_tree(tmp_path / "unpacked" / "cifar-100-binary", files)
+    for root in (tmp_path, tmp_path / "unpacked"):
+        found = load_dataset("cifar-100", data_root=root)
+        assert [found.train.class_names[label] for label in found.train.labels] == ["boy", "worm"]
+        assert [found.test.class_names[label] for label in found.test.labels] == ["apple"]
+        assert found.train.images[1, 0, 31].tolist() == [9, 2, 3]
+        assert found.train.images[1, 1, 0].tolist() == [1, 2, 3]
+        assert (found.task.num_classes, found.task.image_shape, found.task.generator_width) == (100, (3, 32, 32), 64)
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"train.bin": cifar_record(0, 0)}, r"lacks test\.bin; expected CIFAR-100's binary version"),
+        ({"train.bin": cifar_record(0, 0)[:-1], "test.bin": cifar_record(0, 0)}, "3073 bytes are no whole number"),
+        ({"train.bin": b"", "test.bin": cifar_record(0, 0)}, "0 bytes are no whole number"),
+        ({"train.bin": cifar_record(0, 100), "test.bin": cifar_record(0, 0)}, "labels must be 0 to 99, got up to 100"),
+    ],
+)
+def test_damaged_files_of_cifar_100_are_refused(tmp_path: Path, files: dict[str, bytes], complaint: str):
+    write_tree(tmp_path / "cifar-100-binary", files)
+    with pytest.raises(SettingsError, match=complaint):
+        load_dataset("cifar-100", data_root=tmp_path)
+    write_cifar_binary(tmp_path / "packed.tar.gz", files)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "packed.tar.gz").rename(tmp_path / "other" / "cifar-100-binary.tar.gz")
+    with pytest.raises(SettingsError, match=complaint):
+        load_dataset("cifar-100", data_root=tmp_path / "other")
+
+
+@pytest.mark.parametrize("subfolder", [".", "emnist", "gzip", "EMNIST/raw"])
+def test_emnist_is_read_upright_with_digits_then_upper_then_lower_letters(tmp_path: Path, subfolder: str):
+    write_emnist(tmp_path / subfolder, {"train": [0, 10, 36, 61, 61], "test": [9, 35]})
+    found = load_dataset("emnist-byclass", data_root=tmp_path)
+    assert "".join(found.train.class_names[label] for label in found.train.labels) == "0Aazz"
+    assert "".join(found.test.class_names[label] for label in found.test.labels) == "9Z"
+    image = found.train.images[np.array([1])][0, :, :, 0]
+    assert (image[:, 0] == 9).all()
+    assert not image[:, 1:].any()
+    assert (found.task.num_classes, found.task.image_shape, found.task.generator_width) == (62, (1, 28, 28), 16)
+
+
+def test_a_stream_over_imbalanced_classes_takes_equally_many_samples_of_each(tmp_path: Path):
+    train = [label for label in range(62) for _ in range(4 + 7 * (label % 3))]
+    test = [label for label in range(62) for _ in range(3 + label % 4)]
+    write_emnist(tmp_path, {"train": train, "test": test})
+    found = load_dataset("emnist-byclass", data_root=tmp_path)
+    wanted = StreamSettings(scenario="extreme", num_clients=2, samples_per_class=4, test_samples_per_class=3)
+    stream = Stream(wanted, found.train.labels, found.test.labels, found.task.num_classes)
+    assert stream.num_rounds == 31
+    met = np.concatenate([stream.train_indices(1, index) for index in range(31)])
+    assert np.bincount(found.train.labels[met]).tolist() == [4] * 62
+    assert np.bincount(found.test.labels[stream.test_indices(1, 30)]).tolist() == [3] * 62
+
+
+def test_torchvision_fetches_the_split_of_emnist_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Fetching:
+        def __init__(self, root: str, *, split: str, download: bool) -> None:
+            assert (split, download) == ("byclass", True)
+            write_emnist(Path(root) / "EMNIST" / "raw", {"train": [0, 1], "test": [2]})
+
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", types.SimpleNamespace(EMNIST=Fetching))
+    assert load_dataset("emnist-byclass", data_root=tmp_path, download=True).test.labels.tolist() == [2]
+
+
+def imagenet_members(num_classes: int, per_class: int) -> dict[str, bytes]:
+    """Return ``n<class>/n<class>_<number>.JPEG``; red is ten times the class, green twice the number."""
+    return {
+        f"n{c:02}/n{c:02}_{number:03}.JPEG": picture((10 * c, 2 * number, 0), 48, "jpg")
+        for c in range(num_classes)
+        for number in range(per_class)
+    }
+
+
+@pytest.mark.parametrize("subfolder", ["", "train"])
+def test_imagenet_10_gives_the_first_ten_thirteenths_of_a_class_to_training(tmp_path: Path, subfolder: str):
+    write_tree(tmp_path / "imagenet-10" / subfolder, imagenet_members(10, 13))
+    found = load_dataset("imagenet-10", data_root=tmp_path)
+    assert found.task.class_names == tuple(f"n{c:02}" for c in range(10))
+    assert (found.task.stem, found.task.image_shape, found.task.generator_width) == ("imagenet", (3, 64, 64), 128)
+    assert found.train.counts() == [10] * 10
+    assert found.test.counts() == [3] * 10
+    pixels = found.test.images[np.array([4])][0, 32, 32].astype(int)
+    assert np.abs(pixels - [10, 22, 0]).max() <= 4
+
+
+def test_imagenet_10_takes_a_thousand_training_and_three_hundred_test_images_a_class(tmp_path: Path):
+    for class_number in range(10):
+        folder = tmp_path / "imagenet-10" / f"n{class_number}"
+        folder.mkdir(parents=True)
+        for number in range(1310 if class_number == 4 else 13):
+            (folder / f"{number:04}.JPEG").touch()
+    found = load_dataset("imagenet-10", data_root=tmp_path)
+    assert found.train.counts()[4] == 1000
+    assert found.test.counts()[4] == 300
+    names = [Path(name).name for name in found.test.images.names[3 * 4 : 3 * 4 + 300]]
+    assert (names[0], names[-1]) == ("1000.JPEG", "1299.JPEG")
+
+
+def test_imagenet_10_with_other_than_ten_classes_is_refused(tmp_path: Path):
+    write_tree(tmp_path / "imagenet-10", imagenet_members(9, 2))
+    with pytest.raises(SettingsError, match="holds 9 classes of images, expected 10"):
+        load_dataset("imagenet-10", data_root=tmp_path)
+
+
+def test_a_class_of_imagenet_10_too_small_to_be_divided_is_refused(tmp_path: Path):
+    write_tree(tmp_path / "imagenet-10", imagenet_members(10, 1))
+    with pytest.raises(SettingsError, match="class 'n00' lacks train or test images"):
+        load_dataset("imagenet-10", data_root=tmp_path)
+
+
+def tiny_members(num_classes: int) -> dict[str, bytes]:
+    """Return ``tiny-imagenet-200`` in small: blue of a training image is its class, of a validation image one more."""
+    wnids = [f"n{c:08}" for c in range(num_classes)]
+    trees = {f"train/{wnid}/images/{wnid}_0.JPEG": picture((0, 0, c), 64, "jpg") for c, wnid in enumerate(wnids)}
+    trees |= {f"val/images/val_{c}.JPEG": picture((0, 0, 100), 64, "jpg") for c in range(num_classes)}
+    notes = "".join(f"val_{c}.JPEG\t{wnid}\t0\t0\t62\t62\n" for c, wnid in enumerate(wnids))
+    shuffled = [*wnids[50:], *wnids[:50]]
+    trees |= {"val/val_annotations.txt": notes.encode(), "wnids.txt": "\n".join(shuffled).encode()}
+    return {f"tiny-imagenet-200/{name}": data for name, data in trees.items()}
+
+
+def test_tinyimagenet_100_has_the_first_hundred_of_the_sorted_wordnet_ids(tmp_path: Path):
+    write_tree(tmp_path, tiny_members(103))
+    found = load_dataset("tinyimagenet-100", data_root=tmp_path)
+    assert found.task.class_names == tuple(f"n{c:08}" for c in range(100))
+    assert (found.task.stem, found.task.image_shape, found.task.generator_width) == ("imagenet", (3, 64, 64), 128)
+    assert found.train.counts() == found.test.counts() == [1] * 100
+    assert found.train.images.names[7].endswith("n00000007_0.JPEG")
+    assert Path(found.test.images.names[7]).name == "val_7.JPEG"
+    assert found.test.images[np.array([7])].shape == (1, 64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("lost", "complaint"),
+    [
+        ("wnids.txt", r"wnids\.txt can't be read"),
+        ("val/val_annotations.txt", r"val_annotations\.txt can't be read"),
+        ("train/n00000042/images/n00000042_0.JPEG", "class 'n00000042' lacks train or test images"),
+    ],
+)
+def test_a_tinyimagenet_without_one_of_its_files_is_refused(tmp_path: Path, lost: str, complaint: str):
+    write_tree(tmp_path, tiny_members(100))
+    (tmp_path / "tiny-imagenet-200" / lost).unlink()
+    with pytest.raises(SettingsError, match=complaint):
+        load_dataset("tinyimagenet-100", data_root=tmp_path)
+
+
+def test_a_tinyimagenet_of_too_few_classes_is_refused(tmp_path: Path):
+    write_tree(tmp_path, tiny_members(99))
+    with pytest.raises(SettingsError, match="names 99 classes, expected at least 100"):
+        load_dataset("tinyimagenet-100", data_root=tmp_path)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_set_says_how_to_get_it(tmp_path: Path, name: str):
+    with pytest.raises(SettingsError, match=r"not found .*--data-root"):
+        load_dataset(name, data_root=tmp_path)
 
 
 def test_a_binary_version_that_lacks_a_file_is_refused(tmp_path: Path):
-    write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", ("data_batch_1.bin",))
+    write_cifar_binary(tmp_path / "cifar-10-binary.tar.gz", {"data_batch_1.bin": cifar_record(3)})
     with pytest.raises(SettingsError, match=r"lacks data_batch_2\.bin"):
         load_dataset("cifar-10", data_root=tmp_path)
 
@@ -248,6 +420,16 @@ def test_both_decoders_see_the_same_picture(monkeypatch: pytest.MonkeyPatch, cha
         seen.append(image_files.decode(picture((250, 130, 10), 70), "x", 28, channels).astype(int))
     assert seen[0].shape == seen[1].shape == (28, 28, channels)
     assert np.abs(seen[0] - seen[1]).max() <= 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_an_oblong_image_is_squeezed_or_cut_to_its_middle(monkeypatch: pytest.MonkeyPatch, decoder: Any):
+    _use_only(monkeypatch, decoder)
+    squeezed = image_files.decode(striped(), "x", 8, 3)
+    assert (squeezed[:, :2] == [255, 0, 0]).all()
+    assert (squeezed[:, 6:] == [0, 0, 255]).all()
+    for size in (20, 10, 32):
+        assert (image_files.decode(striped(), "x", size, 3, crop=True) == [0, 255, 0]).all()
 
 
 def test_without_a_decoder_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
