@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +31,8 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """a_i^t of Eq. 4."""
-        return accuracy(sum(self.num_correct.values()), sum(self.num_test.values()))
+        """a_i^t of Eq. 4; NaN if nothing was tested."""
+        return math.nan if not self.num_test else accuracy(sum(self.num_correct.values()), sum(self.num_test.values()))
 
     def class_accuracy(self) -> dict[int, float]:
         """Class id -> accuracy on that class, classes rising."""

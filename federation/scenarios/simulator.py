@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,14 @@ from federation.methods.packing import SUB_GENERATOR
 from federation.methods.records import ClientId, Sampler
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.replay import eager_sampler
-from federation.protocol.messages import BlobEntry
+from federation.scenarios.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
-from federation.scenarios.evaluation import evaluate
-from federation.scenarios.ledger import DigestOnly, Ledger, Traffic
+from federation.scenarios.evaluation import Evaluation, evaluate
+from federation.scenarios.ledger import Ledger, Traffic
 from federation.scenarios.metrics import weighted_accuracy
 from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
-from federation.service.artefact_codec import BlobWriter, EncodedArtefacts, decode_artefacts, encode_artefacts
+from federation.service.artefact_codec import EncodedArtefacts, decode_artefacts, encode_artefacts
 from federation.service.torch_setup import prepare_torch
 from federation.streams.datasets import Dataset
 from federation.streams.stream import Stream, client_id
@@ -50,7 +50,8 @@ class _State:
     aggregator: Any
     clients: dict[ClientId, Any]
     downloads: dict[ClientId, Any]
-    ledger: Ledger
+    accounts: Accounts
+    sizes: SetSizes = field(default_factory=SetSizes)
     records: list[RoundRecord] = field(default_factory=list)
 
 
@@ -62,10 +63,10 @@ class _LocalRound:
     traffic: Traffic
     train_s: float
 
-    def size_of_everything(self, held: Sequence[BlobEntry]) -> int:
-        """Bytes of the upload and of those blobs ``held`` that it left out."""
+    def size_of_everything(self, held: Mapping[str, int]) -> int:
+        """Bytes of the upload and of those sets ``held`` (name -> bytes) that it left out."""
         uploaded = self.upload.pack().parameter_sets
-        return self.traffic.everything_bytes + sum(entry.size_bytes for entry in held if entry.name not in uploaded)
+        return self.traffic.everything_bytes + sum(size for name, size in held.items() if name not in uploaded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +80,7 @@ class Simulation:
         run_seed: of models and training; the stream has a seed of its own.
         sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
         num_threads: of torch; results depend on it.
+        evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         clock: seconds, rising.
     """
 
@@ -88,6 +90,7 @@ class Simulation:
     run_seed: int
     sampler: Sampler
     num_threads: int = 2
+    evaluates: bool = True
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -106,9 +109,14 @@ class Simulation:
 
         Returns:
             One record per round, those of an earlier, interrupted run included.
+
+        Raises:
+            ValueError: There are checkpoints but no accuracies to keep in them.
         """
+        if checkpoints is not None and not self.evaluates:
+            raise ValueError("checkpoints keep accuracies, but this run doesn't evaluate")
         prepare_torch(self.num_threads)
-        state = self._restored(checkpoints) if checkpoints is not None else self._initial()
+        state = self._restored(checkpoints) if checkpoints is not None else self._initial(TensorAccounts())
         for round_index in range(len(state.records), self.stream.num_rounds):
             outcome = self._round(round_index, state, checkpoints, on_client)
             if on_round is not None:
@@ -119,15 +127,13 @@ class Simulation:
         """Client ids in the order in which their numbers are summed, with their indices in the stream."""
         return sorted((client_id(index), index) for index in range(self.stream.settings.num_clients))
 
-    def _initial(self) -> _State:
+    def _initial(self, accounts: Accounts) -> _State:
         client_state, aggregator_state = self.method.initial_states()
         names = [name for name, _ in self._clients()]
         initial = self._initial_download()
-        ledger = Ledger()
-        blobs = encode_artefacts(initial.pack(), DigestOnly()).blobs
         for name in names:
-            ledger.transfer(name, "down", blobs)
-        return _State(aggregator_state, dict.fromkeys(names, client_state), dict.fromkeys(names, initial), ledger)
+            accounts.transfer(name, "down", initial.pack())
+        return _State(aggregator_state, dict.fromkeys(names, client_state), dict.fromkeys(names, initial), accounts)
 
     def _initial_download(self) -> Any:
         return self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
@@ -140,16 +146,13 @@ class Simulation:
         on_client: Callable[[int, ClientId], None] | None,
     ) -> RoundOutcome:
         started = self.clock()
-        store: BlobWriter = checkpoints if checkpoints is not None else DigestOnly()
         local_rounds: dict[ClientId, _LocalRound] = {}
-        encoded: dict[ClientId, EncodedArtefacts] = {}
         present = self.stream.present(round_index)
         for name, index in self._clients():
             if index in present:
                 if on_client is not None:
                     on_client(round_index, name)
                 local_rounds[name], state.clients[name] = self._local_round(round_index, name, index, state)
-            encoded[name] = encode_artefacts(state.clients[name].pack(), store)
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
         aggregation_started = self.clock()
@@ -161,10 +164,10 @@ class Simulation:
         aggregate_s = self.clock() - aggregation_started
 
         clients = {
-            name: self._measured(round_index, index, state, name, local_rounds.get(name), encoded[name])
+            name: self._measured(round_index, index, state, name, local_rounds.get(name))
             for name, index in self._clients()
         }
-        aggregator = encode_artefacts(state.aggregator.pack(), store)
+        saved = _encoded(state, checkpoints) if checkpoints is not None else None
         record = RoundRecord(
             round=round_index,
             accuracy=weighted_accuracy(
@@ -175,8 +178,8 @@ class Simulation:
             aggregate_s=aggregate_s,
             round_s=self.clock() - started,
         )
-        if checkpoints is not None:
-            checkpoints.save(Snapshot(record, aggregator, encoded, state.ledger.held))
+        if checkpoints is not None and saved is not None:
+            checkpoints.save(Snapshot(record, *saved, state.accounts.held))
         state.records.append(record)
         return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
 
@@ -194,7 +197,7 @@ class Simulation:
             state.clients[name], data, state.downloads[name], rng, sampler=self.sampler
         )
         train_s = self.clock() - started
-        traffic = state.ledger.transfer(name, "up", encode_artefacts(upload.pack(), DigestOnly()).blobs)
+        traffic = state.accounts.transfer(name, "up", upload.pack())
         return _LocalRound(upload, traffic, train_s), client_state
 
     def _measured(
@@ -204,16 +207,15 @@ class Simulation:
         state: _State,
         name: ClientId,
         local: _LocalRound | None,
-        client_state: EncodedArtefacts,
     ) -> ClientRecord:
         download = state.downloads[name]
-        tested = evaluate(
-            self.method.predictor(download),
-            self.dataset.test,
-            self.stream.test_indices(index, round_index),
-        )
-        down = state.ledger.transfer(name, "down", encode_artefacts(download.pack(), DigestOnly()).blobs)
-        held = [entry for entry in client_state.blobs if entry.name.startswith(SUB_GENERATOR)]
+        tested = self._tested(round_index, index, download)
+        down = state.accounts.transfer(name, "down", download.pack())
+        held = {
+            set_name: state.sizes.of(parameters)
+            for set_name, parameters in state.clients[name].pack().parameter_sets.items()
+            if set_name.startswith(SUB_GENERATOR)
+        }
         return ClientRecord(
             classes=self.stream.class_ids(index, round_index),
             accuracy=tested.accuracy,
@@ -235,9 +237,16 @@ class Simulation:
             num_updates=local.upload.pack().facts.get("num_updates") if local else 0,
         )
 
+    def _tested(self, round_index: int, index: int, download: Any) -> Evaluation:
+        if not self.evaluates:
+            return Evaluation({}, {})
+        return evaluate(
+            self.method.predictor(download), self.dataset.test, self.stream.test_indices(index, round_index)
+        )
+
     def _restored(self, checkpoints: Checkpoints) -> _State:
         snapshots = checkpoints.load()
-        state = self._initial()
+        state = self._initial(DigestAccounts(Ledger()))
         if not snapshots:
             return state
         last = snapshots[-1]
@@ -248,6 +257,12 @@ class Simulation:
             artefacts = decode_artefacts(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = type(self.method).ClientState.unpack(artefacts)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
-        state.ledger = Ledger(last.held)
+        state.accounts = DigestAccounts(Ledger(last.held))
         state.records = [snapshot.record for snapshot in snapshots]
         return state
+
+
+def _encoded(state: _State, checkpoints: Checkpoints) -> tuple[EncodedArtefacts, dict[ClientId, EncodedArtefacts]]:
+    """Store the states of the aggregator and of all clients."""
+    clients = {name: encode_artefacts(client.pack(), checkpoints) for name, client in state.clients.items()}
+    return encode_artefacts(state.aggregator.pack(), checkpoints), clients

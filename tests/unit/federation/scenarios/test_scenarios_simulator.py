@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.nudge_method import BIAS, NudgeMethod
 
 from federation.errors import SettingsError
 from federation.methods.seeding import seeded_generator
+from federation.scenarios import ledger
 from federation.scenarios.checkpoints import Checkpoints
 from federation.scenarios.records import RoundRecord
 from federation.scenarios.round_data import round_data
@@ -173,6 +175,34 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path, num_absent:
     assert without_times(resumed_records) == without_times(records)
     for name, bias in whole.items():
         assert torch.equal(bias, resumed[name])
+
+
+def test_bytes_and_bits_are_the_same_with_and_without_checkpoints(tmp_path: Path):
+    for place, fields in enumerate(({}, {"retrain": True}, {"num_absent": 1})):
+        checkpoints = Checkpoints(tmp_path / str(place))
+        checkpoints.begin({}, resume=False)
+        kept, kept_records = biases(simulation(num_rounds=4, **fields), checkpoints=checkpoints)
+        passing, passing_records = biases(simulation(num_rounds=4, **fields))
+        assert without_times(passing_records) == without_times(kept_records)
+        assert all(torch.equal(bias, kept[name]) for name, bias in passing.items())
+
+
+def test_a_run_that_keeps_nothing_hashes_no_parameters(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_data: bytes) -> str:
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(ledger, "digest", refuse)
+    assert len(simulation(num_rounds=2).run()) == 2
+
+
+def test_a_run_without_evaluation_differs_in_accuracies_only(tmp_path: Path):
+    measured, records = biases(simulation(num_rounds=2))
+    bits, unmeasured = biases(dataclasses.replace(simulation(num_rounds=2), evaluates=False))
+    assert all(torch.equal(bias, measured[name]) for name, bias in bits.items())
+    assert all(math.isnan(record.accuracy) for record in unmeasured)
+    assert [r.clients["client-0"].bytes_up for r in unmeasured] == [r.clients["client-0"].bytes_up for r in records]
+    with pytest.raises(ValueError, match="accuracies"):
+        dataclasses.replace(simulation(), evaluates=False).run(checkpoints=Checkpoints(tmp_path))
 
 
 def test_a_finished_run_resumes_to_its_records(tmp_path: Path):

@@ -1,0 +1,60 @@
+"""Comparing tensors counts what comparing digests counts, whatever travels."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federation.methods.records import Artefacts
+from federation.scenarios.accounts import DigestAccounts, SetSizes, TensorAccounts, equal_bits
+from federation.scenarios.ledger import Ledger
+from federation.service.artefact_codec import encode_parameters
+
+Parameters = dict[str, torch.Tensor]
+Transfer = tuple[str, str, dict[str, int], bool]
+
+VALUES = st.sampled_from([0.0, -0.0, 1.0, float("nan")])
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16])
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> Parameters:
+    shape = draw(st.sampled_from([(), (0,), (2,), (1, 2), (2, 1)]))
+    value, dtype = draw(VALUES), draw(DTYPES)
+    made = {"w": torch.full(shape, value, dtype=dtype), "n": torch.tensor(draw(st.integers(0, 1)))}
+    return dict(reversed(made.items())) if draw(st.booleans()) else made
+
+
+POOL = st.lists(parameters(), min_size=1, max_size=4)
+TRANSFERS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from(["up", "down"]),
+        st.dictionaries(st.sampled_from(["task", "average", "sub-generator/1"]), st.integers(0, 3), max_size=3),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(POOL, TRANSFERS)
+def test_both_accounts_count_alike(pool: list[Parameters], transfers: list[Transfer]) -> None:
+    by_digest, by_tensor = DigestAccounts(Ledger()), TensorAccounts()
+    for client, direction, chosen, copied in transfers:
+        sets = {name: pool[index % len(pool)] for name, index in chosen.items()}
+        if copied:
+            sets = {name: {key: tensor.clone() for key, tensor in one.items()} for name, one in sets.items()}
+        assert by_digest.transfer(client, direction, Artefacts(sets)) == by_tensor.transfer(
+            client, direction, Artefacts(sets)
+        )
+
+
+@settings(deadline=None)
+@given(parameters(), parameters())
+def test_sets_are_equal_if_their_encodings_are(left: Parameters, right: Parameters) -> None:
+    sizes = SetSizes()
+    assert equal_bits(left, right) == (encode_parameters(left) == encode_parameters(right))
+    assert sizes.of(left) == len(encode_parameters(left))
+    assert sizes.of(right) == len(encode_parameters(right))
