@@ -11,16 +11,22 @@ from federation.methods.centralized import Centralized
 from federation.methods.fedavg import FedAvg
 from federation.methods.fedem import FedEM
 from federation.methods.fedprox import FedProx
+from federation.methods.lander import Lander
+from federation.methods.mfcl import MFCL
 from federation.methods.pfedgraph import PFedGraph
 from federation.methods.pfedgrp import PFedGRP
+from federation.methods.target import Target
 
 METHODS: dict[str, type[Any]] = {
     "centralized": Centralized,
     "fedavg": FedAvg,
     "fedem": FedEM,
     "fedprox": FedProx,
+    "lander": Lander,
+    "mfcl": MFCL,
     "pfedgraph": PFedGraph,
     "pfedgrp": PFedGRP,
+    "target": Target,
 }
 
 __all__ = ["METHODS"]

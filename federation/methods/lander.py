@@ -45,7 +45,7 @@ from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import absent_classes, current_loss, soft_cross_entropy
+from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, soft_cross_entropy
 from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
 from federation.methods.steps.task_model import Optimisation, descend, trained_parameters
 from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
@@ -65,6 +65,7 @@ class Lander(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
+        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         temperature: of the distillation.
         anchor_weight: of the bounding loss, on the client and in synthesis.
@@ -92,6 +93,7 @@ class Lander(SynthesisMethod):
 
     name: ClassVar[str] = "lander"
 
+    current_logits: str = "all"
     synthetic_batch_size: int = 128
     temperature: float = 2.0
     anchor_weight: float = 5.0
@@ -118,6 +120,7 @@ class Lander(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
+        checks.one_of(LOGITS, self, "current_logits")
         checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
         checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "samples_per_layer"])
         checks.at_least(1, self, ["generator_width", "latent_size"])
@@ -138,7 +141,7 @@ class Lander(SynthesisMethod):
         anchors = self.anchors().to(data.images.device)[data.labels]
         replay = self._replay(download, split_generator(rng)) if download.synthetic else None
         current_share, earlier_share = scales(len(counts), len(download.seen)) if replay else (1.0, 0.0)
-        absent = absent_classes(download.seen, counts) if replay else ()
+        absent = absent_classes(download.seen, counts, self.current_logits) if replay else ()
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             features = module.features(data.images[batch])

@@ -39,7 +39,7 @@ from federation.methods import checks
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
-from federation.methods.steps.incremental import absent_classes, current_loss, head_weighted_distance
+from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, head_weighted_distance
 from federation.methods.steps.task_model import (
     Optimisation,
     descend,
@@ -63,6 +63,7 @@ class MFCL(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
+        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         head_weight: w_FT of Eq. 9, of the head's cross-entropy on real and synthetic features.
         feature_weight: w_KD of Eq. 9.
@@ -82,6 +83,7 @@ class MFCL(SynthesisMethod):
     name: ClassVar[str] = "mfcl"
     sends_generator: ClassVar[bool] = True
 
+    current_logits: str = "new"
     synthetic_batch_size: int = 128
     head_weight: float = 1.0
     feature_weight: float = 0.1
@@ -99,6 +101,7 @@ class MFCL(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
+        checks.one_of(LOGITS, self, "current_logits")
         checks.at_least(0, self, ["generator_steps"])
         checks.at_least(1, self, ["synthetic_batch_size", "generator_width", "latent_size"])
         checks.at_least(2, self, ["generator_batch_size"])
@@ -122,7 +125,7 @@ class MFCL(SynthesisMethod):
         draw = self._replay(download.generator, old, seen, split_generator(rng))
         with torch.no_grad():
             old_features = torch.cat([old.features(part) for part in data.images.split(self.batch_size)])
-        absent = absent_classes(download.seen, counts)
+        absent = absent_classes(download.seen, counts, self.current_logits)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             synthetic, synthetic_labels, synthetic_features = draw()

@@ -38,7 +38,7 @@ from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import absent_classes, current_loss, soft_cross_entropy
+from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, soft_cross_entropy
 from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
 from federation.methods.steps.task_model import (
     Optimisation,
@@ -60,6 +60,7 @@ class Target(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
+        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         distillation_weight: of the distillation on synthetic images.
         temperature: of the distillation.
@@ -84,6 +85,7 @@ class Target(SynthesisMethod):
 
     name: ClassVar[str] = "target"
 
+    current_logits: str = "all"
     synthetic_batch_size: int = 128
     distillation_weight: float = 25.0
     temperature: float = 2.0
@@ -107,6 +109,7 @@ class Target(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
+        checks.one_of(LOGITS, self, "current_logits")
         checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
         checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "generator_width", "latent_size"])
         checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
@@ -128,7 +131,7 @@ class Target(SynthesisMethod):
         pool = data_free.from_bytes(download.synthetic[IMAGES])
         seen = torch.tensor(download.seen, device=pool.device)
         targets = data_free.answers(self.task, start, pool).logits[:, seen]
-        absent, replay_rng = absent_classes(download.seen, counts), split_generator(rng)
+        absent, replay_rng = absent_classes(download.seen, counts, self.current_logits), split_generator(rng)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             replayed = torch.randperm(len(pool), generator=replay_rng)[: self.synthetic_batch_size].to(pool.device)

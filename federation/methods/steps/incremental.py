@@ -12,9 +12,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def absent_classes(seen: Collection[int], now: Collection[int]) -> tuple[int, ...]:
-    """Return the classes that were met before this round and that the round's own data lack, in rising order."""
-    return tuple(sorted(set(seen) - set(now)))
+LOGITS = ("new", "all")
+"""Which logits take part in the cross-entropy of real samples: all but those of absent classes, or all K."""
+
+
+def absent_classes(seen: Collection[int], now: Collection[int], logits: str = "new") -> tuple[int, ...]:
+    """Return the classes that were met before this round and that the round's own data lack, in rising order.
+
+    Args:
+        seen: classes that any client met in earlier rounds.
+        now: classes of this client's round.
+        logits: one of ``LOGITS``; with ``all`` no class counts as absent.
+    """
+    return tuple(sorted(set(seen) - set(now))) if logits == "new" else ()
 
 
 def current_loss(logits: Tensor, labels: Tensor, absent: Collection[int]) -> Tensor:
