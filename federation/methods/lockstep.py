@@ -1,0 +1,121 @@
+"""Local rounds that can wait for their training, so that many clients' networks train as one.
+
+A method may write its client half as a generator: where ``local_round`` would train, it yields what to train and gets
+the trained parameters back. ``alone`` answers each request by itself: that is ``local_round``, on a device.
+``together`` advances many clients in step and trains in one call what they ask for at the same time: that is a
+simulation on a GPU, where one small network at a time leaves the processor idle. Results differ in rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from federation.methods.records import ClientId
+from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
+from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
+from federation.methods.steps.task_model import Optimisation, train_task_model
+from federation.methods.steps.wgan_gp import GanSchedule
+from models.specs import TaskSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTaskModel:
+    """Answered with the trained parameters."""
+
+    spec: TaskSpec
+    job: TaskModelJob
+    optimisation: Optimisation
+
+    def key(self) -> Hashable:
+        """Requests with equal keys can be trained together."""
+        return type(self), self.spec, self.optimisation
+
+    def alone(self) -> Any:
+        """Train this one."""
+        job = self.job
+        return train_task_model(
+            self.spec, job.start, job.images, job.labels, self.optimisation, job.rng, alignment=job.alignment
+        )
+
+    @staticmethod
+    def together(requests: Sequence[TrainTaskModel]) -> list[Any]:
+        """Train all; their keys are equal."""
+        first = requests[0]
+        return list(train_task_models(first.spec, [request.job for request in requests], first.optimisation))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSubGenerators:
+    """Answered with the list of trained sub-generators, in the order of the jobs; no jobs, no sub-generators."""
+
+    spec: TaskSpec
+    jobs: Sequence[SubGeneratorJob]
+    schedule: GanSchedule
+
+    def key(self) -> Hashable:
+        """Requests with equal keys can be trained together."""
+        return type(self), self.spec, self.schedule
+
+    def alone(self) -> Any:
+        """Train those of one client."""
+        return train_sub_generators(self.spec, self.jobs, self.schedule)
+
+    @staticmethod
+    def together(requests: Sequence[TrainSubGenerators]) -> list[Any]:
+        """Train those of all clients; their keys are equal."""
+        jobs = [job for request in requests for job in request.jobs]
+        trained = iter(train_sub_generators(requests[0].spec, jobs, requests[0].schedule))
+        return [[next(trained) for _ in request.jobs] for request in requests]
+
+
+Request: TypeAlias = "TrainTaskModel | TrainSubGenerators"
+
+Work: TypeAlias = Generator[Request, Any, T]
+"""A client half in the making: yields requests, is sent their answers, returns its result."""
+
+
+def alone(work: Work[T]) -> T:
+    """Run one client half to its end, answering each request by itself."""
+    answer: Any = None
+    while True:
+        try:
+            request = work.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer = request.alone()
+
+
+def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:
+    """Run many client halves to their ends, training together what they ask for at the same time."""
+    results: dict[ClientId, T] = {}
+    waiting: dict[ClientId, Request] = {}
+    answers: dict[ClientId, Any] = dict.fromkeys(works)
+    while answers:
+        for client_id, answer in answers.items():
+            _advance(client_id, works[client_id], answer, waiting, results)
+        answers = _answered(waiting)
+        waiting = {}
+    return {client_id: results[client_id] for client_id in works}
+
+
+def _advance(
+    client_id: ClientId, work: Work[T], answer: Any, waiting: dict[ClientId, Request], results: dict[ClientId, T]
+) -> None:
+    try:
+        waiting[client_id] = work.send(answer)
+    except StopIteration as end:
+        results[client_id] = end.value
+
+
+def _answered(waiting: Mapping[ClientId, Request]) -> dict[ClientId, Any]:
+    answers: dict[ClientId, Any] = {}
+    for key in dict.fromkeys(request.key() for request in waiting.values()):
+        asking = [client_id for client_id, request in waiting.items() if request.key() == key]
+        requests: list[Any] = [waiting[client_id] for client_id in asking]
+        answers.update(zip(asking, type(requests[0]).together(requests), strict=True))
+    return answers

@@ -1,0 +1,52 @@
+"""Client halves that wait for their training, alone and in step."""
+
+from __future__ import annotations
+
+import torch
+
+from federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone, together
+from federation.methods.steps.grouped_gan import SubGeneratorJob
+from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.task_model import Optimisation
+from federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator
+from models.build import build_task_model, initialise
+from models.specs import TaskSpec
+
+SPEC = TaskSpec(1, 28, ("a", "b"), "cifar", 2)
+SCHEDULE = GanSchedule(
+    num_epochs=1, batch_size=4, learning_rate=1e-4, betas=(0.5, 0.9), critic_steps_per_generator_step=1
+)
+OPTIMISATION = Optimisation(num_epochs=1, batch_size=4, learning_rate=0.01, momentum=0.9, weight_decay=0.0)
+
+
+def half(seed: int, *, num_sub_generators: int, train: bool = True) -> Work[str]:
+    """Train a task model, then some sub-generators; report what came back."""
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.rand(6, 1, 28, 28, generator=rng) * 2 - 1
+    bias = torch.zeros(1)
+    if train:
+        start = initialise(build_task_model(SPEC), rng).state_dict()
+        labels = torch.tensor([0, 1] * 3)
+        trained = yield TrainTaskModel(SPEC, TaskModelJob(start, images, labels, rng), OPTIMISATION)
+        bias = trained["head.bias"]
+    jobs = [SubGeneratorJob(new_sub_generator(SPEC, rng), images, rng) for _ in range(num_sub_generators)]
+    generators = yield TrainSubGenerators(SPEC, jobs, SCHEDULE)
+    drawn = sum(float(generator.generator["layers.0.weight"].abs().mean()) for generator in generators)
+    return f"{seed}: {float(bias.sum()):.4f} {len(generators)} {drawn:.4f}"
+
+
+def test_clients_in_step_get_what_each_gets_alone_whatever_they_ask_for() -> None:
+    def works() -> dict[str, Work[str]]:
+        return {
+            "b": half(1, num_sub_generators=2),
+            "a": half(2, num_sub_generators=0),
+            "c": half(3, num_sub_generators=1, train=False),
+        }
+
+    in_step = together(works())
+    assert list(in_step) == ["b", "a", "c"]
+    assert in_step == {client: alone(work) for client, work in works().items()}
+
+
+def test_no_clients_are_no_work() -> None:
+    assert together({}) == {}
