@@ -146,7 +146,7 @@ class FedCIL:
         )
         learnt = {c: cil.Learnt(upload.gan.generator, upload.seen) for c, upload in uploads.items()}
         clients = dict(sorted({**state.clients, **learnt}.items()))
-        classes = tuple(sorted({c for client in clients.values() for c in client.seen}))
+        classes = tuple(sorted({c for client in clients.values() for c, count in client.seen.items() if count > 0}))
         if self.server_iterations > 0:
             current = self._draws([(upload.gan.generator, upload.now) for upload in ordered])
             held = [state.clients[client_id] for client_id in sorted(uploads) if client_id in state.clients]
