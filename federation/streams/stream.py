@@ -171,6 +171,8 @@ class Stream:
         self._train = [np.flatnonzero(train_labels == class_id) for class_id in range(num_classes)]
         self._test = [np.flatnonzero(test_labels == class_id) for class_id in range(num_classes)]
         self._test_size, self._num_parts = self._divide()
+        self._met_by: dict[int, list[dict[int, int]]] = {}
+        self._new_tests: dict[tuple[int, int], Indices] = {}
         self.num_rounds = self._checked_num_rounds()
         self.settings = dataclasses.replace(settings, num_rounds=self.num_rounds)
 
@@ -194,17 +196,7 @@ class Stream:
 
     def test_indices(self, client: int, round_index: int) -> Indices:
         """The client's cumulative test set after a round: the test parts of all rounds so far, in their order."""
-        met = self._met(client)
-        classes = {class_id for index in range(round_index + 1) for class_id in met[index]}
-        mixed = {class_id: self._shuffled(self._test[class_id], client, f"test/{class_id}") for class_id in classes}
-        return _joined(
-            [
-                mixed[class_id][part * size : (part + 1) * size]
-                for index in range(round_index + 1)
-                for class_id, part in met[index].items()
-                for size in (self._test_size[class_id],)
-            ]
-        )
+        return _joined([self._new_test_indices(client, earlier) for earlier in range(round_index + 1)])
 
     def num_seen(self, client: int, round_index: int) -> int:
         """n_i^t of Eq. 4: training samples that a client has met after a round."""
@@ -237,8 +229,24 @@ class Stream:
             for index in range(self.num_rounds)
         ]
 
+    def _new_test_indices(self, client: int, round_index: int) -> Indices:
+        known = self._new_tests.get((client, round_index))
+        if known is None:
+            pieces = [
+                self._shuffled(self._test[class_id], client, f"test/{class_id}")[part * size : (part + 1) * size]
+                for class_id, part in self._met(client)[round_index].items()
+                for size in (self._test_size[class_id],)
+            ]
+            known = self._new_tests[client, round_index] = _joined(pieces)
+        return known
+
     def _met(self, client: int) -> list[dict[int, int]]:
         """Per round: class id, rising -> which of its parts the client meets, counted over all earlier rounds."""
+        if client not in self._met_by:
+            self._met_by[client] = self._parts_met(client)
+        return self._met_by[client]
+
+    def _parts_met(self, client: int) -> list[dict[int, int]]:
         task_types = self._task_types(client)
         num_past: Counter[int] = Counter()
         rounds: list[dict[int, int]] = []
