@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette: told apart with every kind of colour vision."""
 
+_LINES = ("-", "--", ":")
+"""Taken in turn when the colours begin again."""
+
 _MARKERS_UP_TO = 40
 """Rounds; more of them, and dots would cover the line."""
 
@@ -27,7 +30,7 @@ class Curve:
     Attributes:
         label: what the legend says, usually the method's name.
         accuracy: Acc^t in [0, 1], one per round from round 0.
-        clients: client id -> a_i^t; drawn as a band between the worst and the best client.
+        clients: client id (or seed) -> a_i^t; drawn as a band between the worst and the best.
     """
 
     label: str
@@ -35,7 +38,9 @@ class Curve:
     clients: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def accuracy_chart(curves: Sequence[Curve], *, title: str, changes: Sequence[int] = (), change_name: str = "") -> bytes:
+def accuracy_chart(
+    curves: Sequence[Curve], *, title: str, changes: Sequence[int] = (), change_name: str = "", band: str = "client"
+) -> bytes:
     """Return a PNG: every run's accuracy on the clients' cumulative test sets, after each round's aggregation.
 
     Args:
@@ -43,6 +48,7 @@ def accuracy_chart(curves: Sequence[Curve], *, title: str, changes: Sequence[int
         title: one line.
         changes: rounds at which the streams change, marked by dotted lines just before them.
         change_name: what the legend calls those.
+        band: what the keys of ``Curve.clients`` are.
 
     Raises:
         ValueError: There is no curve.
@@ -52,30 +58,31 @@ def accuracy_chart(curves: Sequence[Curve], *, title: str, changes: Sequence[int
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.8), dpi=130, layout="constrained")
+    figure = Figure(figsize=(9, 4.8 + 0.12 * max(0, len(curves) - 4)), dpi=130, layout="constrained")
     axes = figure.add_subplot()
     for place, curve in enumerate(curves):
-        _draw(axes, curve, _COLOURS[place % len(_COLOURS)], zorder=3 + len(curves) - place)
+        _draw(axes, curve, place, zorder=3 + len(curves) - place)
     for place, change in enumerate(changes):
         name = change_name if place == 0 else None
         faint = 1.0 if len(changes) <= _MARKED_CHANGES else 0.35
         axes.axvline(change - 0.5, color="0.55", linestyle=":", linewidth=1.1, alpha=faint, label=name, zorder=1)
     _dress(axes, max(len(curve.accuracy) for curve in curves), title)
     if any(curve.clients for curve in curves):
-        axes.set_xlabel("round   (bands: from the worst client to the best)")
+        axes.set_xlabel(f"round   (bands: from the worst {band} to the best)")
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_figure(picture, format="png")
     return picture.getvalue()
 
 
-def _draw(axes: Axes, curve: Curve, colour: str, *, zorder: float) -> None:
+def _draw(axes: Axes, curve: Curve, place: int, *, zorder: float) -> None:
+    colour, style = _COLOURS[place % len(_COLOURS)], _LINES[place // len(_COLOURS) % len(_LINES)]
     rounds = range(len(curve.accuracy))
     percent = [100 * value for value in curve.accuracy]
     marker = "o" if len(percent) <= _MARKERS_UP_TO else None
     mean = sum(percent) / len(percent)
     label = f"{curve.label}   (mean {mean:.1f} %, last {percent[-1]:.1f} %)"
     (line,) = axes.plot(rounds, percent, color=colour, marker=marker, markersize=4.5, linewidth=2, label=label)
-    line.set(zorder=zorder, clip_on=False)  # a dot at 100 % stays whole
+    line.set(zorder=zorder, clip_on=False, linestyle=style)  # a dot at 100 % stays whole
     if len(curve.clients) > 1:
         by_round = list(zip(*curve.clients.values(), strict=True))
         low, high = [100 * min(values) for values in by_round], [100 * max(values) for values in by_round]

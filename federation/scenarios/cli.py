@@ -1,4 +1,6 @@
-"""``fleet-sim``: run one method over one stream, and write ``result.json`` and ``accuracy.png``.
+"""``fleet-sim METHOD``: run one method over one stream, and write ``result.json`` and ``accuracy.png``.
+
+``fleet-sim table`` runs whole tables of the papers: ``federation.scenarios.tables.command``.
 
 Torch, NumPy and the methods are imported when a run begins, so that ``--help`` answers at once.
 """
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from federation.scenarios.job import Job
 
 _SAMPLERS = ("eager", "onnx")
+_TABLE = "table"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -49,7 +52,10 @@ _SAMPLERS = ("eager", "onnx")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier run in --out.")
 def fleet_sim(**options: Any) -> None:
-    """Simulate METHOD (pfedgrp, fedavg, centralized) on a fleet whose clients learn from streams."""
+    """Simulate METHOD (pfedgrp, fedavg, centralized) on a fleet whose clients learn from streams.
+
+    To run a whole table of the papers: fleet-sim table --help.
+    """
     if options["sampler"] not in _SAMPLERS:
         raise SettingsError(f"unknown sampler {options['sampler']!r}{nearest(options['sampler'], _SAMPLERS)}")
     if options["threads"] < 1:
@@ -64,18 +70,26 @@ def fleet_sim(**options: Any) -> None:
 
 def main() -> None:
     """Run the command; every expected error becomes one line on stderr and exit code 2."""
+    is_table = sys.argv[1:2] == [_TABLE]
     try:
-        code = fleet_sim.main(standalone_mode=False)
+        code = _table_command(sys.argv[2:]) if is_table else fleet_sim.main(standalone_mode=False)
     except ReplayfleetError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
         _fail(f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build")
     except click.ClickException as error:
-        _fail(f"{error.format_message()} (fleet-sim --help lists all options)")
+        _fail(f"{error.format_message()} (fleet-sim {f'{_TABLE} ' if is_table else ''}--help lists all options)")
     except click.Abort:
-        click.echo("fleet-sim: stopped; --resume continues after the last complete round", err=True)
+        how = "the same command" if is_table else "--resume"
+        click.echo(f"fleet-sim: stopped; {how} continues after the last complete round", err=True)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _table_command(arguments: list[str]) -> Any:
+    from federation.scenarios.tables.command import table
+
+    return table.main(arguments, prog_name=f"fleet-sim {_TABLE}", standalone_mode=False)
 
 
 def _fail(message: str) -> NoReturn:

@@ -107,6 +107,11 @@ def method_fields(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind) if field.init and field.name != "task"]
 
 
+def default_settings(kind: type[Any]) -> dict[str, Any]:
+    """Return the defaults of a method's settings, which are its paper's."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.init and field.name != "task"}
+
+
 def settings_of(method: Any) -> dict[str, Any]:
     """Return a method's settings as plain values."""
     return {name: getattr(method, name) for name in method_fields(type(method))}

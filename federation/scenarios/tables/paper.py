@@ -55,7 +55,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         label: what the paper calls it.
         method: our method or variant.
         set: settings of the method that differ from its defaults, as ``--set`` takes them.
+        paper_set: further ones, for ``--settings paper`` only.
         method_on: data set -> another method or variant there.
+        replay: of Table 10: ``filtered`` by the task model, or ``plain``.
         values: one group of numbers per column, groups parted by ``|``.
         in_paper: False for a method that the operator added.
     """
@@ -63,7 +65,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     label: str
     method: str
     set: dict[str, str] = {}
+    paper_set: dict[str, str] = {}
     method_on: dict[str, str] = {}
+    replay: str = "filtered"
     values: str = ""
     in_paper: bool = True
 

@@ -1,0 +1,161 @@
+"""Tables 6 to 9 as Markdown: the paper's figures beside ours, which need no run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from federation.scenarios.costs import NotBuilt, Size, size_of, training_cost
+from federation.scenarios.metrics import over_seeds
+from federation.scenarios.result import Result
+from federation.scenarios.tables.costs_paper import CostRow, CostTable, amount, cost_tables, size_table
+from federation.scenarios.tables.footnotes import Footnotes
+from federation.scenarios.tables.measured import measured
+from federation.scenarios.tables.plan import RESULT
+
+_NONE = "-"
+_NOT_BUILT = "not built"
+
+_EXPERIMENTS = ("gradual", "circulating")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Updates of a generator, and where the number is from.
+
+    Attributes:
+        number: in all rounds, mean over clients and seeds.
+        source: ``paper``, or what ran.
+    """
+
+    number: float
+    source: str
+
+
+def cost_report(number: str, out: Path | None) -> str:
+    """Return one of Tables 6 to 9.
+
+    Args:
+        number: of the table.
+        out: where runs are, for update counts and accuracies; None uses the paper's counts.
+    """
+    return _sizes() if number == "6" else _training(cost_tables()[number], out)
+
+
+def _sizes() -> str:
+    table = size_table()
+    names = [f"{kind}, {series}" for series in table.series for kind in ("FLOPs", "parameters")]
+    lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours.", "", *_head(names)]
+    footnotes = Footnotes(table.notes)
+    for row in table.rows:
+        texts: list[str] = []
+        for place, series in enumerate(table.series):
+            flops, parameters = row.published(place)
+            if flops == _NONE:
+                texts += [_NONE, _NONE]
+                continue
+            size = _size(row.model, series)
+            ours = (f"{size.flops / 1e6:.2f}M", f"{size.num_parameters / 1e3:.2f}K") if size else (_NOT_BUILT,) * 2
+            texts += [f"{flops}{footnotes.marks(row.label, place)} / {ours[0]}", f"{parameters} / {ours[1]}"]
+        lines.append(f"| {row.label} | {' | '.join(texts)} |")
+    text = (
+        "FLOPs are multiply-accumulates of one sample forward, counted as the paper counts them "
+        "(`models/counting.py`). A GAN is its generator and critic together. Series: `mnist` 28 pixels, `cifar` 32, "
+        "`imagenet` 64; ten classes."
+    )
+    return _joined([*lines, *footnotes.lines(), "", text])
+
+
+def _training(table: CostTable, out: Path | None) -> str:
+    names = ["updates", "share", "epochs", "FLOPs", "local cost", "global epochs", "global cost", "AA Expt. 1"]
+    lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours; costs paper / formula / ours.", ""]
+    lines += _head([*names, "AA Expt. 2", "our updates are from"])
+    footnotes = Footnotes(table.notes)
+    for row in table.rows:
+        texts = _row(row, table, out, footnotes.marks(row.label, 0))
+        lines.append(f"| {row.label} | {' | '.join(texts)} |")
+    text = (
+        "Cost per training sample = updates * share * epochs * FLOPs; B is 1e9. *Formula* puts the paper's own figures "
+        "in; *ours* puts our updates (those of runs below `--out`, else the paper's) and our modules' FLOPs in, with "
+        "the paper's epochs. Share: the part of a round's samples that one update sees."
+    )
+    return _joined([*lines, *footnotes.lines(), "", text])
+
+
+def _row(row: CostRow, table: CostTable, out: Path | None, marks: str) -> list[str]:
+    counted = counted_updates(row, table.dataset, out)
+    size = _size(row.model, table.series)
+
+    def cost(epochs: int, published: str) -> str:
+        if not epochs:
+            return _NONE
+        by_formula = training_cost(row.updates, epochs, amount(row.flops), share=row.share)
+        ours = _billions(training_cost(counted.number, epochs, size.flops, share=row.share)) if size else _NOT_BUILT
+        return f"{published}{marks} / {_billions(by_formula)} / {ours}"
+
+    accuracies = [_accuracy(row.method, table.dataset, scenario, out) for scenario in _EXPERIMENTS]
+    return [
+        f"{row.updates:g} / {counted.number:g}",
+        f"{row.share:g}",
+        str(row.epochs or _NONE),
+        f"{row.flops} / {f'{size.flops / 1e6:.2f}M' if size else _NOT_BUILT}",
+        cost(row.epochs, row.cost),
+        str(row.global_epochs or _NONE),
+        cost(row.global_epochs, row.global_cost),
+        *(f"{published:.2f} / {ours}" for published, ours in zip(row.accuracy, accuracies, strict=True)),
+        counted.source,
+    ]
+
+
+def counted_updates(row: CostRow, dataset: str, out: Path | None) -> Counted:
+    """Return a method's update count from its runs on a data set, Expt. 1 before Expt. 2, else the paper's.
+
+    A generator that is trained in every round has as many updates as the run has rounds.
+    """
+    for scenario in _EXPERIMENTS:
+        results = _results(row.method, dataset, scenario, out)
+        if not results:
+            continue
+        if row.share < 1:
+            updates = [result.summary["sub_generator_updates"] for result in results]
+        else:
+            updates = [float(len(result.rounds)) for result in results]
+        preset, num_rounds = results[0].run["preset"], len(results[0].rounds)
+        return Counted(
+            over_seeds(updates).mean, f"{scenario}, settings {preset}, {num_rounds} rounds, {len(results)} seeds"
+        )
+    return Counted(row.updates, "paper")
+
+
+def _accuracy(name: str, dataset: str, scenario: str, out: Path | None) -> str:
+    values = [measured(result, None)["AA"] for result in _results(name, dataset, scenario, out)]
+    return f"{over_seeds(values).mean:.2f}" if values else _NONE
+
+
+def _results(name: str, dataset: str, scenario: str, out: Path | None) -> list[Result]:
+    if out is None:
+        return []
+    paths = sorted((out / "runs" / name / scenario / dataset).glob(f"seed-*/{RESULT}"))
+    return [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths]
+
+
+def _size(model: str, series: str) -> Size | None:
+    try:
+        return size_of(model, series)
+    except NotBuilt:
+        return None
+
+
+def _billions(flops: float) -> str:
+    return f"{flops / 1e9:.5g}B" if flops else "0"
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [f"| model | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(lines).rstrip() + "\n"

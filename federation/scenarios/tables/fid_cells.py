@@ -1,0 +1,185 @@
+"""Table 10: the distance between what clients met and what their sub-generators replay, from finished runs.
+
+Per seed, over all clients together: up to 1000 of the training samples that each client met, and as many replayed ones
+in the same proportions of classes, drawn and filtered as the method draws them for the client's next round. Every row
+is measured in the features of one model, the average task model of pFedGRP's own run, so that rows compare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from federation.methods.records import Parameters
+from federation.methods.seeding import seeded_generator, split_generator
+from federation.methods.steps.memory import Memory, MemorySettings, draw, drawable, sampler_of
+from federation.methods.steps.replay import counts_for_distribution
+from federation.methods.steps.task_model import judge_with
+from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.fid import fid_inception, fid_task_features, task_features
+from federation.scenarios.job import simulation_of, wanted_stream
+from federation.scenarios.round_data import round_data
+from federation.scenarios.simulator import Simulation
+from federation.scenarios.tables.measured import Cell, Results, why
+from federation.scenarios.tables.paper import PaperTable
+from federation.scenarios.tables.plan import PlannedRun, State
+from federation.scenarios.tables.running import Failure
+from federation.service.artefact_codec import decode_artefacts
+from federation.streams.datasets import load_dataset
+from federation.streams.stream import client_id
+
+SAMPLES_PER_CLIENT = 1000
+
+_EXTRACTOR = "pfedgrp"
+"""Whose average model gives the features."""
+
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedClient:
+    """One client at the end of a run.
+
+    Attributes:
+        real: (B, C, H, W), training samples that it met.
+        memory: its sub-generators, and how much it has seen of each class.
+        personalised: the task model that filters its replay.
+    """
+
+    real: Tensor
+    memory: Memory
+    personalised: Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedFleet:
+    """A run of pFedGRP at its end.
+
+    Attributes:
+        method: with its settings.
+        clients: in the order of their ids.
+        average: the mean of all task models.
+    """
+
+    method: Any
+    clients: Sequence[FinishedClient]
+    average: Parameters
+
+
+def fid_cells(
+    table: PaperTable,
+    runs: Sequence[PlannedRun],
+    failures: Sequence[Failure],
+    *,
+    features: str,
+    show: Callable[[str], None],
+) -> list[Cell]:
+    """Return the cells of Table 10.
+
+    Args:
+        table: of the paper.
+        runs: of this table, as they are now.
+        failures: what went wrong just now.
+        features: ``task`` or ``inception``.
+        show: takes a line for the operator.
+    """
+    reasons = {failure.run.folder: f"failed: {failure.reason}" for failure in failures}
+    extractors = {
+        (run.column.slug, run.seed): run
+        for run in runs
+        if run.options.method == _EXTRACTOR and run.row.method == _EXTRACTOR and run.state is State.FINISHED
+    }
+    grouped: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        grouped.setdefault((run.column.slug, run.row.label), []).append(run)
+    results, found = Results(), []
+    for same in grouped.values():
+        row, column = same[0].row, same[0].column
+        values: list[float] = []
+        missing = {run.seed: why(run, reasons) for run in same if run.state is not State.FINISHED}
+        measured = [run for run in same if run.state is State.FINISHED]
+        for run in measured:
+            extractor = extractors.get((column.slug, run.seed))
+            if features == "task" and extractor is None:
+                missing[run.seed] = f"the features are those of {_EXTRACTOR}'s run, which is not finished"
+                continue
+            show(f"measures: {row.label} on {column.title}, seed {run.seed}")
+            values.append(measured_fid(run, extractor if features == "task" else None))
+        measured = [run for run in measured if run.seed not in missing]
+        found.append(
+            Cell(
+                row=row,
+                column=column,
+                published=table.published(row, table.columns.index(column)),
+                values={"FID": values} if values else {},
+                results={run.seed: result for run in measured if (result := results.of(run)) is not None},
+                folders={run.seed: run.folder for run in measured},
+                missing=missing,
+            )
+        )
+    return found
+
+
+def measured_fid(run: PlannedRun, extractor: PlannedRun | None) -> float:
+    """Return the distance for one finished run, in the features of ``extractor``'s average model, else Inception's."""
+    fleet = finished_fleet(run)
+    real = torch.cat([client.real for client in fleet.clients])
+    generated = replayed(fleet, filtered=run.row.replay != _PLAIN, seed=run.seed)
+    if extractor is None:
+        return fid_inception(real, generated)
+    average = fleet.average if extractor.folder == run.folder else finished_fleet(extractor).average
+    return fid_task_features(task_features(fleet.method.task, average), real, generated)
+
+
+def finished_fleet(run: PlannedRun) -> FinishedFleet:
+    """Return what a finished run's checkpoints hold of its last round."""
+    options = run.options
+    data = load_dataset(options.dataset, data_root=options.data_root, download=options.download)
+    simulation = simulation_of(options, wanted_stream(options), data)
+    checkpoints = Checkpoints(run.folder / "state")
+    last = checkpoints.load()[-1]
+    method = simulation.method
+    state = method.AggregatorState.unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+    clients = []
+    for index in range(simulation.stream.settings.num_clients):
+        name = client_id(index)
+        stored = last.clients[name]
+        memory = method.ClientState.unpack(decode_artefacts(stored.blobs, stored.facts, checkpoints))
+        download = method.download_for(state, name, None)
+        clients.append(FinishedClient(_met(simulation, index, run.seed), memory, download.personalised))
+    return FinishedFleet(method, clients, state.average)
+
+
+def replayed(fleet: FinishedFleet, *, filtered: bool, seed: int) -> Tensor:
+    """Return as many replayed images as the clients' real ones, in the proportions of the classes that each has met.
+
+    Args:
+        fleet: at its end.
+        filtered: keep only what the client's personalised model recognises; a single generator needs that for labels.
+        seed: of the latents.
+    """
+    settings: MemorySettings = dataclasses.replace(fleet.method, filter_replay=filtered)
+    sampler = sampler_of(settings)
+    rng = seeded_generator(seed, 0, "fid")
+    images = []
+    for client in fleet.clients:
+        generators = {key: sub_generator.generator for key, sub_generator in client.memory.sub_generators.items()}
+        known: Mapping[int, int] = drawable(generators, client.memory.seen)
+        counts = counts_for_distribution(known, len(client.real))
+        judge = judge_with(settings.task, client.personalised)
+        images.append(draw(settings, generators, counts, judge, split_generator(rng), sampler).images)
+    return torch.cat(images)
+
+
+def _met(simulation: Simulation, client: int, seed: int) -> Tensor:
+    """Training samples that a client met in all rounds; at most ``SAMPLES_PER_CLIENT``, chosen at random."""
+    stream = simulation.stream
+    indices = torch.cat([torch.from_numpy(stream.train_indices(client, index)) for index in range(stream.num_rounds)])
+    order = torch.randperm(len(indices), generator=seeded_generator(seed, 0, f"fid/{client_id(client)}"))
+    chosen = indices[order[:SAMPLES_PER_CLIENT]].sort().values
+    return round_data(simulation.dataset.train, chosen.numpy()).images
