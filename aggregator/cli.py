@@ -34,7 +34,10 @@ def cli() -> None:
 @click.option("--deadline-s", type=float, help="Seconds that a round stays open.  [default: 600]")
 @click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
 @click.option("--method", help="pfedgrp, fedavg, centralized.  [default: pfedgrp]")
-@click.option("--dataset", help="The task by its data set: fashion-mnist, mnist, cifar-10.  [default: fashion-mnist]")
+@click.option(
+    "--dataset",
+    help="The task by its set: fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100.  [default: fashion-mnist]",
+)
 @click.option("--task", type=_PATH, help="The task from a TOML file, instead of --dataset.")
 @click.option("--settings", help="Preset of the method: paper, small, demo, tiny.  [default: small]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one method setting; repeatable.")

@@ -150,6 +150,12 @@ def test_acc_weighs_an_absent_client_by_what_it_has_seen():
     assert records[-1].accuracy == pytest.approx(mean)
 
 
+def test_thirty_clients_are_no_limit():
+    _, records = biases(simulation(num_clients=30, num_absent=26, num_rounds=2))
+    assert [sum(client.present for client in record.clients.values()) for record in records] == [30, 4]
+    assert len(records[-1].clients) == 30
+
+
 @pytest.mark.parametrize("num_absent", [0, 1])
 def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path: Path, num_absent: int):
     whole, records = biases(simulation(num_rounds=4, num_clients=3, num_absent=num_absent))
