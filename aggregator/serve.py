@@ -15,7 +15,7 @@ from aggregator.metrics import Metrics
 from aggregator.service import AggregatorService
 from aggregator.serving import OnnxExporter
 from aggregator.settings import AggregatorSettings
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.memory import sampler_of
 from federation.service.data_dir import claim_data_dir
 from federation.service.fleet_spec import method_of, task_of
 from federation.service.health import HealthServer
@@ -69,7 +69,7 @@ def serve(settings: AggregatorSettings) -> bool:
 def _fleet(settings: AggregatorSettings) -> Fleet:
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
-    return Fleet(spec, method, eager_sampler(task), OnnxExporter(method, task), settings.rules())
+    return Fleet(spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules())
 
 
 def _health(view: Mapping[str, AggregatorService]) -> Mapping[str, Any]:

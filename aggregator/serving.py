@@ -10,6 +10,7 @@ from export.graph import sub_generator_graph, task_graph
 from export.parity import check_parity, eager_run, load_parameters
 from export.runtime import OnnxModel
 from federation.methods.records import Method, Parameters
+from federation.methods.steps.memory import kind_of
 from federation.protocol.messages import Probe
 from models.build import build_task_model
 from models.specs import TaskSpec
@@ -23,20 +24,21 @@ class OnnxExporter:
     """Exports once, compares always: no parameters are published that ONNX Runtime answers differently to.
 
     Args:
-        method: decides whether the fleet has sub-generators.
+        method: decides which sub-generators the fleet has, if any.
         task: the fleet's task.
     """
 
     def __init__(self, method: Method, task: TaskSpec) -> None:
         self._task = task
-        self._has_sub_generators = method.upload_layout("sub-generator/0") is not None
+        kind = kind_of(method)
+        self._sub_generator_spec = kind.graph_spec if kind is not None else None
         self._module = build_task_model(task)
 
     def graphs(self) -> Mapping[str, bytes]:
         """Blob name -> graph without parameters."""
         graphs = {TASK_GRAPH: task_graph(self._task)}
-        if self._has_sub_generators:
-            graphs[SUB_GENERATOR_GRAPH] = sub_generator_graph(self._task)
+        if self._sub_generator_spec is not None:
+            graphs[SUB_GENERATOR_GRAPH] = sub_generator_graph(self._sub_generator_spec)
         return graphs
 
     def probe(self, parameters: Parameters) -> Probe:

@@ -110,9 +110,9 @@ def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
         from export.sampler import onnx_sampler
 
         return onnx_sampler(blobs.read(graphs[0].digest), num_threads=job.num_threads)
-    from federation.methods.steps.replay import eager_sampler
+    from federation.methods.steps.memory import sampler_of
 
-    return eager_sampler(method.task)
+    return sampler_of(method)
 
 
 def main() -> None:

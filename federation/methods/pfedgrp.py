@@ -221,7 +221,8 @@ class PFedGRP(TaskMethod, MemorySettings):
     def _train(
         self, mixed: MixedData, earlier: frozenset[int], download: grp.Download, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        images, labels = mixed.images, mixed.labels
+        joined = mixed.joined()
+        images, labels = joined.images, joined.labels
         mask = torch.arange(len(labels), device=labels.device) >= len(mixed.real.labels)
         if self.alignment_on == "earlier-classes":
             mask |= torch.isin(labels, torch.tensor(sorted(earlier), dtype=torch.int64, device=labels.device))

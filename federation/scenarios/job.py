@@ -18,17 +18,17 @@ import msgspec
 from federation.errors import SettingsError, nearest
 from federation.methods import METHODS
 from federation.methods.records import Sampler
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.memory import kind_of, sampler_of
 from federation.scenarios.charts import accuracy_chart
 from federation.scenarios.checkpoints import Checkpoints
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
 from federation.scenarios.settings import method_from, settings_of, stream_settings
 from federation.scenarios.simulator import RoundOutcome, Simulation
+from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.atomic import write_atomic
 from federation.service.settings import split_overrides
 from federation.streams.datasets import Dataset, dataset_kind, load_dataset
 from federation.streams.stream import Stream, StreamSettings
-from models.specs import TaskSpec
 
 _RESULT = "result.json"
 _CHART = "accuracy.png"
@@ -71,6 +71,7 @@ class Job:
         resume: continue what ``out`` holds.
         compared: other runs on the same stream.
         command: what was typed.
+        label: of its curve: what was typed for the method.
     """
 
     simulation: Simulation
@@ -79,6 +80,7 @@ class Job:
     resume: bool
     compared: list[Result]
     command: list[str]
+    label: str
 
     @property
     def headline(self) -> str:
@@ -88,7 +90,7 @@ class Job:
         overlap = f" with {size.overlap} classes shared" if size.overlap else ""
         absent = f" ({size.num_absent} absent)" if size.num_absent else ""
         return (
-            f"{identity['method']} on {identity['dataset']}, {size.scenario}{overlap}: "
+            f"{self.label} on {identity['dataset']}, {size.scenario}{overlap}: "
             f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
             f"{identity['sampler']} sampler, {identity['num_threads']} threads"
         )
@@ -113,6 +115,7 @@ class Job:
             commit=commit(),
             wall_s=time.monotonic() - started,
             command=self.command,
+            label=self.label,
         )
         write_atomic(self.out / _CHART, self._chart(result))
         write_atomic(self.out / _RESULT, result.encode())
@@ -135,6 +138,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
     Raises:
         SettingsError: Something can't be done; nothing was written.
     """
+    asked, options = options, without_variant(options)
     wanted = wanted_stream(options)
     _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
     data = load_dataset(
@@ -149,7 +153,16 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
         resume=options.resume,
         compared=[read_result(path, identity) for path in options.compare],
         command=list(command),
+        label=asked.method,
     )
+
+
+def without_variant(options: Options) -> Options:
+    """Return the same request with a method's name and settings in place of a variant's name."""
+    method, settings = resolved(options.method)
+    given = split_overrides(options.overrides)
+    overrides = [f"{key}={text}" for key, text in {**settings, **given}.items()]
+    return dataclasses.replace(options, method=method, overrides=overrides)
 
 
 def wanted_stream(options: Options) -> StreamSettings:
@@ -181,19 +194,20 @@ def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Si
     Raises:
         SettingsError: The method refuses a setting, or the data don't last.
     """
+    method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
     return Simulation(
-        method=method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides)),
+        method=method,
         dataset=data,
         stream=Stream(wanted, data.train.labels, data.test.labels, data.task.num_classes),
         run_seed=options.seed,
-        sampler=_sampler(options.sampler, data.task, options.threads),
+        sampler=_sampler(options.sampler, method, options.threads),
         num_threads=options.threads,
     )
 
 
 def _method(name: str) -> type[Any]:
     if name not in METHODS:
-        raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}")
+        raise SettingsError(f"unknown method {name!r}{nearest(name, {*METHODS, *VARIANTS})}")
     return METHODS[name]
 
 
@@ -214,13 +228,18 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
     return plain
 
 
-def _sampler(name: str, task: TaskSpec, num_threads: int) -> Sampler:
-    if name == "eager":
-        return eager_sampler(task)
+def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
+    kind = kind_of(method)
+    if name == "eager" or kind is None:
+        return sampler_of(method)
     from export.graph import sub_generator_graph
     from export.sampler import onnx_sampler
 
-    return onnx_sampler(sub_generator_graph(task), num_threads)
+    if kind.graph_spec is None:
+        raise SettingsError(
+            f"sampler {name!r} can't run sub-generators of kind {method.sub_generator!r}; take --sampler eager"
+        )
+    return onnx_sampler(sub_generator_graph(kind.graph_spec), num_threads)
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:

@@ -38,6 +38,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         commit: of the checkout that ran, empty outside one.
         wall_s: of this process; a resumed run counts only its last part.
         command: what was typed.
+        label: the variant's or method's name that was typed; empty in results of version 0.1.0.
     """
 
     run: dict[str, Any]
@@ -49,6 +50,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     wall_s: float
     command: list[str]
+    label: str = ""
     schema: int = SCHEMA
 
     def encode(self) -> bytes:
@@ -59,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         """Return the accuracies for a chart."""
         names = sorted(self.rounds[-1].clients)
         clients = {name: [record.clients[name].accuracy for record in self.rounds] for name in names}
-        return Curve(str(self.run["method"]), [record.accuracy for record in self.rounds], clients)
+        return Curve(self.label or str(self.run["method"]), [record.accuracy for record in self.rounds], clients)
 
 
 def summary_beside(records: Sequence[RoundRecord], others: Sequence[Result]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 from federation.methods.packing import SUB_GENERATOR
 from federation.methods.records import ClientId, Sampler
 from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.memory import sampler_of
 from federation.scenarios.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
 from federation.scenarios.evaluation import Evaluation, evaluate
@@ -158,7 +158,7 @@ class Simulation:
         aggregation_started = self.clock()
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
         state.aggregator, downloads = self.method.aggregate(
-            state.aggregator, uploads, rng, sampler=eager_sampler(self.method.task)
+            state.aggregator, uploads, rng, sampler=sampler_of(self.method)
         )
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s = self.clock() - aggregation_started

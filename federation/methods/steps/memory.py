@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,10 +158,10 @@ def kind_of(method: object) -> SubGeneratorKind | None:
     return method.sub_generator_kind() if isinstance(method, MemorySettings) else None
 
 
-def sampler_of(method: object, task: TaskSpec) -> Sampler:
-    """Return what runs a method's sub-generators in PyTorch."""
+def sampler_of(method: Any) -> Sampler:
+    """Return what runs a method's sub-generators in PyTorch; a method without a memory gets one all the same."""
     kind = kind_of(method)
-    return eager_sampler(task) if kind is None else kind.sampler()
+    return eager_sampler(method.task) if kind is None else kind.sampler()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +176,10 @@ class MixedData:
     real: RoundData
     replay: Replay
 
-    @property
-    def images(self) -> Tensor:
-        """(B, C, H, W), real ones first."""
-        return torch.cat([self.real.images, self.replay.images])
-
-    @property
-    def labels(self) -> Tensor:
-        """(B,) int64, in the order of ``images``."""
-        return torch.cat([self.real.labels, self.replay.labels])
+    def joined(self) -> RoundData:
+        """Return all samples, real ones first."""
+        images = torch.cat([self.real.images, self.replay.images])
+        return RoundData(images, torch.cat([self.real.labels, self.replay.labels]))
 
 
 def with_replay(
@@ -250,7 +246,7 @@ def retrainings(
     judge: Judge,
     rng: torch.Generator,
     sampler: Sampler,
-    donors: Mapping[int, Parameters],
+    donors: Mapping[int, Parameters] | None = None,
 ) -> dict[int, Retraining]:
     """Return which sub-generators this round trains: of its classes, those that drifted (4.1.1 and 4.1.2).
 
@@ -264,13 +260,13 @@ def retrainings(
         judge: the task model after its local round, which the gate asks.
         rng: draws what the gate looks at, first parameters, batches, latents.
         sampler: runs sub-generators.
-        donors: class id -> another client's sub-generator to start a new class from.
+        donors: class id -> another client's sub-generator to start a new class from; None for none.
     """
-    kind = settings.sub_generator_kind()
+    kind, donors = settings.sub_generator_kind(), donors or {}
     if settings.generators == "single":
         known = memory.sub_generators.get(ALL_CLASSES)
         epochs = _epochs(settings, first=known is None)
-        return {ALL_CLASSES: Retraining(known or kind.new(rng), mixed.images, epochs, rng)}
+        return {ALL_CLASSES: Retraining(known or kind.new(rng), mixed.joined().images, epochs, rng)}
     drifted: dict[int, Retraining] = {}
     for class_id in sorted(mixed.real.counts()):
         own_rng = split_generator(rng)

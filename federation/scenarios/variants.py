@@ -1,0 +1,36 @@
+"""Named variants of the methods: the ablations of pFedGRP and its versions, as settings.
+
+``fleet-sim`` takes these names wherever it takes a method's. Plain values: importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),
+    "pfedgrp-as2": ("pfedgrp", {"gate": False}),
+    "pfedgrp-as3": ("pfedgrp", {"generators": "single"}),
+    "pfedgrp-asg": ("pfedgrp", {"alignment_weight": 0.0}),
+    "pfedgrp-asp": ("pfedgrp", {"start_from": "personalised"}),
+    "pfedgrp-v1": (
+        "pfedgrp",
+        {
+            "alignment_on": "earlier-classes",
+            "first_sub_generator_epochs": 1000,
+            "sub_generator_epochs": 100,
+            "warm_start": True,
+            "gate": False,
+        },
+    ),
+}
+"""Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
+
+AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
+"""
+
+
+def resolved(name: str) -> tuple[str, dict[str, str]]:
+    """Return (method, overrides as ``--set`` would give them); a name that is no variant stands for itself."""
+    method, settings = VARIANTS.get(name, (name, {}))
+    return method, {key: str(value) for key, value in settings.items()}
