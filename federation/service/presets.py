@@ -42,6 +42,14 @@ _SHORT_GAN = {
 }
 """Ten times the paper's step size, for schedules of some 300 critic steps: at the paper's they learn nothing yet."""
 
+_TINY_MEMORY = {
+    "sub_generator_epochs": 2,
+    "critic_steps_per_generator_step": 1,
+    "gan_batch_size": 16,
+    "gate_samples": 16,
+    "max_tries_factor": 2,
+}
+
 _SHORT_AGGREGATION = {
     "replay_per_client": 128,
     "aggregation_filter": "average",
@@ -108,6 +116,8 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 60,
         },
+        "fedavg-replay": {**_SHORT_GAN, "sub_generator_epochs": 60},
+        "pfedgraph-replay": {**_SHORT_GAN, "sub_generator_epochs": 60},
         **_SHORT_SYNTHESIS,
         **_SHORT_OWN_MODELS,
     },
@@ -117,19 +127,19 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 75,
         },
+        "fedavg-replay": {**_SHORT_GAN, "sub_generator_epochs": 75},
+        "pfedgraph-replay": {**_SHORT_GAN, "sub_generator_epochs": 75},
         **_SHORT_SYNTHESIS,
         **_SHORT_OWN_MODELS,
     },
     "tiny": {
         "pfedgrp": {
-            "sub_generator_epochs": 2,
-            "critic_steps_per_generator_step": 1,
-            "gan_batch_size": 16,
-            "gate_samples": 16,
-            "max_tries_factor": 2,
+            **_TINY_MEMORY,
             "replay_per_client": 32,
             "aggregation_epochs": 2,
         },
+        "fedavg-replay": _TINY_MEMORY,
+        "pfedgraph-replay": _TINY_MEMORY,
         **_TINY_SYNTHESIS,
         **_TINY_OWN_MODELS,
     },
@@ -138,15 +148,17 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 _FEDCIL_FOR_CIFAR = {"width": 128, "gan_learning_rate": 2e-4, "gan_beta2": 0.999, "gan_weight_decay": 0.0}
 
+_WITH_MEMORY = ("pfedgrp", "fedavg-replay", "pfedgraph-replay")
+
 _PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
     32: {
-        "pfedgrp": {"sub_generator_epochs": 500},
+        **{name: {"sub_generator_epochs": 500} for name in _WITH_MEMORY},
         "mfcl": {"pixel_mean": -0.05, "pixel_std": 0.5},
         "fedcil": _FEDCIL_FOR_CIFAR,
         "affcl": {"flow_hidden": 1024},
     },
     64: {
-        "pfedgrp": {"sub_generator_epochs": 1000},
+        **{name: {"sub_generator_epochs": 1000} for name in _WITH_MEMORY},
         "mfcl": {"pixel_mean": -0.09, "pixel_std": 0.55},
         "fedcil": _FEDCIL_FOR_CIFAR,
         "affcl": {"flow_hidden": 2048},
