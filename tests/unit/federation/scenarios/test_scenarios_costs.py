@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from federation.scenarios.costs import MODELS, NotBuilt, size_of, training_cost
+from federation.scenarios.tables.costs_paper import CostRow, CostTable, amount, cost_tables, size_table
+from federation.scenarios.tables.costs_report import cost_report
+
+ROWS = [(table, row) for table in cost_tables().values() for row in table.rows]
+NOT_REPRODUCED = {("acgan", "cifar"), ("acgan", "imagenet")}
+
+
+def test_amounts_are_read_with_their_unit():
+    assert amount("7.19M") == 7.19e6
+    assert amount("186.27K") == 186.27e3
+    assert amount("35.568B") == 35.568e9
+    assert amount("12") == 12
+
+
+@pytest.mark.parametrize("model", [row.model for row in size_table().rows])
+@pytest.mark.parametrize("series", size_table().series)
+def test_models_have_the_papers_parameters_unless_the_page_says_that_they_havent(model: str, series: str):
+    table = size_table()
+    (row,) = [row for row in table.rows if row.model == model]
+    flops, parameters = row.published(table.series.index(series))
+    if flops == "-" or model == "lander-generator" or (model, series) in NOT_REPRODUCED:
+        return
+    try:
+        size = size_of(model, series)
+    except NotBuilt:
+        return
+    assert size.num_parameters == pytest.approx(amount(parameters), rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "series", "rel"),
+    [
+        ("task-model", "mnist", 2e-4),
+        ("affcl-task-model", "cifar", 2e-4),
+        ("wgan-gp", "mnist", 2e-4),
+        ("wgan-gp", "cifar", 2e-4),
+        ("wgan-gp-double", "cifar", 2e-4),
+        ("acgan", "mnist", 2e-4),
+        ("mfcl-generator", "imagenet", 2e-4),
+        ("target-generator", "mnist", 2e-3),
+    ],
+)
+def test_models_have_the_papers_flops(model: str, series: str, rel: float):
+    table = size_table()
+    (row,) = [row for row in table.rows if row.model == model]
+    flops, _ = row.published(table.series.index(series))
+    assert size_of(model, series).flops == pytest.approx(amount(flops), rel=rel)
+
+
+def test_the_papers_flow_was_counted_for_ten_samples():
+    assert 10 * size_of("flow", "mnist").flops == pytest.approx(amount("46.49M"), rel=2e-4)
+
+
+def test_every_row_names_a_model_that_can_be_asked_for():
+    assert {row.model for row in size_table().rows} == {row.model for _, row in ROWS} | {
+        "task-model",
+        "affcl-task-model",
+    }
+    assert set(MODELS) == {row.model for row in size_table().rows}
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=[f"{table.number}-{row.label}" for table, row in ROWS])
+def test_the_papers_costs_follow_the_formula_or_a_note_says_that_they_dont(table: CostTable, row: CostRow):
+    for epochs, published in ((row.epochs, row.cost), (row.global_epochs, row.global_cost)):
+        assert bool(epochs) == bool(published)
+        if not epochs:
+            continue
+        cost = training_cost(row.updates, epochs, amount(row.flops), share=row.share)
+        has_note = any(note.concerns(row.label, 0) for note in table.notes)
+        if row.label == "LANDER" and table.number == "7":
+            assert has_note
+        else:
+            assert cost == pytest.approx(amount(published), rel=1e-3) or (
+                has_note and amount(published) == pytest.approx(2 * cost)
+            )
+
+
+def test_the_known_double_of_table_7_is_exactly_a_double():
+    assert 2 * training_cost(24.7, 200, 7.2e6, share=0.5) == pytest.approx(35.568e9, rel=1e-12)
+
+
+def test_table_6_shows_both_and_its_notes():
+    text = cost_report("6", None)
+    assert "| ResNet-20 | 29.05M / 29.05M | 701.18K / 701.18K |" in text
+    assert "338.40M [1] / 409.15M" in text
+    assert "1. The paper's FLOPs are the generator's alone" in text
+
+
+def test_costs_take_the_papers_counts_where_nothing_ran(tmp_path: Path):
+    text = cost_report("7", tmp_path)
+    (line,) = [line for line in text.splitlines() if line.startswith("| pFedGRP + WGAN-GP |")]
+    assert "| 24.7 / 24.7 | 0.5 | 200 | 7.2M / 7.19M | 35.568B [" in line
+    assert "] / 17.784B / 17.758B |" in line
+    assert line.endswith("| 82.80 / - | 82.34 / - | paper |")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from federation.errors import SettingsError
+from federation.methods import METHODS
+from federation.scenarios.tables.paper import Column, Note, PaperTable, Place, Row, paper_table, paper_tables
+from federation.scenarios.variants import VARIANTS
+from federation.streams.datasets import DATASETS
+from federation.streams.stream import SCENARIOS
+
+PLANNED = {"pfedgrp-ddpm", "fedavg-replay", "pfedgraph-replay"}
+
+
+def a_table(**changes: object) -> PaperTable:
+    values = {
+        "number": "99",
+        "title": "a title",
+        "metrics": ("AA", "AR"),
+        "columns": (Column(scenario="gradual", dataset="mnist"), Column(scenario="gradual", dataset="cifar-10")),
+        "rows": (Row(label="FedAVG", method="fedavg", values="51.39 37.78 | - -"),),
+    }
+    return PaperTable(**{**values, **changes})
+
+
+def test_every_table_with_accuracies_is_there():
+    numbers = ["1", "2", "3", "4", "5", "10", "11", "12", "13", "14", "15", *(f"v1-{i}" for i in range(1, 9))]
+    assert list(paper_tables()) == numbers
+
+
+@pytest.mark.parametrize("number", paper_tables())
+def test_rows_and_columns_name_what_the_project_has(number: str):
+    table = paper_table(number)
+    for row in table.rows:
+        assert {row.method, *row.method_on.values()} <= {*METHODS, *VARIANTS, *PLANNED}
+    for column in table.columns:
+        assert column.scenario in SCENARIOS
+        assert column.dataset in DATASETS
+
+
+@pytest.mark.parametrize("number", [number for number, table in paper_tables().items() if "AR" in table.metrics])
+def test_accuracy_and_regret_add_up_to_centralized_or_a_note_says_that_they_dont(number: str):
+    table = paper_table(number)
+    (upper,) = [row for row in table.rows if row.method == "centralized"]
+    for row in table.rows:
+        for place in range(len(table.columns)):
+            published = table.published(row, place)
+            if not published:
+                continue
+            total = published["AA"] + published["AR"]
+            adds_up = abs(total - table.published(upper, place)["AA"]) < 0.025
+            assert adds_up or any(note.concerns(row.label, place) for note in table.notes), (row.label, place)
+
+
+def test_known_errors_of_the_paper_stand_at_their_cells():
+    table = paper_table("3")
+    copied = {"pFedGRP-ASG": "FedCIL", "pFedGRP-ASP": "TARGET"}
+    rows = {row.label: row for row in table.rows}
+    originals = {row.label: row for row in paper_table("1").rows}
+    for label, original in copied.items():
+        assert table.published(rows[label], 2) == paper_table("1").published(originals[original], 3)
+        assert any("Copies" in note.text and note.concerns(label, 2) for note in table.notes)
+        assert not any("Copies" in note.text and note.concerns(label, 0) for note in table.notes)
+    assert any("Eq. 6" in note.text and note.is_general for note in paper_table("14").notes)
+
+
+def test_a_number_that_the_paper_leaves_out_is_absent():
+    table = a_table()
+    assert table.published(table.rows[0], 0) == {"AA": 51.39, "AR": 37.78}
+    assert table.published(table.rows[0], 1) == {}
+    assert table.published(Row(label="mine", method="mine", in_paper=False), 0) == {}
+
+
+def test_the_thresholds_update_counts_are_read_with_their_row():
+    table = paper_table("5")
+    row = next(row for row in table.rows if row.set == {"gate_threshold": "0.25"})
+    assert table.published(row, 1) == {"AA": 41.94, "AR": 18.66, "AUC": 34.4}
+
+
+def test_numbers_that_dont_fit_the_columns_are_refused():
+    with pytest.raises(ValueError, match="don't fit"):
+        a_table(rows=(Row(label="FedAVG", method="fedavg", values="51.39 37.78"),))
+    with pytest.raises(ValueError, match="no such place"):
+        a_table(notes=(Note(text="x", on=Place(rows=("FedProx",))),))
+    with pytest.raises(ValueError, match="no such place"):
+        a_table(notes=(Note(text="x", on=Place(columns=(3,))),))
+
+
+def test_an_unknown_table_names_the_nearest():
+    with pytest.raises(SettingsError, match="did you mean 'v1-1'"):
+        paper_table("v11")
+
+
+def test_slugs_of_a_tables_columns_differ():
+    for table in paper_tables().values():
+        assert len({column.slug for column in table.columns}) == len(table.columns)
+
+
+def test_a_table_with_an_unknown_key_is_refused():
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.convert({"scenario": "gradual", "dataset": "mnist", "sett": {}}, type=Column)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from federation.scenarios.job import Options
+from federation.scenarios.tables.estimate import Work, duration, seconds_left
+from federation.scenarios.tables.paper import Column, Row
+from federation.scenarios.tables.plan import PlannedRun, State
+from federation.scenarios.tables.running import LOG, Runner, earlier_work
+
+
+def planned(folder: Path, *, method: str = "fedavg", rounds: int = 4) -> PlannedRun:
+    return PlannedRun(
+        row=Row(label=method, method=method),
+        column=Column(scenario="gradual", dataset="mnist"),
+        options=Options(method=method, scenario="gradual", dataset="mnist", preset="tiny", out=folder),
+        state=State.MISSING,
+        num_rounds=rounds,
+        num_clients=2,
+    )
+
+
+@dataclass
+class World:
+    """A clock that moves when somebody sleeps, and processes that finish a round per second."""
+
+    now: float = 0.0
+    log: list[str] = field(default_factory=list)
+    alive: list[FakeProcess] = field(default_factory=list)
+    most_alive: int = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for process in list(self.alive):
+            process.work()
+
+    def launch(self, run: PlannedRun) -> FakeProcess:
+        process = FakeProcess(self, run, self.now)
+        self.alive.append(process)
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return process
+
+    def runner(self, runs: list[PlannedRun], num_jobs: int = 1, **changes: object) -> Runner:
+        given = {"launch": self.launch, "show": self.log.append, "clock": lambda: self.now, "sleep": self.sleep}
+        return Runner(runs, num_jobs, **{**given, **changes})
+
+
+@dataclass
+class FakeProcess:
+    world: World
+    run: PlannedRun
+    started: float
+    code: int | None = None
+
+    def work(self) -> None:
+        if self.code is not None:
+            return
+        state = self.run.folder / "state"
+        state.mkdir(parents=True, exist_ok=True)
+        for index in range(min(int(self.world.now - self.started), self.run.num_rounds)):
+            (state / f"round-{index:04d}.json").touch()
+        if self.world.now - self.started >= self.run.num_rounds:
+            self.end()
+
+    def end(self) -> None:
+        result = {"summary": {"average_accuracy": 0.5}, "rounds": [{"round_s": 1.0}] * self.run.num_rounds}
+        (self.run.folder / "result.json").write_text(json.dumps(result))
+        self.finish(0)
+
+    def finish(self, code: int) -> None:
+        self.code = code
+        self.world.alive.remove(self)
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        if self.code is None:
+            self.finish(-signal.SIGTERM)
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert self.code is not None
+        return self.code
+
+
+def failing(code: int, last_words: str) -> Callable[[FakeProcess], None]:
+    def end(process: FakeProcess) -> None:
+        (process.run.folder / LOG).write_text(f"begins\n{last_words}\n\n")
+        process.finish(code)
+
+    return end
+
+
+def test_no_more_runs_than_jobs_are_alive_and_all_are_run(tmp_path: Path):
+    world = World()
+    runs = [planned(tmp_path / str(index)) for index in range(5)]
+    assert world.runner(runs, num_jobs=2).run_all() == []
+    assert world.most_alive == 2
+    assert all((run.folder / "result.json").exists() for run in runs)
+    assert sum("finished: " in line and "average accuracy 50.00 %" in line for line in world.log) == 5
+
+
+def test_a_run_that_fails_is_reported_with_its_last_words_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    world = World()
+    runs = [planned(tmp_path / "bad"), planned(tmp_path / "good")]
+    fail, end = failing(2, "fleet-sim: it broke"), FakeProcess.end
+    monkeypatch.setattr(FakeProcess, "end", lambda self: (fail if self.run is runs[0] else end)(self))
+    (failure,) = world.runner(runs).run_all()
+    assert (failure.run, failure.reason) == (runs[0], "fleet-sim: it broke")
+    assert (tmp_path / "good" / "result.json").exists()
+    assert any(line.startswith("FAILED: ") for line in world.log)
+
+
+def test_a_run_that_was_killed_says_by_which_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    monkeypatch.setattr(FakeProcess, "end", failing(-9, "round 3"))
+    (failure,) = world.runner([planned(tmp_path / "a")]).run_all()
+    assert failure.reason == "killed by signal 9"
+
+
+def test_success_without_a_result_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    monkeypatch.setattr(FakeProcess, "end", failing(0, "odd"))
+    assert len(world.runner([planned(tmp_path / "a")]).run_all()) == 1
+
+
+def test_an_interruption_ends_every_process(tmp_path: Path):
+    world = World()
+
+    def interrupted(seconds: float) -> None:
+        world.sleep(seconds)
+        if world.now > 1.5:
+            raise KeyboardInterrupt
+
+    runs = [planned(tmp_path / str(index)) for index in range(3)]
+    runner = world.runner(runs, num_jobs=2, sleep=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all()
+    assert world.alive == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_line_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path):
+    world = World()
+    runs = [planned(tmp_path / str(index), rounds=100) for index in range(3)]
+    world.runner(runs).run_all()
+    lines = [line for line in world.log if "runs done" in line]
+    assert lines[0].startswith("0 of 3 runs done after 60 s")
+    assert f"{runs[0].name} round 60 of 100" in lines[0]
+    assert "about 4 min left" in lines[0]
+    assert lines[-1] == "3 of 3 runs done after 5 min"
+
+
+def test_finished_runs_tell_how_long_others_will_take(tmp_path: Path):
+    world = World()
+    first = planned(tmp_path / "first")
+    world.runner([first]).run_all()
+    assert earlier_work([first]) == [Work("fedavg/mnist", 8, 4.0)]
+    waiting = [planned(tmp_path / "second", rounds=30)]
+    assert world.runner(waiting, earlier=earlier_work([first])).estimate() == "about 30 s"
+    assert world.runner(waiting).estimate() == "time not known before the first round"
+
+
+def test_what_is_left_is_dealt_to_the_processes_in_order():
+    done = [Work("a", 10, 10.0), Work("b", 10, 30.0)]
+    assert seconds_left(done, [Work("a", 5)], [Work("b", 2), Work("a", 1)], 2) == pytest.approx(6.0)
+    assert seconds_left(done, [], [Work("a", 5), Work("a", 5), Work("a", 5)], 2) == pytest.approx(10.0)
+    assert seconds_left([], [], [Work("a", 5)], 2) is None
+    assert seconds_left([Work("a", 0, 5.0)], [], [Work("a", 5)], 2) is None
+
+
+def test_a_method_never_measured_is_taken_for_the_slowest():
+    assert seconds_left([Work("a", 10, 10.0), Work("b", 10, 30.0)], [], [Work("c", 2)], 1) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "5 s"), (89, "89 s"), (120, "2 min"), (7200, "2.0 h"), (864000, "10.0 days")]
+)
+def test_durations_read_well(seconds: float, text: str):
+    assert duration(seconds) == text
