@@ -99,7 +99,7 @@ _TINY_SYNTHESIS: dict[str, dict[str, Any]] = {
 }
 
 _SHORT_OWN_MODELS: dict[str, dict[str, Any]] = {
-    "fedcil": {"width": 16, "local_iterations": 120, "gan_learning_rate": 0.001, "server_iterations": 40},
+    "fedcil": {"width": 16, "local_iterations": 90, "gan_learning_rate": 0.001, "server_iterations": 30},
     "affcl": {"flow_hidden": 128, "local_iterations": 40, "adam_learning_rate": 0.001, "flow_learning_rate": 0.001},
 }
 """Baselines with a task model of their own: ten times the reference's step size, for fewer and cheaper mini-batches."""
