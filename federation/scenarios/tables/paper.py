@@ -85,10 +85,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An error of the paper, or what its numbers need to be understood."""
+    """An error of the paper, or what its numbers need to be understood.
+
+    Attributes:
+        text: one line.
+        on: where it belongs.
+        metric: of a note on all tables of a paper: only where they have this metric.
+    """
 
     text: str
     on: Place = Place()
+    metric: str = ""
 
     def concerns(self, label: str, column: int) -> bool:
         """Whether it belongs to the cell of row ``label`` and the column with this index (from 0)."""
@@ -144,7 +151,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     paper: str
     tables: list[PaperTable]
-    notes: list[str] = []
+    notes: list[Note] = []
 
 
 @functools.cache
@@ -153,8 +160,8 @@ def paper_tables() -> dict[str, PaperTable]:
     tables: dict[str, PaperTable] = {}
     for name in _FILES:
         content = msgspec.convert(read_toml(_DATA / name), type=_File)
-        shared = tuple(Note(text=text) for text in content.notes)
         for table in content.tables:
+            shared = [note for note in content.notes if note.metric in {"", *table.metrics}]
             changed: dict[str, Any] = {"paper": content.paper, "notes": (*table.notes, *shared)}
             tables[table.number] = msgspec.structs.replace(table, **changed)
     return tables

@@ -42,7 +42,8 @@ class Report:
         """Write all files, and return them."""
         out, stem = self.choice.out, f"table-{self.table.number}"
         out.mkdir(parents=True, exist_ok=True)
-        charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in self._columns()}
+        drawn = self._columns() if "AA" in self.table.metrics else []
+        charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in drawn}
         files = {
             f"{stem}.md": self.markdown([name for name, png in charts.items() if png]).encode(),
             f"{stem}.json": msgspec.json.format(msgspec.json.encode(self.values()), indent=1) + b"\n",
