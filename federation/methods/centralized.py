@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from federation.methods.lockstep import TrainTaskModel, Work, alone
 from federation.methods.records import Artefacts, ClientId, RoundData, Sampler
-from federation.methods.steps.task_model import Optimisation, train_task_model
+from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.task_model import Optimisation
 from federation.methods.task_method import TaskMethod, require_uploads
 from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
 
@@ -63,11 +65,16 @@ class Centralized(TaskMethod):
         self, state: StoredSamples, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[StoredSamples, TaskUpload]:
         """Train the client's own model on all samples met so far."""
+        return alone(self.local_work(state, data, download, rng, sampler=sampler))
+
+    def local_work(
+        self, state: StoredSamples, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[StoredSamples, TaskUpload]]:
+        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
         del sampler
         stored = state.with_round(data)
-        optimisation = Optimisation.of(self)
-        images, labels = stored.samples["images"], stored.samples["labels"]
-        parameters = train_task_model(self.task, download.task_parameters, images, labels, optimisation, rng)
+        job = TaskModelJob(download.task_parameters, stored.samples["images"], stored.samples["labels"], rng)
+        parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
         return stored, TaskUpload(parameters, len(data.labels))
 
     def aggregate(

@@ -13,8 +13,10 @@ from typing import ClassVar
 
 import torch
 
+from federation.methods.lockstep import TrainTaskModel, Work, alone
 from federation.methods.records import ClientId, RoundData, Sampler
-from federation.methods.steps.task_model import Optimisation, train_task_model
+from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.task_model import Optimisation
 from federation.methods.task_method import TaskMethod, average_by_volume, one_model_for_all
 from federation.methods.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 
@@ -29,9 +31,15 @@ class FedAvg(TaskMethod):
         self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[NoState, TaskUpload]:
         """Train the average model on this round's data alone (ClientUpdate)."""
+        return alone(self.local_work(state, data, download, rng, sampler=sampler))
+
+    def local_work(
+        self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, TaskUpload]]:
+        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
         del sampler
-        optimisation = Optimisation.of(self)
-        parameters = train_task_model(self.task, download.task_parameters, data.images, data.labels, optimisation, rng)
+        job = TaskModelJob(download.task_parameters, data.images, data.labels, rng)
+        parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
         return state, TaskUpload(parameters, len(data.labels))
 
     def aggregate(

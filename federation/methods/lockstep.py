@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from federation.methods.records import ClientId
-from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
+from federation.methods.steps.memory import Retraining, train_all
+from federation.methods.steps.sub_generators import SubGeneratorKind
 from federation.methods.steps.task_model import Optimisation, train_task_model
-from federation.methods.steps.wgan_gp import GanSchedule
 from models.specs import TaskSpec
 
 T = TypeVar("T")
@@ -50,26 +50,24 @@ class TrainTaskModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainSubGenerators:
-    """Answered with the list of trained sub-generators, in the order of the jobs; no jobs, no sub-generators."""
+    """Answered with the list of trained sub-generators, in the order of the work; no work, no sub-generators."""
 
-    spec: TaskSpec
-    jobs: Sequence[SubGeneratorJob]
-    schedule: GanSchedule
+    kind: SubGeneratorKind
+    work: Sequence[Retraining]
 
     def key(self) -> Hashable:
         """Requests with equal keys can be trained together."""
-        return type(self), self.spec, self.schedule
+        return type(self), self.kind
 
     def alone(self) -> Any:
         """Train those of one client."""
-        return train_sub_generators(self.spec, self.jobs, self.schedule)
+        return train_all(self.kind, self.work)
 
     @staticmethod
     def together(requests: Sequence[TrainSubGenerators]) -> list[Any]:
         """Train those of all clients; their keys are equal."""
-        jobs = [job for request in requests for job in request.jobs]
-        trained = iter(train_sub_generators(requests[0].spec, jobs, requests[0].schedule))
-        return [[next(trained) for _ in request.jobs] for request in requests]
+        trained = iter(train_all(requests[0].kind, [one for request in requests for one in request.work]))
+        return [[next(trained) for _ in request.work] for request in requests]
 
 
 Request: TypeAlias = "TrainTaskModel | TrainSubGenerators"

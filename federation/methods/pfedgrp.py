@@ -27,25 +27,25 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from federation.methods import checks, packing
 from federation.methods import pfedgrp_records as grp
+from federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone
 from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.grouped_task_model import TaskModelJob
 from federation.methods.steps.memory import (
     MemorySettings,
     MixedData,
     draw,
     drawable,
-    retrained,
     retrainings,
     with_replay,
 )
 from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from federation.methods.steps.replay import Replay, counts_for_distribution
-from federation.methods.steps.task_model import Alignment, Optimisation, judge_with, train_task_model
+from federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from federation.methods.task_method import TaskMethod, require_uploads
 from models.build import build_task_model, initialise
 
@@ -116,14 +116,21 @@ class PFedGRP(TaskMethod, MemorySettings):
         self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[grp.ClientState, grp.Upload]:
         """Train the task model on this round's data and replay (Eq. 2), then the drifted sub-generators (4.1.2)."""
+        return alone(self.local_work(state, data, download, rng, sampler=sampler))
+
+    def local_work(
+        self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[grp.ClientState, grp.Upload]]:
+        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
         state = state.recovered_from(download.sub_generators, download.seen)
         judge = judge_with(self.task, download.personalised)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
-        parameters = self._train(mixed, frozenset(state.seen), download, split_generator(rng))
+        parameters = yield self._training(mixed, frozenset(state.seen), download, split_generator(rng))
 
         judge = judge_with(self.task, parameters)
         work = retrainings(self, state, mixed, judge, split_generator(rng), sampler, download.donors)
-        updated = retrained(self, work)
+        trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
+        updated = dict(zip(work, trained, strict=True))
         new_state = state.after(data, updated)
         upload = grp.Upload(
             task_parameters=parameters,
@@ -218,9 +225,9 @@ class PFedGRP(TaskMethod, MemorySettings):
         counts = counts_for_distribution(known, self.replay_per_client)
         return draw(self, client.sub_generators, counts, judge_with(self.task, filtering), rng, sampler)
 
-    def _train(
+    def _training(
         self, mixed: MixedData, earlier: frozenset[int], download: grp.Download, rng: torch.Generator
-    ) -> dict[str, Tensor]:
+    ) -> TrainTaskModel:
         joined = mixed.joined()
         images, labels = joined.images, joined.labels
         mask = torch.arange(len(labels), device=labels.device) >= len(mixed.real.labels)
@@ -232,8 +239,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             teacher[mask] = judge_with(self.task, download.personalised)(images[mask])
             alignment = Alignment(mask, teacher, self.alignment_weight)
         start = download.average if self.start_from == "average" else download.personalised
-        optimisation = Optimisation.of(self)
-        return train_task_model(self.task, start, images, labels, optimisation, rng, alignment=alignment)
+        return TrainTaskModel(self.task, TaskModelJob(start, images, labels, rng, alignment), Optimisation.of(self))
 
     def _search(self) -> WeightSearch:
         return WeightSearch(

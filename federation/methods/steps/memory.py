@@ -8,7 +8,7 @@ Axes: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from federation.methods import checks, packing
 from federation.methods.packing import ALL_CLASSES
 from federation.methods.records import Artefacts, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
+from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from federation.methods.steps.replay import (
     Replay,
     draw_labelled_replay,
@@ -283,9 +284,21 @@ def retrainings(
 
 
 def retrained(settings: MemorySettings, work: Mapping[int, Retraining]) -> dict[int, SubGenerator]:
-    """Return the sub-generators after training, one after the other."""
-    kind = settings.sub_generator_kind()
-    return {key: kind.train(one.start, one.images, one.num_epochs, one.rng) for key, one in work.items()}
+    """Return the sub-generators after training."""
+    return dict(zip(work, train_all(settings.sub_generator_kind(), list(work.values())), strict=True))
+
+
+def train_all(kind: SubGeneratorKind, work: Sequence[Retraining]) -> list[SubGenerator]:
+    """Return sub-generators of one kind after training, in the order of the work; those of a WGAN-GP as one network."""
+    if not isinstance(kind, WganGp):
+        return [kind.train(one.start, one.images, one.num_epochs, one.rng) for one in work]
+    trained: dict[int, SubGenerator] = {}
+    for num_epochs in sorted({one.num_epochs for one in work}):
+        places = [place for place, one in enumerate(work) if one.num_epochs == num_epochs]
+        jobs = [SubGeneratorJob(work[place].start, work[place].images, work[place].rng) for place in places]
+        results = train_sub_generators(kind.spec, jobs, kind.schedule(num_epochs))
+        trained.update(zip(places, results, strict=True))
+    return [trained[place] for place in range(len(work))]
 
 
 def _donated(fresh: SubGenerator, donor: Parameters | None) -> SubGenerator:

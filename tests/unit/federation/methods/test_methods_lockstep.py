@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone, together
-from federation.methods.steps.grouped_gan import SubGeneratorJob
 from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.memory import Retraining
+from federation.methods.steps.sub_generators import WganGp
 from federation.methods.steps.task_model import Optimisation
-from federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator
 from models.build import build_task_model, initialise
 from models.specs import TaskSpec
 
 SPEC = TaskSpec(1, 28, ("a", "b"), "cifar", 2)
-SCHEDULE = GanSchedule(
-    num_epochs=1, batch_size=4, learning_rate=1e-4, betas=(0.5, 0.9), critic_steps_per_generator_step=1
-)
+KIND = WganGp(spec=SPEC, batch_size=4, learning_rate=1e-4, betas=(0.5, 0.9), critic_steps_per_generator_step=1)
 OPTIMISATION = Optimisation(num_epochs=1, batch_size=4, learning_rate=0.01, momentum=0.9, weight_decay=0.0)
 
 
@@ -29,8 +27,8 @@ def half(seed: int, *, num_sub_generators: int, train: bool = True) -> Work[str]
         labels = torch.tensor([0, 1] * 3)
         trained = yield TrainTaskModel(SPEC, TaskModelJob(start, images, labels, rng), OPTIMISATION)
         bias = trained["head.bias"]
-    jobs = [SubGeneratorJob(new_sub_generator(SPEC, rng), images, rng) for _ in range(num_sub_generators)]
-    generators = yield TrainSubGenerators(SPEC, jobs, SCHEDULE)
+    work = [Retraining(KIND.new(rng), images, 1 + place % 2, rng) for place in range(num_sub_generators)]
+    generators = yield TrainSubGenerators(KIND, work)
     drawn = sum(float(generator.generator["layers.0.weight"].abs().mean()) for generator in generators)
     return f"{seed}: {float(bias.sum()):.4f} {len(generators)} {drawn:.4f}"
 
