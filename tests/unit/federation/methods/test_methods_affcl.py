@@ -15,6 +15,7 @@ from federation.methods.steps.modules import shuffled_batches, trainable
 from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.task_model import trained_parameters
 from federation.methods.task_records import NoState
+from federation.service.presets import TASKS, settings_for
 from models.resnet_plus import build_resnet_plus
 from tests.support.toy import TOY, run_rounds, toy_data
 
@@ -150,6 +151,14 @@ def test_uploads_of_another_shape_or_with_impossible_counts_are_refused() -> Non
         QUICK.aggregate(aff.AggregatorState(), {}, torch.Generator(), sampler=SAMPLER)
     with pytest.raises(ValueError, match="replay_layers"):
         AFFCL(task=TOY, replay_layers="all")
+
+
+def test_the_flow_grows_with_the_images() -> None:
+    method = AFFCL(task=TASKS["cifar-10"], **settings_for("affcl", "paper", 32))
+    layout = method.upload_layout("flow")
+    assert layout is not None
+    assert sum(tensor.numel() for tensor in layout.values()) == 17_715_712
+    assert settings_for("affcl", "paper", 64) == {"flow_hidden": 2048}
 
 
 def test_replay_keeps_what_an_earlier_round_taught() -> None:

@@ -7,10 +7,11 @@ import torch
 
 from federation.methods import fedcil_records as cil
 from federation.methods.fedcil import FedCIL
-from federation.methods.records import Parameters
+from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.acgan import Acgan
 from federation.methods.steps.replay import eager_sampler
+from federation.service.presets import TASKS, settings_for
 from tests.support.toy import TOY, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
@@ -130,6 +131,21 @@ def test_uploads_of_another_shape_or_with_impossible_counts_are_refused() -> Non
         QUICK.aggregate(cil.AggregatorState(), {}, torch.Generator(), sampler=SAMPLER)
     with pytest.raises(ValueError, match="local_iterations"):
         FedCIL(task=TOY, local_iterations=0)
+
+
+def test_the_critic_of_colour_images_drops_and_normalises_by_the_same_seed() -> None:
+    paper = settings_for("fedcil", "paper", 32)
+    assert FedCIL(task=TASKS["cifar-10"], **paper).width == 128
+    method = FedCIL(task=TASKS["cifar-10"], **{**paper, "width": 2, "local_iterations": 2, "gan_batch_size": 4})
+    data = RoundData(torch.rand(6, 3, 32, 32) * 2 - 1, torch.tensor([0, 7] * 3))
+    known = replace(initial(method), classes=(1, 7))
+    critics = [
+        method.local_round(cil.Learnt(), data, known, seeded_generator(seed, 0, "a"), sampler=SAMPLER)[1].gan.critic
+        for seed in (0, 0, 1)
+    ]
+    assert same(critics[0], critics[1])
+    assert not same(critics[0], critics[2])
+    assert critics[0]["norms.1.running_mean"].abs().sum() > 0
 
 
 def test_it_learns_two_tasks_after_one_another_and_keeps_both() -> None:
