@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from federation.methods.lockstep import together
 from federation.methods.packing import SUB_GENERATOR
-from federation.methods.records import ClientId, Sampler
+from federation.methods.records import ClientId, RoundData, Sampler
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.memory import sampler_of
 from federation.scenarios.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
@@ -16,6 +19,7 @@ from federation.scenarios.checkpoints import Checkpoints, Snapshot
 from federation.scenarios.evaluation import Evaluation, evaluate
 from federation.scenarios.ledger import Ledger, Traffic
 from federation.scenarios.metrics import weighted_accuracy
+from federation.scenarios.placement import placed, placed_data, torch_device
 from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
 from federation.service.artefact_codec import EncodedArtefacts, decode_artefacts, encode_artefacts
@@ -51,6 +55,7 @@ class _State:
     clients: dict[ClientId, Any]
     downloads: dict[ClientId, Any]
     accounts: Accounts
+    aggregator_sampler: Sampler
     sizes: SetSizes = field(default_factory=SetSizes)
     records: list[RoundRecord] = field(default_factory=list)
 
@@ -81,6 +86,9 @@ class Simulation:
         sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
         num_threads: of torch; results depend on it.
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
+        torch_device: where methods compute.
+        in_step: train what clients ask for at the same time as one network, where the method can
+            (``federation.methods.lockstep``); results differ from one by one in rounding.
         clock: seconds, rising.
     """
 
@@ -91,6 +99,8 @@ class Simulation:
     sampler: Sampler
     num_threads: int = 2
     evaluates: bool = True
+    torch_device: str = "cpu"
+    in_step: bool = False
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -99,6 +109,7 @@ class Simulation:
         checkpoints: Checkpoints | None = None,
         on_round: Callable[[RoundOutcome], None] | None = None,
         on_client: Callable[[int, ClientId], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> list[RoundRecord]:
         """Run all rounds, or those that ``checkpoints`` doesn't hold yet.
 
@@ -106,6 +117,7 @@ class Simulation:
             checkpoints: where to keep the state after every round; its ``begin`` was called.
             on_round: called after every round that was run now.
             on_client: called with the round before each client's local round.
+            should_stop: asked after every round; True ends the run early.
 
         Returns:
             One record per round, those of an earlier, interrupted run included.
@@ -121,6 +133,8 @@ class Simulation:
             outcome = self._round(round_index, state, checkpoints, on_client)
             if on_round is not None:
                 on_round(outcome)
+            if should_stop():
+                break
         return state.records
 
     def _clients(self) -> list[tuple[ClientId, int]]:
@@ -133,10 +147,17 @@ class Simulation:
         initial = self._initial_download()
         for name in names:
             accounts.transfer(name, "down", initial.pack())
-        return _State(aggregator_state, dict.fromkeys(names, client_state), dict.fromkeys(names, initial), accounts)
+        return _State(
+            aggregator=aggregator_state,
+            clients=dict.fromkeys(names, client_state),
+            downloads=dict.fromkeys(names, initial),
+            accounts=accounts,
+            aggregator_sampler=sampler_of(self.method),
+        )
 
     def _initial_download(self) -> Any:
-        return self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+        drawn = self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+        return placed(drawn, torch_device(self.torch_device))
 
     def _round(
         self,
@@ -146,19 +167,13 @@ class Simulation:
         on_client: Callable[[int, ClientId], None] | None,
     ) -> RoundOutcome:
         started = self.clock()
-        local_rounds: dict[ClientId, _LocalRound] = {}
-        present = self.stream.present(round_index)
-        for name, index in self._clients():
-            if index in present:
-                if on_client is not None:
-                    on_client(round_index, name)
-                local_rounds[name], state.clients[name] = self._local_round(round_index, name, index, state)
+        local_rounds = self._local_rounds(round_index, state, on_client)
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
         aggregation_started = self.clock()
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
         state.aggregator, downloads = self.method.aggregate(
-            state.aggregator, uploads, rng, sampler=sampler_of(self.method)
+            state.aggregator, uploads, rng, sampler=state.aggregator_sampler
         )
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s = self.clock() - aggregation_started
@@ -189,16 +204,46 @@ class Simulation:
             return downloads[name]
         return self.method.download_for(aggregator, name, self._initial_download())
 
-    def _local_round(self, round_index: int, name: ClientId, index: int, state: _State) -> tuple[_LocalRound, Any]:
-        data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
-        rng = seeded_generator(self.run_seed, round_index, name)
+    def _local_rounds(
+        self, round_index: int, state: _State, on_client: Callable[[int, ClientId], None] | None
+    ) -> dict[ClientId, _LocalRound]:
+        """Run the local rounds of all clients that are there, and keep their states."""
+        present = self.stream.present(round_index)
+        indices = {name: index for name, index in self._clients() if index in present}
+        if self.in_step and hasattr(self.method, "local_work"):
+            return self._local_rounds_in_step(round_index, indices, state)
+        local_rounds = {}
+        for name, index in indices.items():
+            if on_client is not None:
+                on_client(round_index, name)
+            arguments, rng = self._arguments(round_index, name, index, state)
+            started = self.clock()
+            result = self.method.local_round(*arguments, rng, sampler=self.sampler)
+            local_rounds[name] = self._kept(name, result, self.clock() - started, state)
+        return local_rounds
+
+    def _local_rounds_in_step(
+        self, round_index: int, indices: Mapping[ClientId, int], state: _State
+    ) -> dict[ClientId, _LocalRound]:
         started = self.clock()
-        client_state, upload = self.method.local_round(
-            state.clients[name], data, state.downloads[name], rng, sampler=self.sampler
-        )
-        train_s = self.clock() - started
-        traffic = state.accounts.transfer(name, "up", upload.pack())
-        return _LocalRound(upload, traffic, train_s), client_state
+        works = {}
+        for name, index in indices.items():
+            arguments, rng = self._arguments(round_index, name, index, state)
+            works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
+        results = together(works)
+        each_s = (self.clock() - started) / max(1, len(results))
+        return {name: self._kept(name, result, each_s, state) for name, result in results.items()}
+
+    def _arguments(
+        self, round_index: int, name: ClientId, index: int, state: _State
+    ) -> tuple[tuple[Any, RoundData, Any], torch.Generator]:
+        data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
+        data = placed_data(data, torch_device(self.torch_device))
+        return (state.clients[name], data, state.downloads[name]), seeded_generator(self.run_seed, round_index, name)
+
+    def _kept(self, name: ClientId, result: tuple[Any, Any], train_s: float, state: _State) -> _LocalRound:
+        state.clients[name], upload = result
+        return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s)
 
     def _measured(
         self,
@@ -240,9 +285,9 @@ class Simulation:
     def _tested(self, round_index: int, index: int, download: Any) -> Evaluation:
         if not self.evaluates:
             return Evaluation({}, {})
-        return evaluate(
-            self.method.predictor(download), self.dataset.test, self.stream.test_indices(index, round_index)
-        )
+        indices = self.stream.test_indices(index, round_index)
+        device = torch_device(self.torch_device)
+        return evaluate(self.method.predictor(download), self.dataset.test, indices, device)
 
     def _restored(self, checkpoints: Checkpoints) -> _State:
         snapshots = checkpoints.load()
@@ -251,11 +296,13 @@ class Simulation:
             return state
         last = snapshots[-1]
         unpack = type(self.method).AggregatorState.unpack
-        state.aggregator = unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+        device = torch_device(self.torch_device)
+        aggregator = unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+        state.aggregator = placed(aggregator, device)
         initial = self._initial_download()
         for name, stored in last.clients.items():
             artefacts = decode_artefacts(stored.blobs, stored.facts, checkpoints)
-            state.clients[name] = type(self.method).ClientState.unpack(artefacts)
+            state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
         state.accounts = DigestAccounts(Ledger(last.held))
         state.records = [snapshot.record for snapshot in snapshots]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from federation.methods.records import Artefacts
@@ -38,8 +38,13 @@ TRANSFERS = st.lists(
 )
 
 
+ONE, TWO = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+TWICE = [("a", "up", {"average": 0, "sub-generator/1": 1, "task": 0}, True)]
+
+
 @settings(deadline=None)
 @given(POOL, TRANSFERS)
+@example([ONE, TWO], TWICE)
 def test_both_accounts_count_alike(pool: list[Parameters], transfers: list[Transfer]) -> None:
     by_digest, by_tensor = DigestAccounts(Ledger()), TensorAccounts()
     for client, direction, chosen, copied in transfers:

@@ -1,0 +1,293 @@
+"""What a simulated round costs beside training: ours and Flower's with Ray, alternately, with clients that don't train.
+
+Both average the same model, our ResNet20 for 28 pixels (122 tensors, 703,598 numbers, 2.8 MB), with FedAvg and without
+evaluation, one thread a process. Ours is ``Simulation`` with ``FedAvg.aggregate``. It runs twice: with clients that
+return what they got, as Flower's do, and with clients that return a copy of their own, so that no tensor is shared and
+all N models are read. A round lasts from the end of the one before to its own end, Flower's from the request for
+clients to the end of its aggregation; the longest client's own time is subtracted on both sides, the first round of
+every process left out. Before anything is timed, both average clients that differ, and must agree.
+
+Memory is the peak of the simulating process above that of an interpreter that has imported torch, not counting
+Flower's actors.
+
+    python -m benchmarks.simulated_round --rival-python PATH [--out benchmarks/results/simulated_round.json]
+
+The rival needs an environment of its own: ``pip install torch==2.13.0 "flwr[simulation]==1.41.0"``. Without
+``--rival-python`` only ours is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from benchmarks.environment import write_result
+from federation.methods.fedavg import FedAvg
+from federation.methods.records import RoundData, Sampler
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps.replay import eager_sampler
+from federation.methods.task_records import NoState, TaskDownload, TaskUpload
+from federation.scenarios.simulator import RoundOutcome, Simulation
+from federation.streams.datasets import Dataset
+from federation.streams.labelled_images import LabelledImages
+from federation.streams.stream import Stream, StreamSettings
+from models.specs import TaskSpec
+
+RIVAL = Path(__file__).parent / "rivals" / "flower_simulation.py"
+PLAIN = {
+    "OMP_NUM_THREADS": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Environment of both sides: one thread each, and nothing but the work."""
+
+NUM_CLASSES = 10
+TOLERANCE = 1e-6
+KINDS = ("same", "copies", "flower")
+"""Clients that return what they got; that return copies; the rival's, which return what they got."""
+
+Times = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoTraining(FedAvg):
+    """FedAvg without its local half.
+
+    Attributes:
+        kind: ``same`` returns the download's tensors, ``copies`` new ones, ``shift`` adds (p + 1) / 100 to client p's
+            and weighs it with 10 (p + 1) samples.
+    """
+
+    name: ClassVar[str] = "no-training"
+
+    kind: str
+    places: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def local_round(
+        self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[NoState, TaskUpload]:
+        """Answer at once."""
+        del data, rng, sampler
+        parameters = download.task_parameters
+        if self.kind == "copies":
+            parameters = {name: tensor.clone() for name, tensor in parameters.items()}
+        if self.kind != "shift":
+            return state, TaskUpload(parameters, 10)
+        place = next(self.places)
+        shifted = {
+            name: tensor + place / 100 if tensor.is_floating_point() else tensor for name, tensor in parameters.items()
+        }
+        return state, TaskUpload(shifted, 10 * place)
+
+
+def simulation(kind: str, num_clients: int, num_rounds: int) -> Simulation:
+    """Return a simulation over noise: two images per client and round."""
+    names = tuple(f"class-{class_id}" for class_id in range(NUM_CLASSES))
+    labels = np.tile(np.arange(NUM_CLASSES, dtype=np.int64), math.ceil(num_rounds / 5))
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28, 1), dtype=np.uint8)
+    part = LabelledImages(images, labels, names)
+    task = TaskSpec(1, 28, names, "cifar", 16)
+    settings = StreamSettings(
+        scenario="circulating",
+        num_clients=num_clients,
+        num_rounds=num_rounds,
+        samples_per_class=1,
+        test_samples_per_class=1,
+    )
+    return Simulation(
+        method=NoTraining(task=task, kind=kind),
+        dataset=Dataset("noise", part, part, task),
+        stream=Stream(settings, labels, labels, NUM_CLASSES),
+        run_seed=0,
+        sampler=eager_sampler(task),
+        num_threads=1,
+        evaluates=False,
+    )
+
+
+def time_ours(kind: str, num_clients: int, num_rounds: int, out: Path) -> None:
+    """Run a simulation in this process; write what the rival's script writes."""
+    rounds: list[dict[str, float]] = []
+    last: list[Mapping[str, torch.Tensor]] = []
+    began = time.perf_counter()
+
+    def on_round(outcome: RoundOutcome) -> None:
+        nonlocal began
+        record = outcome.record
+        rounds.append(
+            {
+                "num_replies": len(outcome.uploads),
+                "round_s": time.perf_counter() - began,
+                "aggregate_s": record.aggregate_s,
+                "compute_s": max(client.train_s for client in record.clients.values()),
+            }
+        )
+        last[:] = [outcome.downloads["client-0"].task_parameters]
+        began = time.perf_counter()
+
+    simulation(kind, num_clients, num_rounds).run(on_round=on_round)
+    np.savez(out.with_suffix(".npz"), **{name: tensor.numpy() for name, tensor in last[0].items()})
+    out.write_text(json.dumps({"rounds": rounds, "peak_rss_bytes": peak_rss_bytes()}))
+
+
+def peak_rss_bytes() -> int:
+    """Return this process's largest memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def bare_rss_bytes() -> int:
+    """Return the memory of an interpreter that imported torch and did nothing."""
+    script = "import resource, torch; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Both sides, each run in a process of its own.
+
+    Attributes:
+        folder: for what they write.
+        rival_python: runs the rival; None leaves it out.
+    """
+
+    folder: Path
+    rival_python: Path | None
+
+    def kinds(self) -> list[str]:
+        """Return who takes part."""
+        return [kind for kind in KINDS if kind != "flower" or self.rival_python]
+
+    def run(self, kind: str, num_clients: int, num_rounds: int, *, shift: bool = False) -> Times:
+        """Run one process and return what it wrote, with the load before it."""
+        out = self.folder / f"{kind}.json"
+        sizes = ["--clients", str(num_clients), "--rounds", str(num_rounds), "--out", str(out)]
+        if kind == "flower":
+            command = [str(self.rival_python), str(RIVAL), "--model", str(self._model()), *sizes]
+            command += ["--shift"] if shift else []
+        else:
+            command = [sys.executable, "-m", "benchmarks.simulated_round", "--kind", "shift" if shift else kind, *sizes]
+        load = os.getloadavg()[0]
+        done = subprocess.run(command, env={**os.environ, **PLAIN}, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        return {**json.loads(out.read_text()), "load": load}
+
+    def largest_difference(self) -> float:
+        """Average three clients that differ on both sides and return the largest absolute difference of a number."""
+        averages = []
+        for kind in ("same", "flower"):
+            self.run(kind, 3, 1, shift=True)
+            with np.load(self.folder / f"{kind}.npz") as stored:
+                averages.append({name: stored[name] for name in stored.files})
+        ours, rivals = averages
+        if ours.keys() != rivals.keys():
+            sys.exit(f"the averages differ in names: {sorted(ours.keys() ^ rivals.keys())[:4]}")
+        return max(float(np.abs(ours[name] - rivals[name]).max()) for name in ours)
+
+    def _model(self) -> Path:
+        path = self.folder / "model.npz"
+        if not path.exists():
+            download = simulation("same", 1, 1).method.initial_download(seeded_generator(0, 0, "initial"))
+            np.savez(path, **{name: tensor.numpy() for name, tensor in download.task_parameters.items()})
+        return path
+
+
+def overheads(run: Times) -> list[float]:
+    """Return the seconds of each round but the first, without the longest client's own time."""
+    return [entry["round_s"] - entry["compute_s"] for entry in run["rounds"][1:]]
+
+
+def summary(runs: Mapping[str, list[Times]], bare_bytes: int) -> dict[str, Times]:
+    """Return, for every kind, quantiles over all its rounds, its memory, and how much longer the rival takes."""
+    found: dict[str, Times] = {}
+    for kind, own in runs.items():
+        rounds = sorted(value for run in own for value in overheads(run))
+        aggregations = [entry["aggregate_s"] for run in own for entry in run["rounds"][1:]]
+        found[kind] = {
+            "num_rounds": len(rounds),
+            "round_p50_s": statistics.median(rounds),
+            "round_p95_s": rounds[math.ceil(0.95 * len(rounds)) - 1],
+            "aggregate_p50_s": statistics.median(aggregations),
+            "peak_rss_bytes": max(run["peak_rss_bytes"] for run in own),
+            "rss_above_bare_bytes": max(run["peak_rss_bytes"] for run in own) - bare_bytes,
+            "loads": [run["load"] for run in own],
+        }
+        if "flower" in runs:
+            found[kind]["rival_takes_times_as_long"] = statistics.median(
+                statistics.median(overheads(theirs)) / statistics.median(overheads(ours))
+                for ours, theirs in zip(own, runs["flower"], strict=True)
+            )
+    return found
+
+
+def show(num_clients: int, found: Mapping[str, Times]) -> None:
+    """Print one line per kind."""
+    for kind, values in found.items():
+        ratio = values.get("rival_takes_times_as_long")
+        print(
+            f"{num_clients:>4} clients, {kind:<7} p50 {1000 * values['round_p50_s']:7.1f} ms, "
+            f"p95 {1000 * values['round_p95_s']:7.1f} ms, aggregation {1000 * values['aggregate_p50_s']:6.1f} ms, "
+            f"{values['rss_above_bare_bytes'] / 1e9:5.2f} GB above a bare interpreter"
+            + (f", Flower takes {ratio:.1f} times as long" if ratio and kind != "flower" else ""),
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print times, ratios and memory; write JSON with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="2,10,100", help="fleet sizes, by commas")
+    parser.add_argument("--rounds", type=int, default=12, help="of each process; the first doesn't count")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rival-python", type=Path, help="interpreter of an environment that has Flower and Ray")
+    parser.add_argument("--kind", choices=[*KINDS[:2], "shift"], help="one run of ours in this process, for --out")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.kind:
+        time_ours(options.kind, int(options.clients), options.rounds, options.out)
+        return
+    if options.rival_python is None:
+        print("no --rival-python: only ours is measured, without ratios")
+    elif not options.rival_python.exists():
+        print(f"{options.rival_python} doesn't exist: only ours is measured, without ratios")
+        options.rival_python = None
+    result: dict[str, Any] = {"bare_rss_bytes": bare_rss_bytes(), "clients": {}, "runs": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        contest = Contest(Path(folder), options.rival_python)
+        if options.rival_python:
+            result["largest_difference_of_averages"] = difference = contest.largest_difference()
+            print(f"averages of three clients that differ: largest difference {difference:.1e}")
+            if not difference <= TOLERANCE:
+                sys.exit("the two sides don't compute the same average")
+        for num_clients in map(int, options.clients.split(",")):
+            runs: dict[str, list[Times]] = {kind: [] for kind in contest.kinds()}
+            for _ in range(options.repeats):
+                for kind, done in runs.items():
+                    done.append(contest.run(kind, num_clients, options.rounds))
+            result["clients"][num_clients] = found = summary(runs, result["bare_rss_bytes"])
+            result["runs"][num_clients] = runs
+            show(num_clients, found)
+    if options.out:
+        write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
