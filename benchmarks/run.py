@@ -1,6 +1,6 @@
 """All benchmarks one after the other, each in a process of its own: ``make bench``.
 
-python -m benchmarks.run [latency local_round aggregation traffic transfer] [--quick] [--out runs/bench]
+python -m benchmarks.run [latency local_round aggregation traffic simulated_round transfer] [--quick] [--out runs/bench]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "local_round": ([], ["--settings", "tiny", "--repeats", "1"]),
     "aggregation": ([], ["--repeats", "1"]),
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
+    "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }
 """Module -> (options of a real run, options of a smoke run)."""

@@ -257,7 +257,12 @@ def main() -> None:
     parser.add_argument("--clients", default="2,10,100", help="fleet sizes, by commas")
     parser.add_argument("--rounds", type=int, default=12, help="of each process; the first doesn't count")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rival-python", type=Path, help="interpreter of an environment that has Flower and Ray")
+    parser.add_argument(
+        "--rival-python",
+        type=Path,
+        default=os.environ.get("RIVAL_PYTHON"),
+        help="interpreter of an environment that has Flower and Ray  [default: $RIVAL_PYTHON]",
+    )
     parser.add_argument("--kind", choices=[*KINDS[:2], "shift"], help="one run of ours in this process, for --out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -265,7 +270,7 @@ def main() -> None:
         time_ours(options.kind, int(options.clients), options.rounds, options.out)
         return
     if options.rival_python is None:
-        print("no --rival-python: only ours is measured, without ratios")
+        print("no --rival-python or $RIVAL_PYTHON: only ours is measured, without ratios")
     elif not options.rival_python.exists():
         print(f"{options.rival_python} doesn't exist: only ours is measured, without ratios")
         options.rival_python = None
