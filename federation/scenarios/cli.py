@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from federation.scenarios.job import Job
 
 _SAMPLERS = ("eager", "onnx")
+
+_UNFINISHED = 3
+"""Exit code of a run that ``--minutes`` ended before its last round."""
 _TABLE = "table"
 
 
@@ -42,6 +45,13 @@ _TABLE = "table"
 @click.option("--image-size", type=int, help="Side in pixels, for --dataset folder: 32 or 64.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting; repeatable.")
 @click.option("--threads", type=int, default=2, help="Of torch and ONNX Runtime; results depend on it.")
+@click.option("--torch-device", default="cpu", help="Where methods compute: cpu, cuda, cuda:1, ...")
+@click.option(
+    "--in-step/--one-by-one",
+    default=None,
+    help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
+)
+@click.option("--minutes", type=float, help="Stop after the round in which so many have passed; --resume goes on.")
 @click.option("--sampler", default="eager", help="What runs sub-generators: eager (PyTorch) or onnx (as on a device).")
 @click.option(
     "--compare",
@@ -104,6 +114,9 @@ def _run(job: Job) -> None:
     progress = Progress(stream.num_rounds, stream.settings.num_clients, num_absent=stream.settings.num_absent)
     click.echo(job.headline)
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
+    if result is None:
+        click.echo(f"stopped: {job.minutes:g} minutes have passed; the same command with --resume goes on")
+        sys.exit(_UNFINISHED)
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
     click.echo(

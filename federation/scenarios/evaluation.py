@@ -16,6 +16,8 @@ from federation.streams.stream import Indices
 BATCH_SIZE = 512
 """Images that are float at a time: bounds memory, whatever the size of the test set."""
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -39,14 +41,14 @@ class Evaluation:
         return {class_id: accuracy(self.num_correct[class_id], count) for class_id, count in self.num_test.items()}
 
 
-def evaluate(judge: Judge, part: LabelledImages, indices: Indices) -> Evaluation:
-    """Judge the images ``indices`` of ``part`` in batches and compare with their labels."""
+def evaluate(judge: Judge, part: LabelledImages, indices: Indices, device: torch.device = _CPU) -> Evaluation:
+    """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels."""
     num_classes = len(part.class_names)
     correct = torch.zeros(num_classes, dtype=torch.int64)
     total = torch.zeros(num_classes, dtype=torch.int64)
     for start in range(0, len(indices), BATCH_SIZE):
         data = round_data(part, indices[start : start + BATCH_SIZE])
-        hits = judge(data.images).argmax(dim=1) == data.labels
+        hits = judge(data.images.to(device)).argmax(dim=1).cpu() == data.labels
         correct += torch.bincount(data.labels[hits], minlength=num_classes)
         total += torch.bincount(data.labels, minlength=num_classes)
     tested = total.nonzero().flatten().tolist()

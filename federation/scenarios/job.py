@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from federation.methods.records import Sampler
 from federation.methods.steps.memory import kind_of, sampler_of
 from federation.scenarios.charts import accuracy_chart
 from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.placement import torch_device
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
 from federation.scenarios.settings import method_from, settings_of, stream_settings
 from federation.scenarios.simulator import RoundOutcome, Simulation
@@ -54,6 +56,9 @@ class Options:
     image_size: int | None = None
     overrides: Sequence[str] = ()
     threads: int = 2
+    torch_device: str = "cpu"
+    in_step: bool | None = None
+    minutes: float | None = None
     sampler: str = "eager"
     compare: Sequence[Path] = ()
     resume: bool = False
@@ -72,6 +77,7 @@ class Job:
         compared: other runs on the same stream.
         command: what was typed.
         label: of its curve: what was typed for the method.
+        minutes: after which it stops with the round; None never.
     """
 
     simulation: Simulation
@@ -81,6 +87,7 @@ class Job:
     compared: list[Result]
     command: list[str]
     label: str
+    minutes: float | None = None
 
     @property
     def headline(self) -> str:
@@ -95,16 +102,24 @@ class Job:
             f"{identity['sampler']} sampler, {identity['num_threads']} threads"
         )
 
-    def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result:
-        """Run all rounds that are left, and write the result and its chart."""
+    def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
+        """Run all rounds that are left, and write the result and its chart; None if ``minutes`` passed before."""
         started = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(self.out / _STATE)
         checkpoints.begin(self.identity, resume=self.resume)
         for name in (_RESULT, _CHART):
             (self.out / name).unlink(missing_ok=True)
-        records = self.simulation.run(checkpoints=checkpoints, on_round=on_round, on_client=on_client)
+        limit_s = math.inf if self.minutes is None else 60 * self.minutes
+        records = self.simulation.run(
+            checkpoints=checkpoints,
+            on_round=on_round,
+            on_client=on_client,
+            should_stop=lambda: time.monotonic() - started > limit_s,
+        )
         stream = self.simulation.stream
+        if len(records) < stream.num_rounds:
+            return None
         result = Result(
             run=self.identity,
             stream={"changes": stream.changes(), "change_name": stream.change_name},
@@ -154,6 +169,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
         compared=[read_result(path, identity) for path in options.compare],
         command=list(command),
         label=asked.method,
+        minutes=options.minutes,
     )
 
 
@@ -195,6 +211,7 @@ def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Si
         SettingsError: The method refuses a setting, or the data don't last.
     """
     method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
+    on_gpu = torch_device(options.torch_device).type != "cpu"
     return Simulation(
         method=method,
         dataset=data,
@@ -202,6 +219,8 @@ def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Si
         run_seed=options.seed,
         sampler=_sampler(options.sampler, method, options.threads),
         num_threads=options.threads,
+        torch_device=options.torch_device,
+        in_step=on_gpu if options.in_step is None else options.in_step,
     )
 
 
@@ -224,6 +243,8 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
         "sampler": options.sampler,
         "num_threads": options.threads,
     }
+    if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
+        identity |= {"torch_device": simulation.torch_device, "in_step": simulation.in_step}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

@@ -71,10 +71,11 @@ def eager_sampler(spec: TaskSpec) -> Sampler:
 
     def bind(parameters: Parameters) -> Draw:
         fixed = dict(parameters)
+        device = next(iter(fixed.values())).device
 
         @torch.no_grad()
         def draw(latents: Tensor) -> Tensor:
-            images: Tensor = functional_call(module, fixed, (latents,))
+            images: Tensor = functional_call(module, fixed, (latents.to(device),))
             return images
 
         return draw
@@ -124,8 +125,8 @@ def draw_replay(
     Raises:
         ValueError: A class with a positive count has no sub-generator.
     """
-    images: list[Tensor] = [torch.empty(0, *spec.image_shape)]
-    labels: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
     num_tries = num_filled = 0
     for class_id, count in sorted(counts.items()):
         if count <= 0:
@@ -137,9 +138,11 @@ def draw_replay(
         draw = sampler(sub_generators[class_id])
         chosen, tries, filled = _draw_class(draw, class_id, count, judge, rng, max_tries_factor)
         images.append(chosen)
-        labels.append(torch.full((count,), class_id, dtype=torch.int64))
+        labels.append(torch.full((count,), class_id, dtype=torch.int64, device=chosen.device))
         num_tries += tries
         num_filled += filled
+    if not images:
+        return Replay(torch.empty(0, *spec.image_shape), torch.empty(0, dtype=torch.int64), 0, 0)
     return Replay(torch.cat(images), torch.cat(labels), num_tries, num_filled)
 
 

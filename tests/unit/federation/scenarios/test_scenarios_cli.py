@@ -218,3 +218,19 @@ def test_help_answers_at_once_and_without_torch():
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert time.perf_counter() - started < 5
     assert "--scenario" in done.stdout
+
+
+def test_minutes_end_a_run_that_resume_completes(fleet_sim: FleetSim, tmp_path: Path):
+    code, out, _ = simulate(fleet_sim, "--minutes", "0")
+    assert code == 3
+    assert "0 minutes have passed; the same command with --resume goes on" in out
+    assert not (tmp_path / "out" / "result.json").exists()
+    code, _, err = simulate(fleet_sim, "--resume")
+    assert (code, err) == (0, "")
+
+
+def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet_sim: FleetSim, tmp_path: Path):
+    code, _, err = simulate(fleet_sim, "--torch-device", "nonsense")
+    assert code == 2
+    assert "torch device 'nonsense' can't be used" in err
+    assert not (tmp_path / "out").exists()
