@@ -3,8 +3,8 @@
 Tran et al. 2024, "Text-Enhanced Data-free Approach for Federated Class-Incremental Learning", as a baseline in
 pFedGRP's real-time protocol (its appendices B.1 and B.2).
 
-"New logits" of the cross-entropy are those of MFCL here (``federation/methods/mfcl.py``). In round 0 there is nothing
-to replay: plain cross-entropy and the anchors.
+Which logits take part: as in TARGET here (``federation/methods/target.py``), all of them unless ``logits = "split"``.
+In round 0 there is nothing to replay: plain cross-entropy and the anchors.
 
 Differences from the paper:
 
@@ -17,14 +17,15 @@ Differences from the paper:
    earlier ones, is the number of classes seen by anybody before it.
 3. Synthesis takes 10 rounds of 10 steps, pFedGRP's 100 epochs, with the reference's share of a fifth for warm-up; the
    reference takes 50 rounds of 40 steps. Its step size isn't reported; TARGET's stands. The adversarial term counts
-   where student and teacher agree, and the student learns as SDD reports it.
+   where student and teacher agree, and the student learns as TARGET's here.
 4. The learnt scale of pixels starts at mean 0.5 and standard deviation 0.5, our [-1, 1]; the reference's 0.2 is that of
    images normalised by their own statistics.
 5. The bounding loss takes its radius sample by sample.
 6. SGD is that of all methods here (pFedGRP's B.2), and every round's model is kept, not the one of least loss.
 7. The generator is trained on from round to round (noise layers are drawn anew, as in the paper); images travel as
    bytes.
-8. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
+8. Real and synthetic images go through the task model in one batch, so that BatchNorm normalises them alike.
+9. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
 
 The parameter count that pFedGRP's Table 6 gives (130.8 M) isn't reproduced: with the reference's sizes it is 5.7 M.
 """
@@ -45,7 +46,13 @@ from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, soft_cross_entropy
+from federation.methods.steps.incremental import (
+    LOGITS,
+    absent_classes,
+    current_loss,
+    distilled_classes,
+    soft_cross_entropy,
+)
 from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
 from federation.methods.steps.task_model import Optimisation, descend, trained_parameters
 from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
@@ -65,7 +72,7 @@ class Lander(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
-        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
+        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         temperature: of the distillation.
         anchor_weight: of the bounding loss, on the client and in synthesis.
@@ -93,7 +100,7 @@ class Lander(SynthesisMethod):
 
     name: ClassVar[str] = "lander"
 
-    current_logits: str = "all"
+    logits: str = "all"
     synthetic_batch_size: int = 128
     temperature: float = 2.0
     anchor_weight: float = 5.0
@@ -120,7 +127,7 @@ class Lander(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
-        checks.one_of(LOGITS, self, "current_logits")
+        checks.one_of(LOGITS, self, "logits")
         checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
         checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "samples_per_layer"])
         checks.at_least(1, self, ["generator_width", "latent_size"])
@@ -141,14 +148,21 @@ class Lander(SynthesisMethod):
         anchors = self.anchors().to(data.images.device)[data.labels]
         replay = self._replay(download, split_generator(rng)) if download.synthetic else None
         current_share, earlier_share = scales(len(counts), len(download.seen)) if replay else (1.0, 0.0)
-        absent = absent_classes(download.seen, counts, self.current_logits) if replay else ()
+        absent = absent_classes(download.seen, counts, self.logits) if replay else ()
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            features = module.features(data.images[batch])
-            current = current_loss(module.head(features), data.labels[batch], absent)
-            bound = data_free.bounding_loss(features, anchors[batch], self.anchor_radius)
+            images, replayed = data.images[batch], None
+            if replay is not None:
+                replayed = replay.draw()
+                images = torch.cat([images, replay.images[replayed]])
+            features = module.features(images)
+            logits, size = module.head(features), len(batch)
+            current = current_loss(logits[:size], data.labels[batch], absent)
+            bound = data_free.bounding_loss(features[:size], anchors[batch], self.anchor_radius)
             loss = current_share * (current + self.anchor_weight * bound)
-            return loss if replay is None else loss + earlier_share * replay.loss(module)
+            if replay is None or replayed is None:
+                return loss
+            return loss + earlier_share * replay.loss(features[size:], logits[size:], replayed)
 
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
@@ -207,8 +221,8 @@ class Lander(SynthesisMethod):
     def _replay(self, download: SynthesisDownload, rng: torch.Generator) -> AnsweredPool:
         pool = data_free.from_bytes(download.synthetic[IMAGES])
         answered = data_free.answers(self.task, download.task_parameters, pool)
-        seen = torch.tensor(download.seen, device=pool.device)
-        return AnsweredPool(pool, answered, seen, self.temperature, self.synthetic_batch_size, rng)
+        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
+        return AnsweredPool(pool, answered, known, self.temperature, self.synthetic_batch_size, rng)
 
     def _synthesis(self) -> Synthesis:
         return Synthesis(
@@ -262,7 +276,7 @@ class AnsweredPool:
     Attributes:
         images: (B, C, H, W) float32.
         answered: the average model's features and logits of them.
-        seen: (S,) int64, the classes whose logits are distilled.
+        known: (S,) int64, the classes whose logits are distilled.
         temperature: of the distillation.
         batch_size: images per step.
         rng: draws each step's.
@@ -270,17 +284,19 @@ class AnsweredPool:
 
     images: Tensor
     answered: Observation
-    seen: Tensor
+    known: Tensor
     temperature: float
     batch_size: int
     rng: torch.Generator
 
-    def loss(self, module: ResNet20) -> Tensor:
-        """Return ``soft CE + feature MSE`` of a batch drawn anew."""
-        batch = torch.randperm(len(self.images), generator=self.rng)[: self.batch_size].to(self.images.device)
-        features = module.features(self.images[batch])
-        logits = module.head(features)[:, self.seen]
-        distilled = soft_cross_entropy(logits, self.answered.logits[batch][:, self.seen], self.temperature)
+    def draw(self) -> Tensor:
+        """Return the indices (B,) of a step's images, drawn anew."""
+        return torch.randperm(len(self.images), generator=self.rng)[: self.batch_size].to(self.images.device)
+
+    def loss(self, features: Tensor, logits: Tensor, batch: Tensor) -> Tensor:
+        """Return ``soft CE + feature MSE`` of the images ``batch`` with these features (B, D) and logits (B, K)."""
+        earlier = self.answered.logits[batch][:, self.known]
+        distilled = soft_cross_entropy(logits[:, self.known], earlier, self.temperature)
         return distilled + F.mse_loss(features, self.answered.features[batch])
 
 

@@ -5,8 +5,8 @@ for Vision Tasks", sections 3.1 and 3.2, as a baseline in pFedGRP's real-time pr
 
 "New logits" (Eq. 6) in this protocol: all K logits exist from the start and classes come back, so a class is *absent*
 if some client met it in an earlier round and this client's round has no sample of it. Cross-entropy of real samples
-leaves absent logits out; this round's classes and those nobody met yet take part. In round 0 nothing is absent and
-there is no generator: plain cross-entropy, which is FedAvg.
+leaves absent logits out; this round's classes and those nobody met yet take part (``logits = "all"`` leaves none out).
+Eq. 7 compares all K. In round 0 nothing is absent and there is no generator: plain cross-entropy, which is FedAvg.
 
 Differences from the paper:
 
@@ -63,7 +63,7 @@ class MFCL(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
-        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
+        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         head_weight: w_FT of Eq. 9, of the head's cross-entropy on real and synthetic features.
         feature_weight: w_KD of Eq. 9.
@@ -83,7 +83,7 @@ class MFCL(SynthesisMethod):
     name: ClassVar[str] = "mfcl"
     sends_generator: ClassVar[bool] = True
 
-    current_logits: str = "new"
+    logits: str = "split"
     synthetic_batch_size: int = 128
     head_weight: float = 1.0
     feature_weight: float = 0.1
@@ -101,7 +101,7 @@ class MFCL(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
-        checks.one_of(LOGITS, self, "current_logits")
+        checks.one_of(LOGITS, self, "logits")
         checks.at_least(0, self, ["generator_steps"])
         checks.at_least(1, self, ["synthetic_batch_size", "generator_width", "latent_size"])
         checks.at_least(2, self, ["generator_batch_size"])
@@ -125,7 +125,7 @@ class MFCL(SynthesisMethod):
         draw = self._replay(download.generator, old, seen, split_generator(rng))
         with torch.no_grad():
             old_features = torch.cat([old.features(part) for part in data.images.split(self.batch_size)])
-        absent = absent_classes(download.seen, counts, self.current_logits)
+        absent = absent_classes(download.seen, counts, self.logits)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             synthetic, synthetic_labels, synthetic_features = draw()

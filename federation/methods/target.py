@@ -3,9 +3,11 @@
 Zhang et al. 2023, "TARGET: Federated Class-Continual Learning via Exemplar-Free Distillation", as a baseline in
 pFedGRP's real-time protocol (its appendices B.1 and B.2).
 
-"New logits" of the cross-entropy are those of MFCL here (``federation/methods/mfcl.py``): it leaves out the logits of
-classes that some client met in an earlier round and this client's round lacks. In round 0 there is nothing to replay:
-plain cross-entropy, which is FedAvg.
+The paper's head grows: cross-entropy on the new logits alone, distillation on the old ones. In this protocol all K
+logits exist from the start and classes come back, so by default every logit takes part in both (``logits = "all"``);
+with the split nothing would compare old classes with new ones. ``logits = "split"`` does as the paper: cross-entropy
+leaves out classes that some client met in an earlier round and this client's round lacks, distillation takes those
+seen. In round 0 there is nothing to replay: plain cross-entropy, which is FedAvg.
 
 Differences from the paper:
 
@@ -15,11 +17,13 @@ Differences from the paper:
    steps, which are pFedGRP's 100 epochs. Its warm-up of 20 rounds is longer than that, so neither the student nor the
    adversarial term is ever used, and 2560 images are made; a shorter ``warm_up_rounds`` uses both.
 3. The adversarial term counts where student and teacher agree, as the reference has it; the paper's text says disagree
-   (``adversarial_where``). The student learns as SDD reports it for this generator.
+   (``adversarial_where``). The student learns as in SDD, at a tenth
+   of its step size (``steps/synthesis.py``).
 4. The generator is trained on from round to round, and optimisers are made anew.
 5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images.
-6. Images travel as bytes, and are kept in [-1, 1] as real ones: ``x -> 2 x - 1`` of the sigmoid's.
-7. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
+6. Real and synthetic images go through the task model in one batch, so that BatchNorm normalises them alike.
+7. Images travel as bytes, and are kept in [-1, 1] as real ones: ``x -> 2 x - 1`` of the sigmoid's.
+8. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,13 @@ from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, soft_cross_entropy
+from federation.methods.steps.incremental import (
+    LOGITS,
+    absent_classes,
+    current_loss,
+    distilled_classes,
+    soft_cross_entropy,
+)
 from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
 from federation.methods.steps.task_model import (
     Optimisation,
@@ -60,7 +70,7 @@ class Target(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
-        current_logits: ``new`` or ``all``: which take part in the cross-entropy of real samples.
+        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         distillation_weight: of the distillation on synthetic images.
         temperature: of the distillation.
@@ -85,7 +95,7 @@ class Target(SynthesisMethod):
 
     name: ClassVar[str] = "target"
 
-    current_logits: str = "all"
+    logits: str = "all"
     synthetic_batch_size: int = 128
     distillation_weight: float = 25.0
     temperature: float = 2.0
@@ -109,7 +119,7 @@ class Target(SynthesisMethod):
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
-        checks.one_of(LOGITS, self, "current_logits")
+        checks.one_of(LOGITS, self, "logits")
         checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
         checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "generator_width", "latent_size"])
         checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
@@ -129,14 +139,15 @@ class Target(SynthesisMethod):
             parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
             return state, CountedUpload(parameters, counts)
         pool = data_free.from_bytes(download.synthetic[IMAGES])
-        seen = torch.tensor(download.seen, device=pool.device)
-        targets = data_free.answers(self.task, start, pool).logits[:, seen]
-        absent, replay_rng = absent_classes(download.seen, counts, self.current_logits), split_generator(rng)
+        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
+        targets = data_free.answers(self.task, start, pool).logits[:, known]
+        absent, replay_rng = absent_classes(download.seen, counts, self.logits), split_generator(rng)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             replayed = torch.randperm(len(pool), generator=replay_rng)[: self.synthetic_batch_size].to(pool.device)
-            current = current_loss(module(data.images[batch]), data.labels[batch], absent)
-            earlier = soft_cross_entropy(module(pool[replayed])[:, seen], targets[replayed], self.temperature)
+            logits = module(torch.cat([data.images[batch], pool[replayed]]))
+            current = current_loss(logits[: len(batch)], data.labels[batch], absent)
+            earlier = soft_cross_entropy(logits[len(batch) :, known], targets[replayed], self.temperature)
             return current + self.distillation_weight * earlier
 
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 from federation.methods.fedavg import FedAvg
 from federation.methods.lander import Lander
 from federation.methods.mfcl import MFCL
-from federation.methods.records import Parameters
+from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import seeded_generator
+from federation.methods.steps import data_free
 from federation.methods.steps.replay import eager_sampler
-from federation.methods.synthesis_records import CountedUpload
+from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from models.build import build_task_model, initialise
-from tests.support.toy import TOY
+from tests.support.toy import TOY, accuracy, toy_data
 
 SAMPLER = eager_sampler(TOY)
 
@@ -37,6 +39,11 @@ def short_lander(**changes: Any) -> Lander:
     short = {**SHORT, **SHORT_SYNTHESIS, "warm_up_rounds": 0, "student_steps": 1, "samples_per_layer": 2}
     return Lander(task=TOY, **{**short, **changes})
 
+
+LEARNING = {"local_epochs": 8, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0}
+"""Enough for two classes of 24 toy images."""
+
+EVERYTHING = {0: 16, 1: 16, 2: 16, 3: 16}
 
 SHORT_METHODS = {"mfcl": short_mfcl, "target": short_target, "lander": short_lander}
 
@@ -64,3 +71,31 @@ def fedavg_local(parameters: Parameters, data: Any, settings: dict[str, Any], se
         NoState(), data, TaskDownload(parameters), seeded_generator(seed, 0, "a"), sampler=SAMPLER
     )
     return upload.task_parameters
+
+
+@cache
+def old_model() -> Parameters:
+    """Return a model that knows classes 0 and 1."""
+    return fedavg_local(random_task_model(), toy_data({0: 24, 1: 24}), LEARNING)
+
+
+@cache
+def what_fedavg_remembers() -> float:
+    """Return FedAvg's accuracy on all four classes after ``old_model`` met classes 2 and 3 alone."""
+    return accuracy(fedavg_local(old_model(), newer_data(), LEARNING), EVERYTHING)
+
+
+def newer_data() -> RoundData:
+    return toy_data({2: 24, 3: 24}, seed=3)
+
+
+def real_replay() -> dict[str, Tensor]:
+    """Return what a perfect generator would make of classes 0 and 1, as a download carries it."""
+    return {"images": data_free.to_bytes(toy_data({0: 24, 1: 24}, seed=7).images)}
+
+
+def what_it_remembers(method: Any, download: SynthesisDownload) -> float:
+    """Return the accuracy on all four classes after a local round on classes 2 and 3."""
+    state = method.initial_states()[0]
+    _, upload = method.local_round(state, newer_data(), download, seeded_generator(0, 0, "a"), sampler=SAMPLER)
+    return accuracy(upload.task_parameters, EVERYTHING)

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+LOGITS = ("split", "all")
+"""How the head is used where all K logits exist from the start.
 
-LOGITS = ("new", "all")
-"""Which logits take part in the cross-entropy of real samples: all but those of absent classes, or all K."""
+``split``, the papers' way for a head that grows: cross-entropy of real samples leaves out the logits of absent classes,
+distillation takes those of seen classes alone. ``all``: every logit takes part in both, so that old and new classes
+are compared on real and on synthetic images.
+"""
 
 
-def absent_classes(seen: Collection[int], now: Collection[int], logits: str = "new") -> tuple[int, ...]:
+def absent_classes(seen: Collection[int], now: Collection[int], logits: str = "split") -> tuple[int, ...]:
     """Return the classes that were met before this round and that the round's own data lack, in rising order.
 
     Args:
@@ -24,7 +28,12 @@ def absent_classes(seen: Collection[int], now: Collection[int], logits: str = "n
         now: classes of this client's round.
         logits: one of ``LOGITS``; with ``all`` no class counts as absent.
     """
-    return tuple(sorted(set(seen) - set(now))) if logits == "new" else ()
+    return tuple(sorted(set(seen) - set(now))) if logits == "split" else ()
+
+
+def distilled_classes(seen: Collection[int], num_classes: int, logits: str = "split") -> tuple[int, ...]:
+    """Return the classes whose logits are distilled: those seen, or with ``logits = "all"`` all ``num_classes``."""
+    return tuple(sorted(seen)) if logits == "split" else tuple(range(num_classes))
 
 
 def current_loss(logits: Tensor, labels: Tensor, absent: Collection[int]) -> Tensor:

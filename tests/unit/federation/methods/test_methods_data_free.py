@@ -14,6 +14,7 @@ from federation.methods.steps.data_free import LayerStatistics
 from federation.methods.steps.incremental import (
     absent_classes,
     current_loss,
+    distilled_classes,
     head_weighted_distance,
     soft_cross_entropy,
 )
@@ -177,6 +178,8 @@ def test_absent_classes_were_seen_but_not_now_unless_all_logits_count():
     assert absent_classes((0, 1, 2), {1: 5, 3: 5}) == (0, 2)
     assert absent_classes((0, 1, 2), {1: 5, 3: 5}, "all") == ()
     assert absent_classes((), {1: 5}) == ()
+    assert distilled_classes((0, 2), 4) == (0, 2)
+    assert distilled_classes((0, 2), 4, "all") == (0, 1, 2, 3)
 
 
 def test_the_current_loss_ignores_absent_logits_alone():

@@ -208,7 +208,7 @@ def test_absurd_uploads_leave_generator_and_images_of_the_round_before(method: A
         ("mfcl", {"generator_steps": -1}),
         ("mfcl", {"pixel_std": 0.0}),
         ("mfcl", {"content_temperature": float("nan")}),
-        ("mfcl", {"current_logits": "some"}),
+        ("mfcl", {"logits": "some"}),
         ("target", {"synthesis_batch_size": 1}),
         ("target", {"adversarial_where": "everywhere"}),
         ("target", {"temperature": 0.0}),

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from federation.methods import packing
+from federation.methods.lander import NUM_FEATURES, NoisyRound, scales
+from federation.methods.seeding import seeded_generator
+from federation.methods.steps import data_free
+from federation.methods.synthesis_records import SynthesisDownload
+from tests.support.replay_methods import (
+    LEARNING,
+    SAMPLER,
+    old_model,
+    random_task_model,
+    real_replay,
+    short_lander,
+    what_fedavg_remembers,
+    what_it_remembers,
+)
+from tests.support.toy import TOY, toy_data
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_shares_of_current_and_earlier_classes_follow_their_numbers() -> None:
+    current, earlier = scales(2, 8)
+    assert (current, earlier) == pytest.approx((0.2 * 2 / 2, 0.4 * 1 * 2))
+    current, earlier = scales(6, 6)
+    assert (current, earlier) == pytest.approx((0.2 * 1.5, 0.4 * 2))
+    assert scales(2, 32)[1] > scales(2, 8)[1]
+    assert math.isfinite(scales(1, 1)[0])
+
+
+def test_a_first_round_pulls_features_towards_the_anchors_of_their_labels() -> None:
+    start, data = random_task_model(), toy_data({0: 12, 1: 12})
+
+    def distance(weight: float) -> float:
+        method = short_lander(local_epochs=3, anchor_weight=weight)
+        state = method.initial_states()[0]
+        _, upload = method.local_round(
+            state, data, SynthesisDownload(start), seeded_generator(0, 0, "a"), sampler=SAMPLER
+        )
+        features = data_free.answers(TOY, upload.task_parameters, data.images).features
+        return float(data_free.bounding_loss(features, method.anchors()[data.labels], 0.0))
+
+    assert distance(5.0) < distance(0.0)
+
+
+def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
+    method = short_lander(**LEARNING, synthetic_batch_size=8)
+    download = SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1))
+    assert what_fedavg_remembers() <= 0.55
+    assert what_it_remembers(method, download) > 0.6
+
+
+def test_the_loss_on_a_pool_is_soft_cross_entropy_and_the_distance_of_features() -> None:
+    method = short_lander(synthetic_batch_size=48)
+    pool = method._replay(SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1)), rng())
+    probabilities = (pool.answered.logits / 2).softmax(dim=1)
+    entropy = -(probabilities * probabilities.log()).sum(dim=1).mean()
+    batch = pool.draw()
+    assert sorted(batch.tolist()) == list(range(48))
+    unchanged = pool.loss(pool.answered.features[batch], pool.answered.logits[batch], batch)
+    torch.testing.assert_close(unchanged, entropy, atol=1e-5, rtol=1e-4)
+    moved = pool.loss(pool.answered.features[batch] + 2, pool.answered.logits[batch], batch)
+    torch.testing.assert_close(moved, unchanged + 4)
+
+
+def test_a_round_of_synthesis_trains_generator_noise_and_scale() -> None:
+    method = short_lander()
+    module = method._generator({}, rng()).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    anchors = method.anchors()[torch.tensor([0, 1, 0, 1, 2, 3])]
+    source = NoisyRound(method, module, anchors)
+    drawn = source.draw()
+    teacher = data_free.frozen_task_model(TOY, random_task_model())
+    judged = data_free.observe(teacher, source.scaled(drawn))
+    expected = 5 * data_free.bounding_loss(judged.features, anchors, 0.015)
+    torch.testing.assert_close(source.extra_loss(judged), expected)
+    source.descend(source.extra_loss(judged))
+    source.finish()
+    after = module.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"scale.mean", "scale.std", "noise.0.weight", "noise.2.weight", "decoder.layers.0.weight"} <= moved
+
+
+def test_noise_layers_are_drawn_anew_for_every_round_of_synthesis() -> None:
+    method = short_lander(synthesis_rounds=1, synthesis_steps=1, generator_learning_rate=0.0)
+    first, images = method.make_images({}, random_task_model(), (0, 1), rng())
+    second, others = method.make_images(first, random_task_model(), (0, 1), rng(1))
+    assert not torch.equal(first["noise.0.weight"], second["noise.0.weight"])
+    assert torch.equal(first["decoder.layers.0.weight"], second["decoder.layers.0.weight"])
+    assert not torch.equal(images, others)
+
+
+def test_anchors_fit_the_features_of_the_task_model() -> None:
+    features = data_free.answers(TOY, random_task_model(), toy_data({0: 2}).images).features
+    assert features.shape == (2, NUM_FEATURES)
+    assert short_lander().anchors().shape == (TOY.num_classes, NUM_FEATURES)
+    assert packing.same_bits({"a": short_lander().anchors()}, {"a": short_lander().anchors()})

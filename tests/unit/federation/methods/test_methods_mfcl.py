@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from federation.methods import packing
+from federation.methods.mfcl import MFCL
+from federation.methods.records import Parameters
+from federation.methods.steps import data_free
+from federation.methods.synthesis_records import SynthesisDownload
+from tests.support.replay_methods import (
+    LEARNING,
+    SHORT,
+    old_model,
+    random_task_model,
+    short_mfcl,
+    what_fedavg_remembers,
+    what_it_remembers,
+)
+from tests.support.toy import TOY, toy_data
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_generators_loss_is_the_weighted_sum_of_its_four_terms() -> None:
+    method = short_mfcl(content_temperature=7.0, diversity_weight=2.0, batch_norm_weight=3.0, prior_weight=5.0)
+    teacher = data_free.frozen_task_model(TOY, random_task_model())
+    images = torch.randn(6, 1, 28, 28, generator=rng())
+    judged = data_free.observe(teacher, images)
+    logits = judged.logits[:, [0, 2]]
+    expected = (
+        F.cross_entropy(logits / 7, logits.argmax(dim=1))
+        + 2 * data_free.information_loss(logits)
+        + 3 * data_free.batch_norm_divergence(judged.layers)
+        + 5 * F.mse_loss(images, data_free.blurred(images))
+    )
+    torch.testing.assert_close(method.generator_loss(teacher, images, torch.tensor([0, 2])), expected)
+
+
+def test_training_lowers_the_generators_loss_and_goes_on_from_where_it_was() -> None:
+    method = short_mfcl(generator_steps=6, generator_batch_size=12, generator_width=4)
+    average, teacher = old_model(), data_free.frozen_task_model(TOY, old_model())
+
+    def loss(generator: Parameters) -> float:
+        module = method._generator(generator, rng()).train()
+        images = module(torch.randn(12, method.latent_size, generator=rng(9)))
+        return method.generator_loss(teacher, images, torch.tensor([0, 1])).item()
+
+    untrained = short_mfcl(generator_steps=0, generator_width=4).train_generator({}, average, (0, 1), rng())
+    once = method.train_generator({}, average, (0, 1), rng())
+    twice = method.train_generator(once, average, (0, 1), rng(1))
+    assert loss(untrained) > loss(once) > loss(twice)
+
+
+def test_without_steps_the_generator_stays_as_it_was() -> None:
+    method = short_mfcl(generator_steps=0)
+    start = method.train_generator({}, random_task_model(), (0,), rng())
+    assert packing.same_bits(method.train_generator(start, random_task_model(1), (0, 1), rng(5)), start)
+
+
+def test_replay_is_labelled_by_the_old_model_among_seen_classes_alone() -> None:
+    method = short_mfcl(synthetic_batch_size=16)
+    generator = method.train_generator({}, random_task_model(), (1, 3), rng())
+    old = data_free.frozen_task_model(TOY, random_task_model(2))
+    images, labels, features = method._replay(generator, old, torch.tensor([1, 3]), rng())()
+    assert images.shape == (16, 1, 28, 28)
+    logits = old(images)
+    assert torch.equal(labels, torch.where(logits[:, 1] >= logits[:, 3], 1, 3))
+    torch.testing.assert_close(features, old.features(images))
+
+
+class RealReplay(MFCL):
+    """Its replay consists of real samples of classes 0 and 1, as a perfect generator's would."""
+
+    def _replay(self, generator: Any, old: Any, seen: Any, rng: torch.Generator) -> Any:
+        data = toy_data({0: 24, 1: 24}, seed=7)
+
+        def draw() -> Any:
+            batch = torch.randperm(48, generator=rng)[: self.synthetic_batch_size]
+            with torch.no_grad():
+                return data.images[batch], data.labels[batch], old.features(data.images[batch])
+
+        return draw
+
+
+def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
+    method = RealReplay(task=TOY, **{**SHORT, **LEARNING, "synthetic_batch_size": 8})
+    download = SynthesisDownload(old_model(), {"any": torch.zeros(1)}, seen=(0, 1))
+    assert what_fedavg_remembers() <= 0.55
+    assert what_it_remembers(method, download) > 0.7
