@@ -91,7 +91,7 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
         layer.weight.uniform_(-bound, bound, generator=rng)
         if layer.bias is not None:
             layer.bias.uniform_(-bound, bound, generator=rng)
-    elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d)):
+    elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)):
         layer.weight.fill_(1.0)
         layer.bias.zero_()
     elif isinstance(layer, PixelScale):

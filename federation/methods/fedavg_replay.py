@@ -18,9 +18,10 @@ import torch
 
 from federation.methods import packing
 from federation.methods.fedavg import FedAvg
+from federation.methods.lockstep import TrainSubGenerators, Work
 from federation.methods.records import Artefacts, RoundData, Sampler
 from federation.methods.seeding import split_generator
-from federation.methods.steps.memory import Memory, MemorySettings, retrained, retrainings, with_replay
+from federation.methods.steps.memory import Memory, MemorySettings, retrainings, with_replay
 from federation.methods.steps.task_model import judge_with
 from federation.methods.task_method import TaskMethod
 from federation.methods.task_records import NoState, TaskDownload, TaskUpload
@@ -65,15 +66,17 @@ class FedAvgReplay(FedAvg, MemorySettings):
         TaskMethod.__post_init__(self)
         self.check_memory()
 
-    def local_round(
+    def local_work(
         self, state: Any, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
-    ) -> tuple[Any, Any]:
+    ) -> Work[tuple[Any, Any]]:
         """Run FedAvg's local round on this round's data and replay, then train drifted sub-generators (4.1.2)."""
         judge = judge_with(self.task, download.task_parameters)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
-        _, plain = FedAvg.local_round(self, NoState(), mixed.joined(), download, split_generator(rng), sampler=sampler)
+        joined, training = mixed.joined(), split_generator(rng)
+        _, plain = yield from FedAvg.local_work(self, NoState(), joined, download, training, sampler=sampler)
         judge = judge_with(self.task, plain.task_parameters)
-        updated = retrained(self, retrainings(self, state, mixed, judge, split_generator(rng), sampler))
-        num_filled = mixed.replay.num_filled
-        upload = Upload(plain.task_parameters, len(data.labels), len(updated), num_filled)
-        return state.after(data, updated), upload
+        work = retrainings(self, state, mixed, judge, split_generator(rng), sampler)
+        trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
+        new_state = state.after(data, dict(zip(work, trained, strict=True)))
+        upload = Upload(plain.task_parameters, len(data.labels), len(work), mixed.replay.num_filled)
+        return new_state, upload

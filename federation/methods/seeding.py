@@ -13,9 +13,13 @@ def seeded_generator(run_seed: int, round_index: int, who: str) -> torch.Generat
     The simulator and the deployed services call this with equal arguments, which is why they agree to the bit.
     ``who`` is a client id, or ``"aggregator"``, or ``"initial"`` for the models that round 0 starts from.
     """
-    digest = hashlib.sha256(f"{run_seed}/{round_index}/{who}".encode()).digest()
+    return digest_generator(f"{run_seed}/{round_index}/{who}".encode())
+
+
+def digest_generator(data: bytes) -> torch.Generator:
+    """Return a CPU generator seeded with the SHA-256 of ``data``."""
     generator = torch.Generator()
-    generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator.manual_seed(int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 1)
     return generator
 
 

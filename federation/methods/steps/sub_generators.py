@@ -10,9 +10,11 @@ from torch import Tensor
 
 from federation.methods import packing
 from federation.methods.records import Parameters, Sampler
+from federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
 from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
 from models.build import build_generator
+from models.ddpm import build_denoiser
 from models.specs import TaskSpec
 
 
@@ -76,3 +78,36 @@ class WganGp:
     def layout(self) -> Parameters:
         """Return the generator's parameters; the critic doesn't travel."""
         return packing.layout(build_generator(self.spec, device="meta"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ddpm:
+    """A diffusion model; ``width`` is the denoiser's, ``num_sampling_steps`` its calls per sample."""
+
+    spec: TaskSpec
+    width: int
+    batch_size: int
+    learning_rate: float
+    num_sampling_steps: int
+
+    @property
+    def graph_spec(self) -> TaskSpec | None:
+        """None: a draw is a loop over the denoiser, which no graph here holds."""
+        return None
+
+    def new(self, rng: torch.Generator) -> SubGenerator:
+        """Return a random denoiser."""
+        return new_denoiser(self.spec, self.width, rng)
+
+    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+        """Return the denoiser after training."""
+        schedule = DdpmSchedule(num_epochs=num_epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
+        return train_denoiser(self.spec, self.width, start, images, schedule, rng)
+
+    def sampler(self) -> Sampler:
+        """Return a sampler that runs the denoiser."""
+        return denoising_sampler(self.spec, self.width, self.num_sampling_steps)
+
+    def layout(self) -> Parameters:
+        """Return the denoiser's parameters."""
+        return packing.layout(build_denoiser(self.spec, self.width, device="meta"))

@@ -8,6 +8,7 @@ import torch
 
 from federation.methods.fedavg import FedAvg
 from federation.methods.fedavg_replay import FedAvgReplay, Upload
+from federation.methods.lockstep import together
 from federation.methods.packing import same_bits
 from federation.methods.pfedgrp import PFedGRP
 from federation.methods.records import Artefacts
@@ -87,6 +88,17 @@ def test_equal_arguments_give_equal_bits_and_leave_the_memory_alone(first_round:
     assert same_bits(once[1].task_parameters, again[1].task_parameters)
     assert same_memory(once[0], again[0])
     assert all(same_bits(memory.pack().parameter_sets[name], parameters) for name, parameters in before.items())
+
+
+def test_clients_that_train_together_replay_as_well(first_round: tuple[Memory, Upload]) -> None:
+    memory, _ = first_round
+    data = toy_data({2: 8}, seed=1)
+    state, upload = TINY.local_round(memory, data, start(), seeded_generator(0, 1, "a"), sampler=SAMPLER)
+    works = {c: TINY.local_work(memory, data, start(), seeded_generator(0, 1, c), sampler=SAMPLER) for c in "ab"}
+    done = together(works)
+    assert (done["a"][1].num_updates, done["a"][0].seen) == (upload.num_updates, state.seen)
+    for name, tensor in upload.task_parameters.items():
+        assert torch.allclose(done["a"][1].task_parameters[name], tensor, atol=1e-4)
 
 
 def test_the_server_weighs_clients_by_real_samples_in_any_order_of_arrival() -> None:

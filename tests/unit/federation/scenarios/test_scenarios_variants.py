@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ FASHION = TASKS["fashion-mnist"]
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("preset", ["paper", "tiny"])
 def test_every_variant_is_its_method_with_other_settings(name: str, preset: str) -> None:
+    if name == "pfedgrp-ddpm":
+        pytest.importorskip("diffusers")
     method, overrides = resolved(name)
     changed = method_from(METHODS[method], FASHION, preset, overrides)
     plain = method_from(METHODS[method], FASHION, preset, {})
@@ -64,3 +67,9 @@ def test_what_the_operator_sets_wins_over_the_variant(tmp_path: Path) -> None:
 def test_an_unknown_name_is_refused_and_the_nearest_variant_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="did you mean 'pfedgrp-as"):
         prepare(options(tmp_path, "pfedgrp-as9"))
+
+
+def test_a_sampler_that_cannot_run_diffusion_models_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    with pytest.raises(SettingsError, match="take --sampler eager"):
+        prepare(dataclasses.replace(options(tmp_path, "pfedgrp-ddpm"), sampler="onnx"))
