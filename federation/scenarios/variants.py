@@ -13,6 +13,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgrp-as3": ("pfedgrp", {"generators": "single"}),
     "pfedgrp-asg": ("pfedgrp", {"alignment_weight": 0.0}),
     "pfedgrp-asp": ("pfedgrp", {"start_from": "personalised"}),
+    "pfedgrp-ddpm": ("pfedgrp", {"sub_generator": "ddpm"}),
     "pfedgrp-v1": (
         "pfedgrp",
         {
@@ -26,7 +27,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
 
-AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
+AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
+``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
 """
 
 

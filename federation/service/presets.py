@@ -42,7 +42,14 @@ _SHORT_GAN = {
 }
 """Ten times the paper's step size, for schedules of some 300 critic steps: at the paper's they learn nothing yet."""
 
+_SHORT_DDPM = {"ddpm_epochs": 60, "ddpm_width": 16, "ddpm_batch_size": 32, "ddpm_sampling_steps": 10}
+"""Still minutes per class on two cores: diffusion models are for GPUs."""
+
 _TINY_MEMORY = {
+    "ddpm_epochs": 1,
+    "ddpm_width": 4,
+    "ddpm_batch_size": 8,
+    "ddpm_sampling_steps": 2,
     "sub_generator_epochs": 2,
     "critic_steps_per_generator_step": 1,
     "gan_batch_size": 16,
@@ -113,22 +120,24 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small": {
         "pfedgrp": {
             **_SHORT_GAN,
+            **_SHORT_DDPM,
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 60,
         },
-        "fedavg-replay": {**_SHORT_GAN, "sub_generator_epochs": 60},
-        "pfedgraph-replay": {**_SHORT_GAN, "sub_generator_epochs": 60},
+        "fedavg-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 60},
+        "pfedgraph-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 60},
         **_SHORT_SYNTHESIS,
         **_SHORT_OWN_MODELS,
     },
     "demo": {
         "pfedgrp": {
             **_SHORT_GAN,
+            **_SHORT_DDPM,
             **_SHORT_AGGREGATION,
             "sub_generator_epochs": 75,
         },
-        "fedavg-replay": {**_SHORT_GAN, "sub_generator_epochs": 75},
-        "pfedgraph-replay": {**_SHORT_GAN, "sub_generator_epochs": 75},
+        "fedavg-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
+        "pfedgraph-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
         **_SHORT_SYNTHESIS,
         **_SHORT_OWN_MODELS,
     },
@@ -158,7 +167,7 @@ _PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
         "affcl": {"flow_hidden": 1024},
     },
     64: {
-        **{name: {"sub_generator_epochs": 1000} for name in _WITH_MEMORY},
+        **{name: {"sub_generator_epochs": 1000, "ddpm_epochs": 6000} for name in _WITH_MEMORY},
         "mfcl": {"pixel_mean": -0.09, "pixel_std": 0.55},
         "fedcil": _FEDCIL_FOR_CIFAR,
         "affcl": {"flow_hidden": 2048},

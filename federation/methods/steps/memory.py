@@ -28,8 +28,9 @@ from federation.methods.steps.replay import (
     generation_scale,
     recognised_share,
 )
-from federation.methods.steps.sub_generators import SubGeneratorKind, WganGp
+from federation.methods.steps.sub_generators import Ddpm, SubGeneratorKind, WganGp
 from federation.methods.steps.wgan_gp import SubGenerator
+from models.ddpm import require_diffusers
 from models.specs import TaskSpec
 
 _CRITIC = "critic/"
@@ -105,6 +106,12 @@ class MemorySettings:
         gan_beta1: of both Adams.
         gan_beta2: of both Adams.
         critic_steps_per_generator_step: n_critic.
+        sub_generator: ``wgan-gp``, or ``ddpm``: a diffusion model per class, which needs the extra ``[ddpm]``.
+        ddpm_epochs: epochs per update, in place of ``sub_generator_epochs`` (4000 for CIFAR, 6000 for ImageNet).
+        ddpm_width: channels of the denoiser at full resolution (Ho et al.'s for CIFAR-10, as the next two).
+        ddpm_batch_size: samples per step.
+        ddpm_learning_rate: of its Adam.
+        ddpm_sampling_steps: calls of the denoiser per sample.
     """
 
     __slots__ = ()
@@ -123,22 +130,43 @@ class MemorySettings:
     gan_beta1: float = 0.5
     gan_beta2: float = 0.9
     critic_steps_per_generator_step: int = 5
+    sub_generator: str = "wgan-gp"
+    ddpm_epochs: int = 4000
+    ddpm_width: int = 128
+    ddpm_batch_size: int = 128
+    ddpm_learning_rate: float = 2e-4
+    ddpm_sampling_steps: int = 20
 
     def check_memory(self) -> None:
         """Raise ValueError if a setting is impossible, or contradicts another."""
         checks.one_of(("per-class", "single"), self, "generators")
-        checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs"])
+        checks.one_of(("wgan-gp", "ddpm"), self, "sub_generator")
+        checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "ddpm_epochs"])
         counts = ["max_tries_factor", "gate_samples", "gan_batch_size", "critic_steps_per_generator_step"]
-        checks.at_least(1, self, counts)
-        checks.within(0.0, math.inf, self, ["gan_learning_rate"])
+        checks.at_least(1, self, [*counts, "ddpm_width", "ddpm_batch_size", "ddpm_sampling_steps"])
+        checks.within(0.0, math.inf, self, ["gan_learning_rate", "ddpm_learning_rate"])
         checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2"])
         checks.within(0.0, 2.0, self, ["gate_threshold"])
+        if self.ddpm_width > 32 and self.ddpm_width % 32:
+            raise ValueError(f"ddpm_width is {self.ddpm_width}, expected a multiple of 32, or less than 32")
+        if self.sub_generator == "ddpm":
+            require_diffusers()
+            if self.generators == "single":
+                raise ValueError("sub_generator is 'ddpm', but one generator of all classes is only a WGAN-GP here")
         if self.generators == "single" and not self.filter_replay:
             raise ValueError("generators is 'single', whose samples only the filter can label; expected filter_replay")
 
     def sub_generator_kind(self) -> SubGeneratorKind:
         """Return how this method's sub-generators are made, trained and drawn from."""
         spec = self.task
+        if self.sub_generator == "ddpm":
+            return Ddpm(
+                spec=spec,
+                width=self.ddpm_width,
+                batch_size=self.ddpm_batch_size,
+                learning_rate=self.ddpm_learning_rate,
+                num_sampling_steps=self.ddpm_sampling_steps,
+            )
         if self.generators == "single":
             spec = replace(spec, generator_width=2 * spec.generator_width)
         return WganGp(
@@ -306,4 +334,5 @@ def _donated(fresh: SubGenerator, donor: Parameters | None) -> SubGenerator:
 
 
 def _epochs(settings: MemorySettings, *, first: bool) -> int:
-    return (settings.first_sub_generator_epochs if first else 0) or settings.sub_generator_epochs
+    later = settings.ddpm_epochs if settings.sub_generator == "ddpm" else settings.sub_generator_epochs
+    return (settings.first_sub_generator_epochs if first else 0) or later
