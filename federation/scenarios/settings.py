@@ -34,7 +34,7 @@ class StreamSize:
 
 SIZES: dict[str, StreamSize] = {
     "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=200),
-    "small": StreamSize(num_clients=3, num_rounds=6, samples_per_class=200),
+    "small": StreamSize(num_clients=5, num_rounds=20, samples_per_class=100),
     "demo": StreamSize(num_clients=3, num_rounds=6, samples_per_class=100, test_samples_per_class=100),
     "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20),
 }

@@ -29,7 +29,7 @@ SETTINGS = ("paper", "small", "demo", "tiny")
 
 _TASK_MODEL: dict[str, dict[str, Any]] = {
     "tiny": {"local_epochs": 2, "batch_size": 16},
-    "small": {"local_epochs": 8},
+    "small": {"local_epochs": 4, "batch_size": 32, "weight_decay": 0.001},
     "demo": {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001},
 }
 """Preset -> how every method trains its task model, so that methods differ in nothing else."""
@@ -122,10 +122,10 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             **_SHORT_GAN,
             **_SHORT_DDPM,
             **_SHORT_AGGREGATION,
-            "sub_generator_epochs": 60,
+            "sub_generator_epochs": 75,
         },
-        "fedavg-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 60},
-        "pfedgraph-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 60},
+        "fedavg-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
+        "pfedgraph-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
         **_SHORT_SYNTHESIS,
         **_SHORT_OWN_MODELS,
     },
