@@ -13,13 +13,19 @@ FASHION = TASKS["fashion-mnist"]
 
 
 @pytest.mark.parametrize("preset", SETTINGS)
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(name for name, kind in METHODS.items() if kind.deployable))
 def test_a_spec_survives_the_wire_and_gives_the_same_method(method: str, preset: str):
     spec = make_spec("f", method, FASHION, preset=preset, overrides={}, run_seed=3)
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
     assert travelled == spec
     assert method_of(travelled) == METHODS[method](task=FASHION, **settings_for(method, preset))
     assert task_of(travelled) == FASHION
+
+
+@pytest.mark.parametrize("method", sorted(name for name, kind in METHODS.items() if not kind.deployable))
+def test_a_method_that_no_device_can_serve_is_refused_with_those_that_can(method: str):
+    with pytest.raises(SettingsError, match=rf"method '{method}' predicts .* fleet-sim.*, or take one of .*pfedgrp"):
+        make_spec("f", method, FASHION, preset="tiny", overrides={}, run_seed=0)
 
 
 def test_overrides_are_texts_that_become_the_fields_type():
