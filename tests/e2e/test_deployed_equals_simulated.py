@@ -164,7 +164,17 @@ def duplicating(broker: MemoryBroker) -> Connect:
 
 
 @pytest.mark.parametrize(
-    ("method", "sampler"), [("pfedgrp", "onnx"), ("pfedgrp", "eager"), ("fedavg", "eager"), ("centralized", "eager")]
+    ("method", "sampler"),
+    [
+        ("pfedgrp", "onnx"),
+        ("pfedgrp", "eager"),
+        ("fedavg", "eager"),
+        ("centralized", "eager"),
+        ("pfedgraph", "eager"),
+        ("fedavg-replay", "onnx"),
+        ("mfcl", "eager"),
+        ("lander", "eager"),
+    ],
 )
 def test_the_fleet_in_memory_equals_the_simulator_to_the_bit(
     method: str, sampler: str, data_root: Path, tmp_path: Path
