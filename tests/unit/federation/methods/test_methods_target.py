@@ -101,12 +101,15 @@ def test_images_come_closer_to_the_statistics_and_labels_they_are_made_for() -> 
 
 
 def test_a_student_that_is_warmed_up_changes_the_images() -> None:
-    average, where = random_task_model(), "agree"
+    average = random_task_model()
     without = short_target(synthesis_rounds=3).make_images({}, average, (0, 1), rng())[1]
-    with_student = short_target(synthesis_rounds=3, warm_up_rounds=0, student_steps=1, adversarial_where=where)
-    images = with_student.make_images({}, average, (0, 1), rng())[1]
-    assert torch.equal(images[:6], without[:6])
-    assert not torch.equal(images[6:], without[6:])
+    changed = []
+    for where in data_free.AGREEMENTS:
+        method = short_target(synthesis_rounds=3, warm_up_rounds=0, student_steps=1, adversarial_where=where)
+        images = method.make_images({}, average, (0, 1), rng())[1]
+        assert torch.equal(images[:6], without[:6])
+        changed.append(not torch.equal(images[6:], without[6:]))
+    assert any(changed)  # an image counts under exactly one of the two
 
 
 def test_a_student_comes_closer_to_its_teacher_and_leaves_it_alone() -> None:
