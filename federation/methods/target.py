@@ -17,8 +17,7 @@ Differences from the paper:
    steps, which are pFedGRP's 100 epochs. Its warm-up of 20 rounds is longer than that, so neither the student nor the
    adversarial term is ever used, and 2560 images are made; a shorter ``warm_up_rounds`` uses both.
 3. The adversarial term counts where student and teacher agree, as the reference has it; the paper's text says disagree
-   (``adversarial_where``). The student learns as in SDD, at a tenth
-   of its step size (``steps/synthesis.py``).
+   (``adversarial_where``). The student learns as in SDD, at a tenth of its step size (``steps/synthesis.py``).
 4. The generator is trained on from round to round, and optimisers are made anew.
 5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images.
 6. Real and synthetic images go through the task model in one batch, so that BatchNorm normalises them alike.
