@@ -51,6 +51,6 @@ def _layer_flops(layer: nn.Module, output: Tensor) -> int:
         return output.numel() * (layer.in_channels // layer.groups) * math.prod(layer.kernel_size)
     if isinstance(layer, nn.Linear):
         return output.numel() * layer.in_features
-    if isinstance(layer, (nn.BatchNorm2d, nn.InstanceNorm2d)):
+    if isinstance(layer, (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)):
         return 4 * output.numel()
     return 0

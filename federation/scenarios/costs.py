@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from federation.errors import SettingsError
 from models.acgan import build_acgan
 from models.build import build_critic, build_generator, build_task_model
 from models.counting import count_flops, count_parameters
 from models.data_free import LanderGenerator, MfclGenerator, TargetGenerator
+from models.ddpm import Denoiser, build_denoiser
 from models.flow import ConditionalFlow
 from models.resnet_plus import NUM_FEATURES, build_resnet_plus
 from models.specs import LATENT_SIZE, TaskSpec
@@ -25,6 +27,7 @@ _TEN = tuple("0123456789")
 _MFCL_LATENT_SIZE = 1000
 _TARGET_LATENT_SIZE = 256
 _LANDER_EMBEDDING_SIZE = 512
+_DDPM_WIDTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,14 @@ class Size:
 
 
 class NotBuilt(Exception):
-    """The project has no such model; the text says why."""
+    """The model can't be made here; the text says why in a few words."""
 
 
 def size_of(model: str, series: str) -> Size:
     """Return the size of one model of Table 6 in one series.
 
     Raises:
-        NotBuilt: We have none.
+        NotBuilt: It can't be made here.
         KeyError: The paper has no such model or series.
     """
     return _size(model, series)
@@ -118,8 +121,12 @@ def _wgan(series: Series, factor: int = 1) -> Parts:
     ]
 
 
-def _ddpm(_series: Series) -> Parts:
-    raise NotBuilt("no DDPM yet")
+def _ddpm(series: Series) -> Parts:
+    try:
+        denoiser = build_denoiser(series.spec, _DDPM_WIDTH, device="meta")
+    except SettingsError as error:
+        raise NotBuilt("needs [ddpm]") from error
+    return [(_AtOneStep(denoiser), series.spec.image_shape)]
 
 
 def _acgan(series: Series) -> Parts:
@@ -173,4 +180,17 @@ class _Joined(nn.Module):
     def forward(self, joined: Tensor) -> Tensor:
         """Return noise: (B, F + K) -> (B, F)."""
         noise: Tensor = self.flow(joined[:, :NUM_FEATURES], joined[:, NUM_FEATURES:])[0]
+        return noise
+
+
+class _AtOneStep(nn.Module):
+    """A denoiser as a function of the images alone, at timestep 0."""
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        super().__init__()
+        self.denoiser = denoiser
+
+    def forward(self, noised: Tensor) -> Tensor:
+        """Return the noise: (B, C, H, W) -> (B, C, H, W)."""
+        noise: Tensor = self.denoiser(noised, torch.zeros(len(noised), dtype=torch.int64, device=noised.device))
         return noise

@@ -51,6 +51,12 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
 )
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder of data sets; else $REPLAYFLEET_DATA.")
 @click.option("--download", is_flag=True, help="Let torchvision fetch a data set that is not found.")
+@click.option("--torch-device", default="cpu", help="Where methods compute: cpu, cuda, cuda:1, ...")
+@click.option(
+    "--in-step/--one-by-one",
+    default=None,
+    help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
+)
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each gets cores / jobs threads.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")

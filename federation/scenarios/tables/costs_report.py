@@ -17,7 +17,6 @@ from federation.scenarios.tables.measured import measured
 from federation.scenarios.tables.plan import RESULT
 
 _NONE = "-"
-_NOT_BUILT = "not built"
 
 _EXPERIMENTS = ("gradual", "circulating")
 
@@ -58,7 +57,10 @@ def _sizes() -> str:
                 texts += [_NONE, _NONE]
                 continue
             size = _size(row.model, series)
-            ours = (f"{size.flops / 1e6:.2f}M", f"{size.num_parameters / 1e3:.2f}K") if size else (_NOT_BUILT,) * 2
+            if isinstance(size, Size):
+                ours = (f"{size.flops / 1e6:.2f}M", f"{size.num_parameters / 1e3:.2f}K")
+            else:
+                ours = (size, size)
             texts += [f"{flops}{footnotes.marks(row.label, place)} / {ours[0]}", f"{parameters} / {ours[1]}"]
         lines.append(f"| {row.label} | {' | '.join(texts)} |")
     text = (
@@ -93,7 +95,9 @@ def _row(row: CostRow, table: CostTable, out: Path | None, marks: str) -> list[s
         if not epochs:
             return _NONE
         by_formula = training_cost(row.updates, epochs, amount(row.flops), share=row.share)
-        ours = _billions(training_cost(counted.number, epochs, size.flops, share=row.share)) if size else _NOT_BUILT
+        if not isinstance(size, Size):
+            return f"{published}{marks} / {_billions(by_formula)} / {size}"
+        ours = _billions(training_cost(counted.number, epochs, size.flops, share=row.share))
         return f"{published}{marks} / {_billions(by_formula)} / {ours}"
 
     accuracies = [_accuracy(row.method, table.dataset, scenario, out) for scenario in _EXPERIMENTS]
@@ -101,7 +105,7 @@ def _row(row: CostRow, table: CostTable, out: Path | None, marks: str) -> list[s
         f"{row.updates:g} / {counted.number:g}",
         f"{row.share:g}",
         str(row.epochs or _NONE),
-        f"{row.flops} / {f'{size.flops / 1e6:.2f}M' if size else _NOT_BUILT}",
+        f"{row.flops} / {f'{size.flops / 1e6:.2f}M' if isinstance(size, Size) else size}",
         cost(row.epochs, row.cost),
         str(row.global_epochs or _NONE),
         cost(row.global_epochs, row.global_cost),
@@ -142,11 +146,12 @@ def _results(name: str, dataset: str, scenario: str, out: Path | None) -> list[R
     return [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths]
 
 
-def _size(model: str, series: str) -> Size | None:
+def _size(model: str, series: str) -> Size | str:
+    """Return a model's size, or why it has none."""
     try:
         return size_of(model, series)
-    except NotBuilt:
-        return None
+    except NotBuilt as error:
+        return str(error)
 
 
 def _billions(flops: float) -> str:

@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         label: what the paper calls it.
         method: our method or variant.
         set: settings of the method that differ from its defaults, as ``--set`` takes them.
-        paper_set: further ones, for ``--settings paper`` only.
+        paper_set: further ones of ``method``, for ``--settings paper`` only.
         method_on: data set -> another method or variant there.
         replay: of Table 10: ``filtered`` by the task model, or ``plain``.
         values: one group of numbers per column, groups parted by ``|``.

@@ -54,6 +54,8 @@ class Choice:
     overrides: tuple[str, ...] = ()
     data_root: Path | None = None
     download: bool = False
+    torch_device: str = "cpu"
+    in_step: bool | None = None
     threads: int = 1
 
 
@@ -118,11 +120,17 @@ class PlannedRun:
             ("--data-root", options.data_root),
             *(("--set", override) for override in options.overrides),
             ("--threads", options.threads),
+            ("--torch-device", None if options.torch_device == "cpu" else options.torch_device),
             ("--out", options.out),
         ]
         words = [str(word) for option, value in given if value is not None for word in (option, value)]
-        flags = ["--resume"] if self.state is State.BEGUN else []
-        return [options.method, *words, *(["--download"] if options.download else []), *flags]
+        flags = {
+            "--in-step": options.in_step is True,
+            "--one-by-one": options.in_step is False,
+            "--download": options.download,
+            "--resume": self.state is State.BEGUN,
+        }
+        return [options.method, *words, *(flag for flag, is_given in flags.items() if is_given)]
 
 
 class Planner:
@@ -188,7 +196,8 @@ class Planner:
         name = row.method_on.get(column.dataset, row.method)
         try:
             _require_built(name)
-            changes = {**row.set, **(row.paper_set if self._choice.preset == "paper" else {})}
+            is_papers_schedule = self._choice.preset == "paper" and name == row.method
+            changes = {**row.set, **(row.paper_set if is_papers_schedule else {})}
             options, identity = self._assembled(name, changes, column, seed)
             named = self._name(name, changes, column, seed, identity)
         except (SettingsError, ModuleNotFoundError) as error:
@@ -261,6 +270,8 @@ class Planner:
             download=choice.download,
             overrides=[f"{key}={text}" for key, text in overrides.items()],
             threads=choice.threads,
+            torch_device=choice.torch_device,
+            in_step=choice.in_step,
         )
 
     def _dataset(self, name: str) -> Dataset:

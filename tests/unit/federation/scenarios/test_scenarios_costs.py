@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.scenarios.costs import MODELS, NotBuilt, size_of, training_cost
+from federation.scenarios.costs import MODELS, SERIES, NotBuilt, size_of, training_cost
 from federation.scenarios.tables.costs_paper import CostRow, CostTable, amount, cost_tables, size_table
 from federation.scenarios.tables.costs_report import cost_report
 
@@ -25,7 +25,7 @@ def test_models_have_the_papers_parameters_unless_the_page_says_that_they_havent
     table = size_table()
     (row,) = [row for row in table.rows if row.model == model]
     flops, parameters = row.published(table.series.index(series))
-    if flops == "-" or model == "lander-generator" or (model, series) in NOT_REPRODUCED:
+    if flops == "-" or model in {"lander-generator", "ddpm"} or (model, series) in NOT_REPRODUCED:
         return
     try:
         size = size_of(model, series)
@@ -52,6 +52,19 @@ def test_models_have_the_papers_flops(model: str, series: str, rel: float):
     (row,) = [row for row in table.rows if row.model == model]
     flops, _ = row.published(table.series.index(series))
     assert size_of(model, series).flops == pytest.approx(amount(flops), rel=rel)
+
+
+def test_a_model_that_cannot_be_made_here_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("models.ddpm.importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(NotBuilt, match="needs"):
+        MODELS["ddpm"](SERIES["cifar"])
+
+
+def test_the_denoiser_has_the_parameters_of_the_ddpm_paper():
+    pytest.importorskip("diffusers")
+    size = size_of("ddpm", "cifar")
+    assert size.num_parameters == pytest.approx(35.7e6, rel=2e-3)
+    assert size.flops > 6e9
 
 
 def test_the_papers_flow_was_counted_for_ten_samples():

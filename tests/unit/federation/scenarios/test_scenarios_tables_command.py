@@ -166,6 +166,16 @@ def test_a_dry_run_shows_commands_that_do_the_same_and_writes_nothing(table: Tab
     assert not (tmp_path / "out").exists()
 
 
+def test_a_gpu_is_asked_for_in_every_run(tmp_path: Path):
+    (run,) = Planner(choice(tmp_path, scenario="gradual", in_step=True)).runs(paper_table("1"))
+    assert "--in-step" in run.arguments()
+    assert "--torch-device" not in run.arguments()
+    (run,) = Planner(choice(tmp_path, scenario="gradual", torch_device="meta", in_step=False)).runs(paper_table("1"))
+    words = run.arguments()
+    assert words[words.index("--torch-device") + 1] == "meta"
+    assert "--one-by-one" in words
+
+
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
