@@ -207,8 +207,9 @@ class MixedData:
 
     def joined(self) -> RoundData:
         """Return all samples, real ones first."""
-        images = torch.cat([self.real.images, self.replay.images])
-        return RoundData(images, torch.cat([self.real.labels, self.replay.labels]))
+        device = self.real.images.device  # replay of nothing, or from an exported sub-generator, is on the CPU
+        images = torch.cat([self.real.images, self.replay.images.to(device)])
+        return RoundData(images, torch.cat([self.real.labels, self.replay.labels.to(device)]))
 
 
 def with_replay(
