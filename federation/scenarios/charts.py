@@ -102,4 +102,6 @@ def _dress(axes: Axes, num_rounds: int, title: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    axes.figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9, handlelength=4
+    )

@@ -142,10 +142,14 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def published(self, row: Row, column: int) -> dict[str, float]:
         """Return metric -> the paper's number, in the paper's unit; metrics that it leaves out are absent."""
+        return {metric: float(text) for metric, text in self.printed(row, column).items()}
+
+    def printed(self, row: Row, column: int) -> dict[str, str]:
+        """Return what ``published`` does, digit by digit as the paper prints it."""
         if not row.in_paper:
             return {}
         texts = row.values.split("|")[column].split()
-        return {metric: float(text) for metric, text in zip(self.metrics, texts, strict=True) if text != _NONE}
+        return {metric: text for metric, text in zip(self.metrics, texts, strict=True) if text != _NONE}
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

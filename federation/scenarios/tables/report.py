@@ -96,10 +96,11 @@ class Report:
         footnotes = Footnotes(self.table.notes)
         for cell in self._of(column):
             marks = footnotes.marks(cell.row.label, place)
+            printed = self.table.printed(cell.row, place)
             texts = [
                 text
                 for metric in metrics
-                for text in (_published(cell.published.get(metric), marks), _ours(cell.ours(metric)))
+                for text in (printed[metric] + marks if metric in printed else "-", _ours(cell.ours(metric)))
             ]
             lines.append(f"| {_label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
         return [*lines, *footnotes.lines()]
@@ -207,10 +208,6 @@ def _by_seed(cell: Cell) -> Mapping[str, list[float]]:
 def _label(cell: Cell) -> str:
     name = cell.row.method_on.get(cell.column.dataset, cell.row.method)
     return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
-
-
-def _published(value: float | None, marks: str) -> str:
-    return "-" if value is None else f"{value:g}{marks}"
 
 
 def _ours(summary: Summary | None) -> str:
