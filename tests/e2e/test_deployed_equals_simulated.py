@@ -24,10 +24,12 @@ from edge_client.sources.uri import DatasetUri, parse_source
 from edge_client.state_store import StateStore
 from export.graph import sub_generator_graph
 from export.sampler import onnx_sampler
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.records import Method, Sampler
+from federation.methods.steps.memory import kind_of, sampler_of
 from federation.protocol.messages import FleetSpec
 from federation.scenarios.ledger import DigestOnly
 from federation.scenarios.simulator import RoundOutcome, Simulation
+from federation.scenarios.variants import resolved
 from federation.service.artefact_codec import encode_artefacts
 from federation.service.fleet_spec import make_spec, method_of
 from federation.service.torch_setup import prepare_torch
@@ -60,9 +62,10 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spec_of(method: str, data_root: Path) -> FleetSpec:
+def spec_of(name: str, data_root: Path) -> FleetSpec:
     task = load_dataset("fashion-mnist", data_root=data_root).task
-    overrides = PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}
+    method, changes = resolved(name)
+    overrides = {**PFEDGRP, **changes} if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}
     return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
 
 
@@ -77,22 +80,27 @@ def simulated(method: str, data_root: Path, sampler_name: str) -> dict[str, dict
         seed=SEED,
     )
     stream = Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
-    sampler = (
-        eager_sampler(dataset.task) if sampler_name == "eager" else onnx_sampler(sub_generator_graph(dataset.task), 1)
-    )
+    built = method_of(spec_of(method, data_root))
     last: list[RoundOutcome] = []
     Simulation(
-        method=method_of(spec_of(method, data_root)),
+        method=built,
         dataset=dataset,
         stream=stream,
         run_seed=RUN_SEED,
-        sampler=sampler,
+        sampler=sampler_named(sampler_name, built),
         num_threads=1,
     ).run(on_round=last.append)
     return {
         name: {entry.name: entry.digest for entry in encode_artefacts(download.pack(), DigestOnly()).blobs}
         for name, download in last[-1].downloads.items()
     }
+
+
+def sampler_named(name: str, method: Method) -> Sampler:
+    kind = kind_of(method)
+    if name == "eager" or kind is None or kind.graph_spec is None:
+        return sampler_of(method)
+    return onnx_sampler(sub_generator_graph(kind.graph_spec), 1)
 
 
 def deployed(
@@ -103,7 +111,7 @@ def deployed(
     built = method_of(spec)
     task = load_dataset("fashion-mnist", data_root=data_root).task
     rules = RoundRules(NUM_CLIENTS, min_clients=NUM_CLIENTS, deadline_s=120.0, num_rounds=NUM_ROUNDS)
-    fleet = Fleet(spec, built, eager_sampler(task), OnnxExporter(built, task), rules)
+    fleet = Fleet(spec, built, sampler_of(built), OnnxExporter(built, task), rules)
     (folder / "aggregator").mkdir(parents=True)
     aggregator = AggregatorService(
         fleet, folder / "aggregator", connect, jobs=partial(ThreadJobs, prepare=partial(prepare_torch, 1))
@@ -168,6 +176,7 @@ def duplicating(broker: MemoryBroker) -> Connect:
     [
         ("pfedgrp", "onnx"),
         ("pfedgrp", "eager"),
+        ("pfedgrp-as3", "onnx"),
         ("fedavg", "eager"),
         ("centralized", "eager"),
         ("pfedgraph", "eager"),

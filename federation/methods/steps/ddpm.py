@@ -92,7 +92,8 @@ def train_denoiser(
     if len(images) == 0:
         raise ValueError("a sub-generator needs at least one image of its class")
     module = build_denoiser(spec, width, device="meta")
-    module.load_state_dict({name: tensor.clone() for name, tensor in start.generator.items()}, assign=True)
+    own = {name: tensor.to(images.device, copy=True) for name, tensor in start.generator.items()}
+    module.load_state_dict(own, assign=True)
     module.requires_grad_(True)
     module.train()
     adam = torch.optim.Adam(module.parameters(), lr=schedule.learning_rate)
