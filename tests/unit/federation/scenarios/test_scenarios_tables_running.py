@@ -159,6 +159,19 @@ def test_the_line_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path):
     assert lines[-1] == "3 of 3 runs done after 5 min"
 
 
+def test_rounds_from_before_an_interruption_dont_make_the_rest_look_fast(tmp_path: Path):
+    world = World()
+    run = planned(tmp_path / "a", rounds=100)
+    (run.folder / "state").mkdir(parents=True)
+    for index in range(20):
+        (run.folder / "state" / f"round-{index:04d}.json").touch()
+    waiting = planned(tmp_path / "b", rounds=60)
+    world.runner([run, waiting]).run_all()
+    line = next(line for line in world.log if "runs done" in line)
+    assert f"{run.name} round 60 of 100" in line
+    assert "about 2 min left" in line  # 40 rounds in the 60 s since: 100 rounds are left, at 1.5 s each
+
+
 def test_finished_runs_tell_how_long_others_will_take(tmp_path: Path):
     world = World()
     first = planned(tmp_path / "first")
