@@ -165,11 +165,11 @@ def test_rounds_from_before_an_interruption_dont_make_the_rest_look_fast(tmp_pat
     (run.folder / "state").mkdir(parents=True)
     for index in range(20):
         (run.folder / "state" / f"round-{index:04d}.json").touch()
-    waiting = planned(tmp_path / "b", rounds=60)
+    waiting = planned(tmp_path / "b", rounds=160)
     world.runner([run, waiting]).run_all()
     line = next(line for line in world.log if "runs done" in line)
     assert f"{run.name} round 60 of 100" in line
-    assert "about 2 min left" in line  # 40 rounds in the 60 s since: 100 rounds are left, at 1.5 s each
+    assert "about 5 min left" in line  # 40 rounds in the 60 s since; 200 are left, at 1.5 s each
 
 
 def test_finished_runs_tell_how_long_others_will_take(tmp_path: Path):
