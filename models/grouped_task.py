@@ -32,8 +32,8 @@ def task_logits(module: ResNet20, parameters: Mapping[str, Tensor], num_networks
         x = run.block(f"blocks.{name}", block, x)
     features = x.mean(dim=(2, 3)).unflatten(1, (num_networks, -1))  # (B, N, features)
     weight = parameters["head.weight"].unflatten(0, (num_networks, -1))  # (N, K, features)
-    logits: Tensor = torch.einsum("bnf,nkf->bnk", features, weight)
-    logits = logits + parameters["head.bias"].unflatten(0, (num_networks, -1))
+    bias = parameters["head.bias"].unflatten(0, (num_networks, -1))
+    logits: Tensor = torch.einsum("bnf,nkf->bnk", features, weight) + bias
     return logits
 
 
