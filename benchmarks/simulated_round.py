@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -148,15 +147,16 @@ def time_ours(kind: str, num_clients: int, num_rounds: int, out: Path) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """Return this process's largest memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return this process's largest memory so far; unlike getrusage's it doesn't include that of its parent."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:", 1)[1].split()[0])
 
 
-def bare_rss_bytes() -> int:
+def bare_rss_bytes(python: Path) -> int:
     """Return the memory of an interpreter that imported torch and did nothing."""
-    script = "import resource, torch; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    script = "import torch; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    done = subprocess.run([str(python), "-c", script], capture_output=True, text=True, check=True)
+    return 1024 * int(done.stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def overheads(run: Times) -> list[float]:
     return [entry["round_s"] - entry["compute_s"] for entry in run["rounds"][1:]]
 
 
-def summary(runs: Mapping[str, list[Times]], bare_bytes: int) -> dict[str, Times]:
+def summary(runs: Mapping[str, list[Times]], bare_bytes: Mapping[str, int]) -> dict[str, Times]:
     """Return, for every kind, quantiles over all its rounds, its memory, and how much longer the rival takes."""
     found: dict[str, Times] = {}
     for kind, own in runs.items():
@@ -227,10 +227,10 @@ def summary(runs: Mapping[str, list[Times]], bare_bytes: int) -> dict[str, Times
             "round_p95_s": rounds[math.ceil(0.95 * len(rounds)) - 1],
             "aggregate_p50_s": statistics.median(aggregations),
             "peak_rss_bytes": max(run["peak_rss_bytes"] for run in own),
-            "rss_above_bare_bytes": max(run["peak_rss_bytes"] for run in own) - bare_bytes,
+            "rss_above_bare_bytes": max(run["peak_rss_bytes"] for run in own) - bare_bytes[kind],
             "loads": [run["load"] for run in own],
         }
-        if "flower" in runs:
+        if "flower" in runs and kind != "flower":
             found[kind]["rival_takes_times_as_long"] = statistics.median(
                 statistics.median(overheads(theirs)) / statistics.median(overheads(ours))
                 for ours, theirs in zip(own, runs["flower"], strict=True)
@@ -246,7 +246,7 @@ def show(num_clients: int, found: Mapping[str, Times]) -> None:
             f"{num_clients:>4} clients, {kind:<7} p50 {1000 * values['round_p50_s']:7.1f} ms, "
             f"p95 {1000 * values['round_p95_s']:7.1f} ms, aggregation {1000 * values['aggregate_p50_s']:6.1f} ms, "
             f"{values['rss_above_bare_bytes'] / 1e9:5.2f} GB above a bare interpreter"
-            + (f", Flower takes {ratio:.1f} times as long" if ratio and kind != "flower" else ""),
+            + (f", Flower takes {ratio:.1f} times as long" if ratio else ""),
             flush=True,
         )
 
@@ -274,7 +274,10 @@ def main() -> None:
     elif not options.rival_python.exists():
         print(f"{options.rival_python} doesn't exist: only ours is measured, without ratios")
         options.rival_python = None
-    result: dict[str, Any] = {"bare_rss_bytes": bare_rss_bytes(), "clients": {}, "runs": {}}
+    bare = {kind: bare_rss_bytes(Path(sys.executable)) for kind in KINDS[:2]}
+    if options.rival_python:
+        bare["flower"] = bare_rss_bytes(options.rival_python)
+    result: dict[str, Any] = {"bare_rss_bytes": bare, "clients": {}, "runs": {}}
     with tempfile.TemporaryDirectory() as folder:
         contest = Contest(Path(folder), options.rival_python)
         if options.rival_python:
@@ -287,7 +290,7 @@ def main() -> None:
             for _ in range(options.repeats):
                 for kind, done in runs.items():
                     done.append(contest.run(kind, num_clients, options.rounds))
-            result["clients"][num_clients] = found = summary(runs, result["bare_rss_bytes"])
+            result["clients"][num_clients] = found = summary(runs, bare)
             result["runs"][num_clients] = runs
             show(num_clients, found)
     if options.out:

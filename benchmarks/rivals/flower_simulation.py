@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import resource
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -117,7 +116,7 @@ def main() -> None:
     np.savez(options.out.with_suffix(".npz"), **average)
     found = {
         "rounds": strategy.rounds,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:", 1)[1].split()[0]),
         "versions": {name: importlib.metadata.version(name) for name in ("flwr", "ray", "torch", "numpy")},
     }
     options.out.write_text(json.dumps(found))
