@@ -317,9 +317,18 @@ def retrained(settings: MemorySettings, work: Mapping[int, Retraining]) -> dict[
     return dict(zip(work, train_all(settings.sub_generator_kind(), list(work.values())), strict=True))
 
 
-def train_all(kind: SubGeneratorKind, work: Sequence[Retraining]) -> list[SubGenerator]:
-    """Return sub-generators of one kind after training, in the order of the work; those of a WGAN-GP as one network."""
-    if not isinstance(kind, WganGp):
+def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: bool | None = None) -> list[SubGenerator]:
+    """Return sub-generators of one kind after training, in the order of the work.
+
+    Args:
+        kind: of all of them.
+        work: what to train.
+        as_one: train those of a WGAN-GP as one network. None does so on a GPU; a CPU gains nothing from it
+            (``benchmarks/results/grouped_training.json``).
+    """
+    if as_one is None:
+        as_one = any(one.images.device.type != "cpu" for one in work)
+    if not as_one or not isinstance(kind, WganGp):
         return [kind.train(one.start, one.images, one.num_epochs, one.rng) for one in work]
     trained: dict[int, SubGenerator] = {}
     for num_epochs in sorted({one.num_epochs for one in work}):

@@ -6,7 +6,7 @@ import torch
 
 from federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone, together
 from federation.methods.steps.grouped_task_model import TaskModelJob
-from federation.methods.steps.memory import Retraining
+from federation.methods.steps.memory import Retraining, train_all
 from federation.methods.steps.sub_generators import WganGp
 from federation.methods.steps.task_model import Optimisation
 from models.build import build_task_model, initialise
@@ -48,3 +48,15 @@ def test_clients_in_step_get_what_each_gets_alone_whatever_they_ask_for() -> Non
 
 def test_no_clients_are_no_work() -> None:
     assert together({}) == {}
+
+
+def test_sub_generators_of_different_schedules_come_back_in_order_when_trained_as_one() -> None:
+    def work() -> list[Retraining]:
+        rng = torch.Generator().manual_seed(0)
+        images = torch.rand(6, 1, 28, 28, generator=rng) * 2 - 1
+        return [Retraining(KIND.new(rng), images, epochs, torch.Generator().manual_seed(epochs)) for epochs in (2, 1)]
+
+    one_by_one, as_one = train_all(KIND, work(), as_one=False), train_all(KIND, work(), as_one=True)
+    for left, right in zip(as_one, one_by_one, strict=True):
+        for name, tensor in right.generator.items():
+            torch.testing.assert_close(left.generator[name], tensor, rtol=1e-3, atol=1e-3)
