@@ -251,6 +251,15 @@ def show(num_clients: int, found: Mapping[str, Times]) -> None:
         )
 
 
+def usable(rival_python: Path | None) -> Path | None:
+    """Return the rival's interpreter; None, and a message, if there is none."""
+    if rival_python and rival_python.exists():
+        return rival_python
+    missing = f"{rival_python} doesn't exist" if rival_python else "no --rival-python or $RIVAL_PYTHON"
+    print(f"{missing}: only ours is measured, without ratios")
+    return None
+
+
 def main() -> None:
     """Print times, ratios and memory; write JSON with ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -269,18 +278,14 @@ def main() -> None:
     if options.kind:
         time_ours(options.kind, int(options.clients), options.rounds, options.out)
         return
-    if options.rival_python is None:
-        print("no --rival-python or $RIVAL_PYTHON: only ours is measured, without ratios")
-    elif not options.rival_python.exists():
-        print(f"{options.rival_python} doesn't exist: only ours is measured, without ratios")
-        options.rival_python = None
+    rival_python = usable(options.rival_python)
     bare = {kind: bare_rss_bytes(Path(sys.executable)) for kind in KINDS[:2]}
-    if options.rival_python:
-        bare["flower"] = bare_rss_bytes(options.rival_python)
+    if rival_python:
+        bare["flower"] = bare_rss_bytes(rival_python)
     result: dict[str, Any] = {"bare_rss_bytes": bare, "clients": {}, "runs": {}}
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(Path(folder), options.rival_python)
-        if options.rival_python:
+        contest = Contest(Path(folder), rival_python)
+        if rival_python:
             result["largest_difference_of_averages"] = difference = contest.largest_difference()
             print(f"averages of three clients that differ: largest difference {difference:.1e}")
             if not difference <= TOLERANCE:
