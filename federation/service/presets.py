@@ -42,8 +42,8 @@ _SHORT_GAN = {
 }
 """Ten times the paper's step size, for schedules of some 300 critic steps: at the paper's they learn nothing yet."""
 
-_SMALL_GAN = {**_SHORT_GAN, "gan_batch_size": 16, "sub_generator_epochs": 36}
-"""252 critic steps on 100 images."""
+_SMALL_GAN = {**_SHORT_GAN, "gan_batch_size": 16, "sub_generator_epochs": 50}
+"""350 critic steps on 100 images."""
 
 _SHORT_DDPM = {"ddpm_epochs": 60, "ddpm_width": 16, "ddpm_batch_size": 32, "ddpm_sampling_steps": 10}
 """Still minutes per class on two cores: diffusion models are for GPUs."""
