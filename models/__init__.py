@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from models.resnet import ResNet20
-    from models.specs import TaskSpec
+    from models.specs import DetectionSpec, TaskSpec
+    from models.tiny_yolo import TinyYolo
     from models.wgan import Critic, Generator
 
-__all__ = ["Critic", "Generator", "ResNet20", "TaskSpec"]
+__all__ = ["Critic", "DetectionSpec", "Generator", "ResNet20", "TaskSpec", "TinyYolo"]
 
 _HOMES = {
     "Critic": "models.wgan",
+    "DetectionSpec": "models.specs",
     "Generator": "models.wgan",
     "ResNet20": "models.resnet",
     "TaskSpec": "models.specs",
+    "TinyYolo": "models.tiny_yolo",
 }
 
 

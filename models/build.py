@@ -1,4 +1,4 @@
-"""From a ``TaskSpec`` to modules, and from an explicit generator to their first parameters.
+"""From a task's spec to modules, and from an explicit generator to their first parameters.
 
 Modules are made on the meta device, where PyTorch's own initialisation draws nothing: global randomness is untouched.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 from torch import nn
 
 from models.data_free import PixelScale
 from models.resnet import ResNet20
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from models.tiny_yolo import DetectionHead, TinyYolo
 from models.wgan import Critic, Generator
 
 M = TypeVar("M", bound=nn.Module)
@@ -23,11 +24,21 @@ _DCGAN_STD = 0.02
 """Radford et al. 2016, "Unsupervised Representation Learning with DCGANs", section 4."""
 
 
-def build_task_model(spec: TaskSpec, *, device: str = "cpu") -> ResNet20:
-    """Return the task model of ``spec``, its parameters zero until ``initialise`` or ``load_state_dict``.
+@overload
+def build_task_model(spec: TaskSpec, *, device: str = ...) -> ResNet20: ...
+@overload
+def build_task_model(spec: DetectionSpec, *, device: str = ...) -> TinyYolo: ...
+@overload
+def build_task_model(spec: AnyTaskSpec, *, device: str = ...) -> ResNet20 | TinyYolo: ...
+def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> ResNet20 | TinyYolo:
+    """Return the classifier or detector of ``spec``, its parameters zero until ``initialise`` or ``load_state_dict``.
 
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
     """
+    if isinstance(spec, DetectionSpec):
+        return _build(
+            lambda: TinyYolo(spec.image_channels, spec.num_classes, spec.num_anchors, spec.width, spec.stride), device
+        )
     return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem), device)
 
 
@@ -51,8 +62,9 @@ def initialise(module: M, rng: torch.Generator) -> M:
     """Draw all parameters of ``module`` anew from ``rng``, reset all buffers, and return it.
 
     Convolutions and linear layers get PyTorch's default, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (He et al. 2015 with
-    a = sqrt 5), and normalisations scale 1 and shift 0. A ``Generator`` or ``Critic`` gets DCGAN's N(0, 0.02) and
-    scales from N(1, 0.02). Layers are visited in the order of ``module.modules()``.
+    a = sqrt 5), and normalisations scale 1 and shift 0; a detector's confidences start at ``DetectionHead.PRIOR``.
+    A ``Generator`` or ``Critic`` gets DCGAN's N(0, 0.02) and scales from N(1, 0.02). Layers are visited in the order of
+    ``module.modules()``.
 
     Args:
         module: not on the meta device; changed in place.
@@ -91,6 +103,8 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
         layer.weight.uniform_(-bound, bound, generator=rng)
         if layer.bias is not None:
             layer.bias.uniform_(-bound, bound, generator=rng)
+        if isinstance(layer, DetectionHead):
+            layer.start_unconfident()
     elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)):
         layer.weight.fill_(1.0)
         layer.bias.zero_()

@@ -6,6 +6,7 @@ Both ends derive every parameter shape from a ``TaskSpec``, so the spec travels 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 LATENT_SIZE = 100
 """Z: entries of a sub-generator's latent vector."""
@@ -15,6 +16,15 @@ IMAGE_SIZES = (28, 32, 64)
 
 STEMS = ("cifar", "imagenet")
 """First convolution of the task model: 3x3 stride 1, or 5x5 stride 2 padding 1."""
+
+DETECTION_STRIDES = (8, 16, 32)
+"""Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""
+
+STANDARD_WIDTH = 16
+"""Channels of the published tiny YOLO's first convolution."""
+
+NARROW_WIDTH = 4
+"""Of one for small boards: a sixteenth of the parameters and of the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +66,79 @@ class TaskSpec:
     def image_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one image; values are float32 in [-1, 1]."""
         return (self.image_channels, self.image_size, self.image_size)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """What the task model answers for one image: (K,) logits."""
+        return (self.num_classes,)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionSpec:
+    """The detection task that a fleet learns: which things are to be seen in a picture, and where.
+
+    Attributes:
+        image_channels: C, 1 or 3.
+        image_height: H in pixels, a multiple of ``stride``.
+        image_width: W in pixels, a multiple of ``stride``.
+        class_names: K names; a class id is an index into them.
+        anchors: A typical boxes, (width, height) in shares of the picture's; see ``federation.streams.anchors``.
+        width: channels of the first convolution; ``STANDARD_WIDTH`` or, for small boards, ``NARROW_WIDTH``.
+        stride: one of ``DETECTION_STRIDES``. Parameters don't depend on it; arithmetic does.
+    """
+
+    image_channels: int
+    image_height: int
+    image_width: int
+    class_names: tuple[str, ...]
+    anchors: tuple[tuple[float, float], ...]
+    width: int = STANDARD_WIDTH
+    stride: int = 32
+
+    def __post_init__(self) -> None:
+        if self.image_channels not in {1, 3}:
+            raise ValueError(f"image_channels is {self.image_channels}, expected 1 or 3")
+        if self.stride not in DETECTION_STRIDES:
+            raise ValueError(f"stride is {self.stride}, expected one of {DETECTION_STRIDES}")
+        for name in ("image_height", "image_width"):
+            pixels = getattr(self, name)
+            if not 32 <= pixels <= 4096 or pixels % self.stride:
+                raise ValueError(f"{name} is {pixels}, expected 32 to 4096 pixels and a multiple of {self.stride}")
+        if not 1 <= len(self.class_names) <= 4096:
+            raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
+        if not 1 <= len(self.anchors) <= 64:
+            raise ValueError(f"a detector needs 1 to 64 anchors, got {len(self.anchors)}")
+        for anchor in self.anchors:
+            if len(anchor) != 2 or not all(0 < side <= 2 for side in anchor):
+                raise ValueError(f"anchor is {anchor}, expected (width, height), each above 0 and at most 2 pictures")
+        if not 1 <= self.width <= 512:
+            raise ValueError(f"width is {self.width}, expected 1 to 512")
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def num_anchors(self) -> int:
+        """A."""
+        return len(self.anchors)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image; values are float32 in [-1, 1]."""
+        return (self.image_channels, self.image_height, self.image_width)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """(rows, columns) of cells."""
+        return (self.image_height // self.stride, self.image_width // self.stride)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """What the detector answers for one image: (A * (5 + K), rows, columns)."""
+        return (self.num_anchors * (5 + self.num_classes), *self.grid_shape)
+
+
+AnyTaskSpec: TypeAlias = TaskSpec | DetectionSpec
+"""What a fleet can learn."""
