@@ -29,6 +29,10 @@ BatchLoss: TypeAlias = Callable[[ResNet20, Tensor], Tensor]
 """(the task model in training, (B,) int64 indices of this step's samples) -> scalar to descend."""
 
 
+AfterBackward: TypeAlias = Callable[[torch.nn.Module], None]
+"""Called with the task model once a step's gradients are there; may change them before the step is taken."""
+
+
 class TaskModelSettings(Protocol):
     """The settings of a method that trains a task model; ``Optimisation`` says what they mean."""
 
@@ -180,6 +184,7 @@ def descend(
     optimisation: Optimisation,
     rng: torch.Generator,
     batch_loss: BatchLoss,
+    after_backward: AfterBackward | None = None,
 ) -> dict[str, Tensor]:
     """Return the task model's parameters after SGD on a loss of the caller's.
 
@@ -190,6 +195,7 @@ def descend(
         optimisation: epochs, batches and step sizes.
         rng: draws the order of samples; on the CPU.
         batch_loss: what a step descends; it may add parameters' own terms (FedProx), for the module is at hand.
+        after_backward: may change a step's gradients (A-GEM); momentum and weight decay come after it.
 
     Raises:
         ValueError: Fewer than two samples, which BatchNorm can't be trained on.
@@ -212,6 +218,8 @@ def descend(
                 loss = batch_loss(module, batch)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
+            if after_backward is not None:
+                after_backward(module)
             optimiser.step()
     return trained_parameters(module)
 
