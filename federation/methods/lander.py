@@ -33,7 +33,6 @@ The parameter count that pFedGRP's Table 6 gives (130.8 M) isn't reproduced: wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,22 +41,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from federation.methods import checks
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
+from federation.methods.image_synthesis_method import AnsweredPool, ImageSynthesisMethod
+from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import (
-    LOGITS,
-    absent_classes,
-    current_loss,
-    distilled_classes,
-    soft_cross_entropy,
-)
-from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
-from federation.methods.steps.task_model import Optimisation, descend, trained_parameters
-from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
-from federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
-from federation.methods.task_method import TaskMethod
+from federation.methods.steps.incremental import absent_classes, current_loss
+from federation.methods.steps.synthesis import OpenRound
+from federation.methods.steps.task_model import Optimisation, descend
+from federation.methods.synthesis_method import built_generator
+from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from federation.methods.task_records import NoState
 from models.build import build_module, initialise
 from models.data_free import LanderGenerator
@@ -68,76 +61,36 @@ NUM_FEATURES = WIDTHS[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lander(SynthesisMethod):
-    """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
+class Lander(ImageSynthesisMethod):
+    """Settings and both halves of the method; the other settings are those of ``ImageSynthesisMethod``.
+
+    ``latent_size`` counts the entries behind the noise layers.
 
     Attributes:
-        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
-        synthetic_batch_size: synthetic images beside each batch of real ones.
-        temperature: of the distillation.
         anchor_weight: of the bounding loss, on the client and in synthesis.
         anchor_radius: of the ball around an anchor, in mean squared distance per entry.
         anchor_norm: length of an anchor.
-        synthesis_rounds: rounds of synthesis per round; each leaves one batch of images.
-        synthesis_steps: steps of each.
-        synthesis_batch_size: images of each.
         samples_per_layer: images that share a noise layer.
-        generator_learning_rate: of the generator's Adam.
         scale_learning_rate: of the learnt scale of pixels.
-        generator_beta1: of Adam.
-        generator_beta2: of Adam.
-        generator_width: channels of the generator's last hidden maps.
-        latent_size: entries behind the noise layers.
         batch_norm_weight: of the distance between BatchNorm statistics.
-        batch_norm_momentum: share of earlier rounds of synthesis in the batch's statistics.
-        label_weight: of the cross-entropy with the images' labels.
-        adversarial_weight: of the adversarial term.
-        adversarial_where: ``agree`` or ``disagree``: the images on which it counts.
         warm_up_rounds: rounds of synthesis before student and adversarial term.
-        padding: pixels by which synthesis shifts images before the task model sees them.
-        student_steps: the student's steps after each round of synthesis.
     """
 
     name: ClassVar[str] = "lander"
 
-    logits: str = "all"
-    synthetic_batch_size: int = 128
-    temperature: float = 2.0
     anchor_weight: float = 5.0
     anchor_radius: float = 0.015
     anchor_norm: float = 5.0
-    synthesis_rounds: int = 10
-    synthesis_steps: int = 10
-    synthesis_batch_size: int = 256
     samples_per_layer: int = 10
-    generator_learning_rate: float = 2e-3
     scale_learning_rate: float = 0.01
-    generator_beta1: float = 0.5
-    generator_beta2: float = 0.999
-    generator_width: int = 64
-    latent_size: int = 256
     batch_norm_weight: float = 1.0
-    batch_norm_momentum: float = 0.9
-    label_weight: float = 0.5
-    adversarial_weight: float = 1.0
-    adversarial_where: str = "agree"
     warm_up_rounds: int = 2
-    padding: int = 4
-    student_steps: int = 10
 
     def __post_init__(self) -> None:
-        TaskMethod.__post_init__(self)
-        checks.one_of(LOGITS, self, "logits")
-        checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
-        checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "samples_per_layer"])
-        checks.at_least(1, self, ["generator_width", "latent_size"])
-        checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
-        weights = ["anchor_weight", "batch_norm_weight", "label_weight", "adversarial_weight"]
-        checks.within(0.0, math.inf, self, [*weights, "generator_learning_rate", "scale_learning_rate"])
-        checks.within(0.0, math.inf, self, ["anchor_radius", "anchor_norm"])
-        checks.within(0.0, 1.0, self, ["generator_beta1", "generator_beta2", "batch_norm_momentum"])
-        checks.within(1e-3, 1e9, self, ["temperature"])
-        checks.one_of(data_free.AGREEMENTS, self, "adversarial_where")
+        ImageSynthesisMethod.__post_init__(self)
+        checks.at_least(1, self, ["samples_per_layer"])
+        weights = ["anchor_weight", "anchor_radius", "anchor_norm"]
+        checks.within(0.0, math.inf, self, [*weights, "scale_learning_rate"])
 
     def local_round(
         self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
@@ -162,86 +115,31 @@ class Lander(SynthesisMethod):
             loss = current_share * (current + self.anchor_weight * bound)
             if replay is None or replayed is None:
                 return loss
-            return loss + earlier_share * replay.loss(features[size:], logits[size:], replayed)
+            return loss + earlier_share * replay_loss(replay, features[size:], logits[size:], replayed)
 
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 
-    def aggregate(
-        self,
-        state: SynthesisState,
-        uploads: Mapping[ClientId, CountedUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
-        """Average the uploads, then make a new set of images against the average.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del sampler
-        average, seen = uniform_average(uploads), seen_classes(state, uploads)
-        generator, images = self.make_images(state.generator, average, seen, rng)
-        return self.same_for_all(
-            SynthesisState(
-                average=average,
-                generator=generator,
-                synthetic={IMAGES: images} if len(images) else state.synthetic,
-                seen=seen,
-                clients=known_clients(state, uploads),
-            )
-        )
-
-    def make_images(
-        self, generator: Parameters, average: Parameters, seen: tuple[int, ...], rng: torch.Generator
-    ) -> tuple[Parameters, Tensor]:
-        """Return (the generator trained on, images as bytes); an empty generator is initialised first."""
-        device = next(iter(average.values())).device
-        module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last).train()
-        teacher = data_free.frozen_task_model(self.task, average)
-        student = Student(self.task, StudentTraining(), device, split_generator(rng))
-        anchors, noise_rng = self.anchors().to(device), split_generator(rng)
+    def open_rounds(self, module: LanderGenerator, rng: torch.Generator) -> OpenRound:
+        """Return what opens each round of synthesis: the labels' anchors, and noise layers drawn anew."""
+        anchors = self.anchors().to(module.scale.mean.device)
 
         def open_round(labels: Tensor) -> NoisyRound:
             for layer in module.noise:
                 assert isinstance(layer, nn.Linear)
                 fresh = build_module(lambda: nn.Linear(NUM_FEATURES, self.latent_size))
-                layer.load_state_dict(initialise(fresh, noise_rng).state_dict())
+                layer.load_state_dict(initialise(fresh, rng).state_dict())
             return NoisyRound(self, module, anchors[labels])
 
-        images = synthesise(teacher, open_round, seen, self._synthesis(), student, split_generator(rng))
-        trained = trained_parameters(module)
-        return (trained if data_free.all_finite(trained) else generator), images
+        return open_round
 
     def anchors(self) -> Tensor:
         """Return the anchors of all classes, (K, D); the same everywhere and always."""
         return data_free.label_anchors(self.task.num_classes, NUM_FEATURES, self.anchor_norm)
 
-    def _replay(self, download: SynthesisDownload, rng: torch.Generator) -> AnsweredPool:
-        pool = data_free.from_bytes(download.synthetic[IMAGES])
-        answered = data_free.answers(self.task, download.task_parameters, pool)
-        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
-        return AnsweredPool(pool, answered, known, self.temperature, self.synthetic_batch_size, rng)
-
-    def _synthesis(self) -> Synthesis:
-        return Synthesis(
-            num_rounds=self.synthesis_rounds,
-            steps_per_round=self.synthesis_steps,
-            batch_size=self.synthesis_batch_size,
-            batch_norm_weight=self.batch_norm_weight,
-            batch_norm_momentum=self.batch_norm_momentum,
-            label_weight=self.label_weight,
-            adversarial_weight=self.adversarial_weight,
-            adversarial_where=self.adversarial_where,
-            warm_up_rounds=self.warm_up_rounds,
-            padding=self.padding,
-            student_steps=self.student_steps,
-        )
-
     def _generator(self, parameters: Parameters, rng: torch.Generator) -> LanderGenerator:
         spec = self.task
-        module = build_module(
+        return built_generator(
             lambda: LanderGenerator(
                 spec.image_channels,
                 spec.image_size,
@@ -250,12 +148,10 @@ class Lander(SynthesisMethod):
                 samples_per_layer=self.samples_per_layer,
                 latent_size=self.latent_size,
                 width=self.generator_width,
-            )
+            ),
+            parameters,
+            rng,
         )
-        if not parameters:
-            return initialise(module, rng)
-        module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()})
-        return module
 
 
 def scales(num_new: int, num_earlier: int) -> tuple[float, float]:
@@ -269,35 +165,9 @@ def scales(num_new: int, num_earlier: int) -> tuple[float, float]:
     return 0.2 * (1 + 1 / spread) / share, 0.4 * spread * share
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredPool:
-    """Synthetic images with what the average model said about them.
-
-    Attributes:
-        images: (B, C, H, W) float32.
-        answered: the average model's features and logits of them.
-        known: (S,) int64, the classes whose logits are distilled.
-        temperature: of the distillation.
-        batch_size: images per step.
-        rng: draws each step's.
-    """
-
-    images: Tensor
-    answered: Observation
-    known: Tensor
-    temperature: float
-    batch_size: int
-    rng: torch.Generator
-
-    def draw(self) -> Tensor:
-        """Return the indices (B,) of a step's images, drawn anew."""
-        return torch.randperm(len(self.images), generator=self.rng)[: self.batch_size].to(self.images.device)
-
-    def loss(self, features: Tensor, logits: Tensor, batch: Tensor) -> Tensor:
-        """Return ``soft CE + feature MSE`` of the images ``batch`` with these features (B, D) and logits (B, K)."""
-        earlier = self.answered.logits[batch][:, self.known]
-        distilled = soft_cross_entropy(logits[:, self.known], earlier, self.temperature)
-        return distilled + F.mse_loss(features, self.answered.features[batch])
+def replay_loss(pool: AnsweredPool, features: Tensor, logits: Tensor, batch: Tensor) -> Tensor:
+    """Return ``soft CE + feature MSE`` of the pool's images ``batch`` with these features (B, D) and logits (B, K)."""
+    return pool.distillation(logits, batch) + F.mse_loss(features, pool.answered.features[batch])
 
 
 class NoisyRound:

@@ -40,17 +40,17 @@ from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, head_weighted_distance
-from federation.methods.steps.task_model import (
-    Optimisation,
-    descend,
-    train_task_model,
-    trained_parameters,
+from federation.methods.steps.task_model import Optimisation, descend, train_task_model, trained_parameters
+from federation.methods.synthesis_method import (
+    SynthesisMethod,
+    built_generator,
+    known_clients,
+    seen_classes,
+    uniform_average,
 )
-from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
 from federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
 from federation.methods.task_method import TaskMethod
 from federation.methods.task_records import NoState
-from models.build import build_module, initialise
 from models.data_free import MfclGenerator
 from models.resnet import ResNet20
 
@@ -202,7 +202,7 @@ class MFCL(SynthesisMethod):
 
     def _generator(self, parameters: Parameters, rng: torch.Generator) -> MfclGenerator:
         spec = self.task
-        module = build_module(
+        return built_generator(
             lambda: MfclGenerator(
                 spec.image_channels,
                 spec.image_size,
@@ -210,9 +210,7 @@ class MFCL(SynthesisMethod):
                 self.generator_width,
                 pixel_mean=self.pixel_mean,
                 pixel_std=self.pixel_std,
-            )
+            ),
+            parameters,
+            rng,
         )
-        if not parameters:
-            return initialise(module, rng)
-        module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()})
-        return module

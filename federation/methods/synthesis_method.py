@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import nn
 
 from federation.methods.records import ClientId, Parameters
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
 from federation.methods.task_method import TaskMethod, require_uploads
-from models.build import build_task_model, initialise
+from models.build import build_module, build_task_model, initialise
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +70,12 @@ def seen_classes(state: SynthesisState, uploads: Mapping[ClientId, CountedUpload
 def known_clients(state: SynthesisState, uploads: Mapping[ClientId, CountedUpload]) -> tuple[ClientId, ...]:
     """Return the ids of all clients that ever uploaded, sorted."""
     return tuple(sorted({*state.clients, *uploads}))
+
+
+def built_generator(construct: Callable[[], M], parameters: Parameters, rng: torch.Generator) -> M:
+    """Return what ``construct`` makes with a copy of these parameters, or with first ones drawn if there are none."""
+    module = build_module(construct)
+    if not parameters:
+        return initialise(module, rng)
+    module.load_state_dict(dict(parameters))
+    return module

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,96 +36,44 @@ import torch
 from torch import Tensor, nn
 
 from federation.methods import checks
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
+from federation.methods.image_synthesis_method import ImageSynthesisMethod
+from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
-from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import (
-    LOGITS,
-    absent_classes,
-    current_loss,
-    distilled_classes,
-    soft_cross_entropy,
-)
-from federation.methods.steps.synthesis import Student, StudentTraining, Synthesis, synthesise
-from federation.methods.steps.task_model import (
-    Optimisation,
-    descend,
-    train_task_model,
-    trained_parameters,
-)
-from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
-from federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
-from federation.methods.task_method import TaskMethod
+from federation.methods.steps.incremental import absent_classes, current_loss
+from federation.methods.steps.synthesis import OpenRound
+from federation.methods.steps.task_model import Optimisation, descend, train_task_model
+from federation.methods.synthesis_method import built_generator
+from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from federation.methods.task_records import NoState
-from models.build import build_module, initialise
 from models.data_free import TargetGenerator
 from models.resnet import ResNet20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target(SynthesisMethod):
-    """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
+class Target(ImageSynthesisMethod):
+    """Settings and both halves of the method; the other settings are those of ``ImageSynthesisMethod``.
+
+    ``generator_learning_rate`` is that of the generator's inner Adam; the outer one's is ``synthesis_steps`` times as
+    large.
 
     Attributes:
-        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
-        synthetic_batch_size: synthetic images beside each batch of real ones.
         distillation_weight: of the distillation on synthetic images.
-        temperature: of the distillation.
-        synthesis_rounds: rounds of synthesis per round; each leaves one batch of images.
-        synthesis_steps: steps of each.
-        synthesis_batch_size: images of each.
-        generator_learning_rate: of the generator's inner Adam; the outer one's is ``synthesis_steps`` times as large.
         latent_learning_rate: of the latents, which are trained too.
-        generator_beta1: of both Adams.
-        generator_beta2: of both Adams.
-        generator_width: channels of the generator's last hidden maps.
-        latent_size: entries of a latent.
         batch_norm_weight: of the distance between BatchNorm statistics.
-        batch_norm_momentum: share of earlier rounds of synthesis in the batch's statistics.
-        label_weight: of the cross-entropy with the images' labels.
-        adversarial_weight: of the adversarial term.
-        adversarial_where: ``agree`` or ``disagree``: the images on which it counts.
         warm_up_rounds: rounds of synthesis before student and adversarial term.
-        padding: pixels by which synthesis shifts images before the task model sees them.
-        student_steps: the student's steps after each round of synthesis.
     """
 
     name: ClassVar[str] = "target"
 
-    logits: str = "all"
-    synthetic_batch_size: int = 128
     distillation_weight: float = 25.0
-    temperature: float = 2.0
-    synthesis_rounds: int = 10
-    synthesis_steps: int = 10
-    synthesis_batch_size: int = 256
-    generator_learning_rate: float = 2e-3
     latent_learning_rate: float = 0.01
-    generator_beta1: float = 0.5
-    generator_beta2: float = 0.999
-    generator_width: int = 64
-    latent_size: int = 256
     batch_norm_weight: float = 10.0
-    batch_norm_momentum: float = 0.9
-    label_weight: float = 0.5
-    adversarial_weight: float = 1.0
-    adversarial_where: str = "agree"
     warm_up_rounds: int = 20
-    padding: int = 4
-    student_steps: int = 10
 
     def __post_init__(self) -> None:
-        TaskMethod.__post_init__(self)
-        checks.one_of(LOGITS, self, "logits")
-        checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
-        checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "generator_width", "latent_size"])
-        checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
-        weights = ["distillation_weight", "batch_norm_weight", "label_weight", "adversarial_weight"]
-        checks.within(0.0, math.inf, self, [*weights, "generator_learning_rate", "latent_learning_rate"])
-        checks.within(0.0, 1.0, self, ["generator_beta1", "generator_beta2", "batch_norm_momentum"])
-        checks.within(1e-3, 1e9, self, ["temperature"])
-        checks.one_of(data_free.AGREEMENTS, self, "adversarial_where")
+        ImageSynthesisMethod.__post_init__(self)
+        checks.within(0.0, math.inf, self, ["distillation_weight", "latent_learning_rate"])
 
     def local_round(
         self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
@@ -137,94 +84,39 @@ class Target(SynthesisMethod):
         if not download.synthetic:
             parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
             return state, CountedUpload(parameters, counts)
-        pool = data_free.from_bytes(download.synthetic[IMAGES])
-        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
-        targets = data_free.answers(self.task, start, pool).logits[:, known]
-        absent, replay_rng = absent_classes(download.seen, counts, self.logits), split_generator(rng)
+        replay = self._replay(download, split_generator(rng))
+        absent = absent_classes(download.seen, counts, self.logits)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            replayed = torch.randperm(len(pool), generator=replay_rng)[: self.synthetic_batch_size].to(pool.device)
-            logits = module(torch.cat([data.images[batch], pool[replayed]]))
-            current = current_loss(logits[: len(batch)], data.labels[batch], absent)
-            earlier = soft_cross_entropy(logits[len(batch) :, known], targets[replayed], self.temperature)
-            return current + self.distillation_weight * earlier
+            replayed, size = replay.draw(), len(batch)
+            logits = module(torch.cat([data.images[batch], replay.images[replayed]]))
+            current = current_loss(logits[:size], data.labels[batch], absent)
+            return current + self.distillation_weight * replay.distillation(logits[size:], replayed)
 
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 
-    def aggregate(
-        self,
-        state: SynthesisState,
-        uploads: Mapping[ClientId, CountedUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
-        """Average the uploads, then make a new set of images against the average.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del sampler
-        average, seen = uniform_average(uploads), seen_classes(state, uploads)
-        generator, images = self.make_images(state.generator, average, seen, rng)
-        return self.same_for_all(
-            SynthesisState(
-                average=average,
-                generator=generator,
-                synthetic={IMAGES: images} if len(images) else state.synthetic,
-                seen=seen,
-                clients=known_clients(state, uploads),
-            )
-        )
-
-    def make_images(
-        self, generator: Parameters, average: Parameters, seen: tuple[int, ...], rng: torch.Generator
-    ) -> tuple[Parameters, Tensor]:
-        """Return (the generator trained on, images as bytes); an empty generator is initialised first."""
-        device = next(iter(average.values())).device
-        module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last)
-        teacher = data_free.frozen_task_model(self.task, average)
-        student = Student(self.task, StudentTraining(), device, split_generator(rng))
+    def open_rounds(self, module: TargetGenerator, rng: torch.Generator) -> OpenRound:
+        """Return what opens each round of synthesis: fresh latents, and a copy of ``module`` that learns fast."""
         outer = torch.optim.Adam(
             module.parameters(),
             lr=self.generator_learning_rate * self.synthesis_steps,
             betas=(self.generator_beta1, self.generator_beta2),
         )
-        latents_rng = split_generator(rng)
 
         def open_round(labels: Tensor) -> FastRound:
-            latents = torch.randn(len(labels), self.latent_size, generator=latents_rng).to(device)
+            latents = torch.randn(len(labels), self.latent_size, generator=rng).to(labels.device)
             return FastRound(self, module, outer, latents)
 
-        images = synthesise(teacher, open_round, seen, self._synthesis(), student, split_generator(rng))
-        trained = trained_parameters(module)
-        return (trained if data_free.all_finite(trained) else generator), images
-
-    def _synthesis(self) -> Synthesis:
-        return Synthesis(
-            num_rounds=self.synthesis_rounds,
-            steps_per_round=self.synthesis_steps,
-            batch_size=self.synthesis_batch_size,
-            batch_norm_weight=self.batch_norm_weight,
-            batch_norm_momentum=self.batch_norm_momentum,
-            label_weight=self.label_weight,
-            adversarial_weight=self.adversarial_weight,
-            adversarial_where=self.adversarial_where,
-            warm_up_rounds=self.warm_up_rounds,
-            padding=self.padding,
-            student_steps=self.student_steps,
-        )
+        return open_round
 
     def _generator(self, parameters: Parameters, rng: torch.Generator) -> TargetGenerator:
         spec = self.task
-        module = build_module(
-            lambda: TargetGenerator(spec.image_channels, spec.image_size, self.latent_size, self.generator_width)
+        return built_generator(
+            lambda: TargetGenerator(spec.image_channels, spec.image_size, self.latent_size, self.generator_width),
+            parameters,
+            rng,
         )
-        if not parameters:
-            return initialise(module, rng)
-        module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()})
-        return module
 
 
 class FastRound:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from federation.methods import packing
-from federation.methods.lander import NUM_FEATURES, NoisyRound, scales
+from federation.methods.lander import NUM_FEATURES, NoisyRound, replay_loss, scales
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps import data_free
 from federation.methods.synthesis_records import SynthesisDownload
@@ -65,9 +65,9 @@ def test_the_loss_on_a_pool_is_soft_cross_entropy_and_the_distance_of_features()
     entropy = -(probabilities * probabilities.log()).sum(dim=1).mean()
     batch = pool.draw()
     assert sorted(batch.tolist()) == list(range(48))
-    unchanged = pool.loss(pool.answered.features[batch], pool.answered.logits[batch], batch)
+    unchanged = replay_loss(pool, pool.answered.features[batch], pool.answered.logits[batch], batch)
     torch.testing.assert_close(unchanged, entropy, atol=1e-5, rtol=1e-4)
-    moved = pool.loss(pool.answered.features[batch] + 2, pool.answered.logits[batch], batch)
+    moved = replay_loss(pool, pool.answered.features[batch] + 2, pool.answered.logits[batch], batch)
     torch.testing.assert_close(moved, unchanged + 4)
 
 

@@ -1,0 +1,187 @@
+"""What TARGET and LANDER share: the aggregator makes a set of images without data, and clients distil on it.
+
+How a round of synthesis draws and trains is each method's own (``open_rounds``), and so is the loss of ``local_round``.
+Axes: B batch, C channels, H height, W width, K classes, S distilled classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from federation.methods import checks
+from federation.methods.records import ClientId, Parameters, Sampler
+from federation.methods.seeding import split_generator
+from federation.methods.steps import data_free
+from federation.methods.steps.data_free import Observation
+from federation.methods.steps.incremental import LOGITS, distilled_classes, soft_cross_entropy
+from federation.methods.steps.synthesis import OpenRound, Student, StudentTraining, Synthesis, synthesise
+from federation.methods.steps.task_model import trained_parameters
+from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
+from federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
+from federation.methods.task_method import TaskMethod
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPool:
+    """Synthetic images with what the average model said about them.
+
+    Attributes:
+        images: (B, C, H, W) float32.
+        answered: the average model's features and logits of them.
+        known: (S,) int64, the classes whose logits are distilled.
+        temperature: of the distillation.
+        batch_size: images per step.
+        rng: draws each step's.
+    """
+
+    images: Tensor
+    answered: Observation
+    known: Tensor
+    temperature: float
+    batch_size: int
+    rng: torch.Generator
+
+    def draw(self) -> Tensor:
+        """Return the indices (B,) of a step's images, drawn anew."""
+        return torch.randperm(len(self.images), generator=self.rng)[: self.batch_size].to(self.images.device)
+
+    def distillation(self, logits: Tensor, batch: Tensor) -> Tensor:
+        """Return the soft cross-entropy of logits (B, K), now given for the images ``batch``, with the answers."""
+        earlier = self.answered.logits[batch][:, self.known]
+        return soft_cross_entropy(logits[:, self.known], earlier, self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSynthesisMethod(SynthesisMethod, ABC):
+    """Settings and plumbing; a method adds its name, its own settings, ``local_round`` and ``open_rounds``.
+
+    Settings of the task model are those of ``TaskMethod``; those without a default differ between the methods.
+
+    Attributes:
+        logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
+        synthetic_batch_size: synthetic images beside each batch of real ones.
+        temperature: of the distillation.
+        synthesis_rounds: rounds of synthesis per round; each leaves one batch of images.
+        synthesis_steps: steps of each.
+        synthesis_batch_size: images of each.
+        generator_learning_rate: of the generator's Adam.
+        generator_beta1: of every Adam of the synthesis.
+        generator_beta2: of every Adam of the synthesis.
+        generator_width: channels of the generator's last hidden maps.
+        latent_size: entries of a latent.
+        batch_norm_weight: of the distance between BatchNorm statistics.
+        batch_norm_momentum: share of earlier rounds of synthesis in the batch's statistics.
+        label_weight: of the cross-entropy with the images' labels.
+        adversarial_weight: of the adversarial term.
+        adversarial_where: ``agree`` or ``disagree``: the images on which it counts.
+        warm_up_rounds: rounds of synthesis before student and adversarial term.
+        padding: pixels by which synthesis shifts images before the task model sees them.
+        student_steps: the student's steps after each round of synthesis.
+    """
+
+    logits: str = "all"
+    synthetic_batch_size: int = 128
+    temperature: float = 2.0
+    synthesis_rounds: int = 10
+    synthesis_steps: int = 10
+    synthesis_batch_size: int = 256
+    generator_learning_rate: float = 2e-3
+    generator_beta1: float = 0.5
+    generator_beta2: float = 0.999
+    generator_width: int = 64
+    latent_size: int = 256
+    batch_norm_weight: float
+    batch_norm_momentum: float = 0.9
+    label_weight: float = 0.5
+    adversarial_weight: float = 1.0
+    adversarial_where: str = "agree"
+    warm_up_rounds: int
+    padding: int = 4
+    student_steps: int = 10
+
+    def __post_init__(self) -> None:
+        TaskMethod.__post_init__(self)
+        checks.one_of(LOGITS, self, "logits")
+        checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
+        checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "generator_width", "latent_size"])
+        checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
+        weights = ["batch_norm_weight", "label_weight", "adversarial_weight"]
+        checks.within(0.0, math.inf, self, [*weights, "generator_learning_rate"])
+        checks.within(0.0, 1.0, self, ["generator_beta1", "generator_beta2", "batch_norm_momentum"])
+        checks.within(1e-3, 1e9, self, ["temperature"])
+        checks.one_of(data_free.AGREEMENTS, self, "adversarial_where")
+
+    @abstractmethod
+    def _generator(self, parameters: Parameters, rng: torch.Generator) -> nn.Module:
+        """Return the generator with these parameters; without any, with first ones drawn from ``rng``."""
+
+    @abstractmethod
+    def open_rounds(self, module: Any, rng: torch.Generator) -> OpenRound:
+        """Return what opens each round of synthesis; its rounds train ``module``, a ``_generator``, in place."""
+
+    def aggregate(
+        self,
+        state: SynthesisState,
+        uploads: Mapping[ClientId, CountedUpload],
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+    ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
+        """Average the uploads, then make a new set of images against the average.
+
+        Raises:
+            ValueError: There are no uploads.
+        """
+        del sampler
+        average, seen = uniform_average(uploads), seen_classes(state, uploads)
+        generator, images = self.make_images(state.generator, average, seen, rng)
+        return self.same_for_all(
+            SynthesisState(
+                average=average,
+                generator=generator,
+                synthetic={IMAGES: images} if len(images) else state.synthetic,
+                seen=seen,
+                clients=known_clients(state, uploads),
+            )
+        )
+
+    def make_images(
+        self, generator: Parameters, average: Parameters, seen: tuple[int, ...], rng: torch.Generator
+    ) -> tuple[Parameters, Tensor]:
+        """Return (the generator trained on, images as bytes); an empty generator is initialised first."""
+        device = next(iter(average.values())).device
+        module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last)
+        teacher = data_free.frozen_task_model(self.task, average)
+        student = Student(self.task, StudentTraining(), device, split_generator(rng))
+        open_round = self.open_rounds(module, split_generator(rng))
+        images = synthesise(teacher, open_round, seen, self._synthesis(), student, split_generator(rng))
+        trained = trained_parameters(module)
+        return (trained if data_free.all_finite(trained) else generator), images
+
+    def _replay(self, download: SynthesisDownload, rng: torch.Generator) -> AnsweredPool:
+        pool = data_free.from_bytes(download.synthetic[IMAGES])
+        answered = data_free.answers(self.task, download.task_parameters, pool)
+        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
+        return AnsweredPool(pool, answered, known, self.temperature, self.synthetic_batch_size, rng)
+
+    def _synthesis(self) -> Synthesis:
+        return Synthesis(
+            num_rounds=self.synthesis_rounds,
+            steps_per_round=self.synthesis_steps,
+            batch_size=self.synthesis_batch_size,
+            batch_norm_weight=self.batch_norm_weight,
+            batch_norm_momentum=self.batch_norm_momentum,
+            label_weight=self.label_weight,
+            adversarial_weight=self.adversarial_weight,
+            adversarial_where=self.adversarial_where,
+            warm_up_rounds=self.warm_up_rounds,
+            padding=self.padding,
+            student_steps=self.student_steps,
+        )
