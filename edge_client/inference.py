@@ -1,155 +1,74 @@
-"""Frames to predictions, the whole time: while the client trains, and while a model is swapped.
+"""Pictures to predictions, the whole time: while the client trains, and while a model is swapped.
 
-A capture thread keeps only the newest frame, a serving thread answers it; nothing queues, and what was skipped is
-counted. Axes: C channels, H height, W width, K classes.
+A thread per camera keeps that camera's newest picture (of a recording: the next one), and one thread answers them in
+turn. Nothing queues, what was skipped is counted, and a camera that is lost stops nobody else.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge_client.model_slot import ModelSlot
-from edge_client.sources.base import Frame, Source
+from edge_client.answerer import Answerer, FrameCounts
+from edge_client.backoff import Backoff
+from edge_client.cameras.base import Camera, CameraError, Picture
+from edge_client.predictions import Shown
 from federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 
-FAILURES_BEFORE_ROLLBACK = 3
-"""Frames in a row that a model may fail on before the previous one takes over."""
-
-_LATENCIES_KEPT = 1000
+_RETRY_MAX_S = 2.0
+"""Longest pause before a lost camera is tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One frame's answer.
+class _Lane:
+    """One camera's place in the loop."""
 
-    Attributes:
-        frame_id: of the frame.
-        class_id: index into the task's class names.
-        confidence: softmax of the winning logit.
-        model_version: the one version that answered.
-        captured_at: ``time.monotonic`` seconds of the frame.
-        answered_at: ``time.monotonic`` seconds of the answer.
-    """
-
-    frame_id: int
-    class_id: int
-    confidence: float
-    model_version: int
-    captured_at: float
-    answered_at: float
-
-    @property
-    def latency_s(self) -> float:
-        """From capture to answer."""
-        return self.answered_at - self.captured_at
-
-
-@dataclass(frozen=True, slots=True)
-class FrameCounts:
-    """What became of all frames since the start; ``latency_p95_s`` is of the newest thousand answers."""
-
-    num_frames: int = 0
-    num_dropped: int = 0
-    num_failed: int = 0
-    latency_p95_s: float = 0.0
-
-
-class Answerer:
-    """Answers single frames through a slot, counts, and rolls a failing model back."""
-
-    def __init__(self, slot: ModelSlot, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slot = slot
-        self._clock = clock
-        self._latencies: collections.deque[float] = collections.deque(maxlen=_LATENCIES_KEPT)
-        self._answered = self._failed = self._in_a_row = 0
-        self._newest_id = -1
-
-    def answer(self, frame: Frame) -> Prediction | None:
-        """Return the prediction; None while no model is served, or if the model failed on this frame."""
-        self._newest_id = max(self._newest_id, frame.frame_id)
-        served = self._slot.active
-        if served is None:
-            return None
-        try:
-            logits = served.model(frame.image[None])[0].astype(np.float64)
-            if not np.isfinite(logits).all():
-                raise ValueError("logits are not finite")
-        except Exception as error:  # runtimes share no exception class
-            self._fail(served.version, error)
-            return None
-        self._in_a_row = 0
-        self._answered += 1
-        class_id, confidence = _winner(logits)
-        answered_at = self._clock()
-        self._latencies.append(answered_at - frame.captured_at)
-        return Prediction(frame.frame_id, class_id, confidence, served.version, frame.captured_at, answered_at)
-
-    @property
-    def counts(self) -> FrameCounts:
-        """The counts so far; safe to read from another thread."""
-        latencies = sorted(self._latencies)
-        p95 = latencies[min(len(latencies) - 1, int(0.95 * len(latencies)))] if latencies else 0.0
-        num_dropped = max(0, self._newest_id + 1 - self._answered - self._failed)
-        return FrameCounts(self._answered, num_dropped, self._failed, p95)
-
-    def _fail(self, version: int, error: Exception) -> None:
-        self._failed += 1
-        self._in_a_row += 1
-        if self._in_a_row == 1:
-            log.warning("frame failed", version=version, error=error)
-        if self._in_a_row < FAILURES_BEFORE_ROLLBACK:
-            return
-        now_serving = self._slot.roll_back(version)
-        if now_serving is not None:
-            self._in_a_row = 0
-            log.error("model rolled back", failed_version=version, version=now_serving.version)
+    def __init__(self, camera: Camera) -> None:
+        self.camera = camera
+        self.waiting: Picture | None = None
+        self.error = ""
+        self.ended = False
 
 
 class InferenceLoop:
-    """The two threads around an ``Answerer``.
+    """The threads around an ``Answerer``.
 
     Args:
-        source: whose frames are served.
+        cameras: whose pictures are served; their names differ.
         answerer: what answers them.
-        on_prediction: called on the serving thread with every prediction; must be quick.
+        on_shown: called on the serving thread with every picture and its prediction; must be quick.
     """
 
     def __init__(
-        self, source: Source, answerer: Answerer, on_prediction: Callable[[Prediction], None] = lambda _: None
+        self, cameras: Sequence[Camera], answerer: Answerer, on_shown: Callable[[Shown], None] = lambda _: None
     ) -> None:
-        self._source = source
         self._answerer = answerer
-        self._on_prediction = on_prediction
+        self._on_shown = on_shown
         self._stop = threading.Event()
-        self._newest: Frame | None = None
-        self._arrived = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in (("capture", self._capture), ("inference", self._serve))
+        self._changed = threading.Condition()
+        self._lanes = tuple(_Lane(camera) for camera in cameras)
+        self._turn = collections.deque(self._lanes)
+        self._serving_error = ""
+        self._watcher_fails = False
+        self._capturing = [
+            threading.Thread(target=self._capture, args=(lane,), name=f"capture-{lane.camera.name}", daemon=True)
+            for lane in self._lanes
         ]
-        self.error = ""
-        """Why the loop died, for the health endpoint; empty while it lives."""
+        self._serving = threading.Thread(target=self._serve, name="inference", daemon=True)
 
     def start(self) -> None:
         """Begin to serve; returns at once."""
-        for thread in self._threads:
+        for thread in (*self._capturing, self._serving):
             thread.start()
 
     def stop(self) -> None:
-        """End both threads. Idempotent."""
+        """End all threads. Idempotent."""
         self._stop.set()
-        with self._arrived:
-            self._arrived.notify_all()
-        for thread in self._threads:
+        with self._changed:
+            self._changed.notify_all()
+        for thread in (*self._capturing, self._serving):
             if thread.is_alive():
                 thread.join(timeout=5)
 
@@ -158,32 +77,80 @@ class InferenceLoop:
         """What became of all frames."""
         return self._answerer.counts
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # root of a thread
-            self.error = f"{type(error).__name__}: {error}"
-            log.exception("serving stopped")
+    @property
+    def error(self) -> str:
+        """What is wrong now, for the health endpoint; empty while everything delivers or is back."""
+        problems = [f"{lane.camera.name}: {lane.error}" for lane in self._lanes if lane.error]
+        return "; ".join([*problems, *([self._serving_error] if self._serving_error else [])])
 
-    def _capture(self) -> None:
-        for frame in self._source.frames(self._stop):
-            with self._arrived:
-                self._newest = frame  # the newest wins
-                self._arrived.notify()
+    @property
+    def ended(self) -> bool:
+        """Whether every camera is a recording that was delivered and answered to its end."""
+        with self._changed:
+            return all(lane.ended and lane.waiting is None for lane in self._lanes)
+
+    def _capture(self, lane: _Lane) -> None:
+        backoff = Backoff(0.25, _RETRY_MAX_S)
+        while not self._stop.is_set():
+            try:
+                for picture in lane.camera.pictures(self._stop):
+                    if lane.error:
+                        log.info("camera is back", camera=lane.camera.name)
+                        lane.error = ""
+                        backoff.reset()
+                    self._put(lane, picture)
+                break
+            except CameraError as lost:
+                if not lane.error:
+                    log.warning("camera lost", camera=lane.camera.name, reason=lost, next="trying again")
+                lane.error = str(lost) or type(lost).__name__
+                self._stop.wait(backoff.next_s())
+            except Exception as error:  # root of a thread: this camera is done, the others go on
+                lane.error = f"{type(error).__name__}: {error}"
+                log.exception("camera failed", camera=lane.camera.name)
+                return
+        if not self._stop.is_set():
+            log.info("recording ended", camera=lane.camera.name)
+        lane.ended = True
+
+    def _put(self, lane: _Lane, picture: Picture) -> None:
+        with self._changed:
+            while not lane.camera.live and lane.waiting is not None and not self._stop.is_set():
+                self._changed.wait(timeout=1.0)
+            lane.waiting = picture  # of a live camera the newest wins
+            self._changed.notify_all()
 
     def _serve(self) -> None:
-        while not self._stop.is_set():
-            with self._arrived:
-                if self._newest is None:
-                    self._arrived.wait(timeout=1.0)
-                frame, self._newest = self._newest, None
-            if frame is not None:
-                prediction = self._answerer.answer(frame)
-                if prediction is not None:
-                    self._on_prediction(prediction)
+        try:
+            while not self._stop.is_set():
+                picture = self._take()
+                shown = None if picture is None else self._answerer.answer(picture)
+                if shown is not None:
+                    self._tell(shown)
+        except Exception as error:  # root of a thread
+            self._serving_error = f"{type(error).__name__}: {error}"
+            log.exception("serving stopped")
 
+    def _tell(self, shown: Shown) -> None:
+        """Whoever watches may fail; serving goes on."""
+        try:
+            self._on_shown(shown)
+            self._watcher_fails = False
+        except Exception:
+            if not self._watcher_fails:
+                log.exception("picture not handed on", camera=shown.picture.camera, frame=shown.picture.frame_id)
+            self._watcher_fails = True
 
-def _winner(logits: NDArray[np.float64]) -> tuple[int, float]:
-    """Return (class id, softmax probability) of the largest of (K,) logits."""
-    class_id = int(np.argmax(logits))
-    return class_id, float(1.0 / np.exp(logits - logits[class_id]).sum())
+    def _take(self) -> Picture | None:
+        """Return the next picture, cameras in turn, or None after a while without one."""
+        with self._changed:
+            if not any(lane.waiting is not None for lane in self._lanes):
+                self._changed.wait(timeout=1.0)
+            lane = next((lane for lane in self._turn if lane.waiting is not None), None)
+            if lane is None:
+                return None
+            self._turn.remove(lane)
+            self._turn.append(lane)
+            picture, lane.waiting = lane.waiting, None
+            self._changed.notify_all()
+            return picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from edge_client.inference import FrameCounts
+from edge_client.answerer import FrameCounts
 
 
 class Metrics:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edge_client.answerer import Answerer, FrameCounts
 from edge_client.client import Client
 from edge_client.download import Gate
-from edge_client.inference import Answerer, FrameCounts, InferenceLoop, Prediction
+from edge_client.inference import InferenceLoop
 from edge_client.jobs import JobThread
 from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.model_slot import ModelSlot
 from edge_client.parts import Compute, Parts
+from edge_client.predictions import Prediction, Shown
 from edge_client.presence import PresenceClock
 from edge_client.sources.base import Source
 from edge_client.sources.opening import OpenSource
@@ -100,6 +102,8 @@ class ClientService:
         self._identity = identity
         self._folder = folder
         self._clock = clock
+        self.watchers: list[Callable[[Shown], None]] = []
+        """Called on the serving thread with every picture and its prediction; must be quick."""
         self._inbox: queue.Queue[_Item] = queue.Queue()
         self._jobs = JobThread(lambda outcome: self._inbox.put(_JobOutcome(outcome)))
         self._slot = ModelSlot()
@@ -139,7 +143,7 @@ class ClientService:
             "dropped": counts.num_dropped,
             "failed": counts.num_failed,
             "latency_p95_s": round(counts.latency_p95_s, 6),
-            "prediction": None if newest is None else {"class": newest.class_id, "version": newest.model_version},
+            "prediction": None if newest is None else _in_short(newest),
             "trainer_pid": self._parts.training.pid,
             "source": "" if client.source is None else client.source.describe(),
             "source_error": problem,
@@ -289,12 +293,18 @@ class ClientService:
         if self._loop is not None:
             self._loop.stop()
         self._served = source
-        self._loop = InferenceLoop(source, Answerer(self._slot), self._keep_newest)
+        self._loop = InferenceLoop(source.cameras, Answerer(self._slot, source.view), self._shown_to(source))
         self._loop.start()
         log.info("serving", source=source.describe())
 
-    def _keep_newest(self, prediction: Prediction) -> None:
-        self._newest = prediction
+    def _shown_to(self, source: Source) -> Callable[[Shown], None]:
+        def shown_to(shown: Shown) -> None:
+            if shown.prediction is not None:
+                self._newest = shown.prediction
+            for watch in (source.watch, *self.watchers):
+                watch(shown)
+
+        return shown_to
 
     def _frame_measures(self) -> Mapping[str, float]:
         counts = self.counts
@@ -330,3 +340,10 @@ class ClientService:
         if state != last:
             (log.info if connected else log.warning)("broker", state=state)
         return state
+
+
+def _in_short(prediction: Prediction) -> dict[str, Any]:
+    """One class, or how many objects there were; of which camera, by which version."""
+    answers = prediction.answers
+    said = {"class": int(answers.class_ids[0])} if answers.corners is None else {"objects": len(answers)}
+    return {"camera": prediction.camera, **said, "version": prediction.model_version}

@@ -57,6 +57,7 @@ class Picture:
         pixels: (H, W, 3) uint8, RGB.
         captured_at: ``time.monotonic`` seconds at which the picture was taken, or read where nobody knows better.
         boxes: the annotation that came with it; None where there is none, which is not the same as no boxes.
+        place: where it was taken, a town for example; empty where the camera doesn't know.
     """
 
     camera: str
@@ -64,6 +65,7 @@ class Picture:
     pixels: NDArray[np.uint8]
     captured_at: float
     boxes: Boxes | None = None
+    place: str = ""
 
     def __post_init__(self) -> None:
         if self.pixels.ndim != 3 or self.pixels.shape[2] != 3 or self.pixels.dtype != np.uint8:

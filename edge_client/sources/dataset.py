@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from edge_client.sources.base import Frame, Samples, paced
+from edge_client.cameras.base import Camera
+from edge_client.cameras.scene import SceneCamera
+from edge_client.predictions import Shown
+from edge_client.sources.base import Samples
 from edge_client.sources.uri import DatasetUri
+from edge_client.views.base import View
+from edge_client.views.pixels import as_rgb
+from edge_client.views.whole import WholePicture
 from federation.errors import SettingsError
 from federation.streams.datasets import load_dataset
 from federation.streams.labelled_images import LabelledImages, normalise
@@ -18,7 +22,7 @@ from federation.streams.stream import Indices, Stream, StreamSettings
 from models.specs import TaskSpec
 
 _MAX_SCENE = 256
-"""Images that frames are taken from, of the round that is being learned."""
+"""Images that are shown, of the round that is being learned."""
 
 
 class DatasetSource:
@@ -46,6 +50,8 @@ class DatasetSource:
         self._data = load_dataset(uri.dataset, data_root=data_root)
         task = self._data.task
         self._stream = Stream(settings, self._data.train.labels, self._data.test.labels, task.num_classes)
+        self._camera = SceneCamera(lambda: self._scene, uri.rate)
+        self._view = WholePicture(task)
         self._show(0)
 
     def check_task(self, task: TaskSpec) -> None:
@@ -57,9 +63,18 @@ class DatasetSource:
                 f"the fleet's task {task.num_classes} classes of {task.image_shape}; choose another source"
             )
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
-        """Serve test images of the newest round's classes over and over."""
-        return paced(lambda: self._scene, self._uri.rate, stop, time.monotonic)
+    @property
+    def cameras(self) -> Sequence[Camera]:
+        """One, which shows test images of the newest round's classes over and over."""
+        return (self._camera,)
+
+    @property
+    def view(self) -> View:
+        """Whole pictures."""
+        return self._view
+
+    def watch(self, shown: Shown) -> None:
+        """Learn nothing from what is shown: round data come apart from it."""
 
     def round_samples(self, round_index: int) -> Samples | None:
         """The round's samples; None once the stream has ended."""
@@ -83,7 +98,7 @@ class DatasetSource:
     def _show(self, round_index: int) -> None:
         met = self._stream.test_indices(self._uri.client, round_index)
         newest = np.isin(self._data.test.labels[met], self._stream.class_ids(self._uri.client, round_index))
-        self._scene = _samples(self._data.test, met[newest][-_MAX_SCENE:]).images
+        self._scene = as_rgb(self._data.test.images[met[newest][-_MAX_SCENE:]])
 
 
 def _samples(part: LabelledImages, indices: Indices) -> Samples:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.sources.base import Frame, Samples, paced
+from edge_client.cameras.base import Camera
+from edge_client.cameras.scene import SceneCamera
+from edge_client.predictions import Shown
+from edge_client.sources.base import Samples
 from edge_client.sources.uri import FolderUri
+from edge_client.views.base import View
+from edge_client.views.pixels import fitted, to_pixels
+from edge_client.views.whole import WholePicture
 from federation.errors import SettingsError, nearest
 from federation.service.atomic import write_atomic
 from federation.service.logs import EventLogger
@@ -37,17 +41,10 @@ def decode_image(data: bytes, task: TaskSpec) -> NDArray[np.float32]:
     """
     import cv2
 
-    colour = cv2.IMREAD_GRAYSCALE if task.image_channels == 1 else cv2.IMREAD_COLOR
-    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), colour) if data else None
+    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR) if data else None
     if pixels is None:
         raise ValueError("not a PNG or JPEG image")
-    side = task.image_size
-    if pixels.shape[:2] != (side, side):
-        shrinks = pixels.shape[0] > side or pixels.shape[1] > side
-        pixels = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    planes = pixels[None] if pixels.ndim == 2 else pixels[:, :, ::-1].transpose(2, 0, 1)  # BGR -> RGB, (C, H, W)
-    image: NDArray[np.float32] = np.ascontiguousarray(planes, dtype=np.float32) / np.float32(127.5) - np.float32(1.0)
-    return image
+    return fitted(pixels[:, :, ::-1].astype(np.uint8, copy=False), task)  # BGR -> RGB
 
 
 class FolderSource:
@@ -74,11 +71,22 @@ class FolderSource:
         ledger.mkdir(parents=True, exist_ok=True)
         self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
         first = self._load(self._files()[-_NUM_FIRST_FRAMES:])
-        self._scene = first.images if first else np.empty((0, *task.image_shape), np.float32)
+        self._scene = to_pixels(first.images if first else np.empty((0, *task.image_shape), np.float32))
+        self._camera = SceneCamera(lambda: self._scene, uri.rate)
+        self._view = WholePicture(task)
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
-        """Serve the round's images over and over."""
-        return paced(lambda: self._scene, self._uri.rate, stop, time.monotonic)
+    @property
+    def cameras(self) -> Sequence[Camera]:
+        """One, which shows the round's images over and over."""
+        return (self._camera,)
+
+    @property
+    def view(self) -> View:
+        """Whole pictures."""
+        return self._view
+
+    def watch(self, shown: Shown) -> None:
+        """Learn nothing from what is shown: round data come from files."""
 
     def round_samples(self, round_index: int) -> Samples | None:
         """Up to ``per_round`` images that no round has used, the oldest first; None if there are none."""
@@ -92,7 +100,7 @@ class FolderSource:
             self._used.update(names)
         samples = self._load(names)
         if samples is not None:
-            self._scene = samples.images
+            self._scene = to_pixels(samples.images)
         return samples
 
     def test_samples(self, round_index: int) -> Samples | None:

@@ -13,6 +13,7 @@ import pytest
 from support.client_world import TrainerThread, World, events
 
 from edge_client.local_training import TrainerProcess
+from edge_client.predictions import Shown
 from edge_client.state_store import StateStore
 from federation.protocol.codec import decode
 from federation.protocol.messages import Presence
@@ -65,9 +66,14 @@ def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: st
 
 def test_frames_are_answered_the_whole_time_and_every_version_change_only_rises(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=3)
-    client = fleet.start_client("cam-0")
     seen: list[int] = []
-    client._keep_newest = lambda prediction: seen.append(prediction.model_version)
+
+    def watch(shown: Shown) -> None:
+        if shown.prediction is not None:
+            seen.append(shown.prediction.model_version)
+
+    client = fleet.start_client("cam-0")
+    client.watchers.append(watch)
     fleet.until(lambda: client.client.finished)
     counts = client.counts
     assert counts.num_failed == 0

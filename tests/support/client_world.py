@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,17 @@ from aggregator.journal import read_journal
 from aggregator.rounds import RoundRules
 from aggregator.service import AggregatorService, Fleet
 from aggregator.serving import OnnxExporter
+from edge_client.cameras.base import Camera
+from edge_client.cameras.scene import SceneCamera
 from edge_client.local_training import TrainerEvent
 from edge_client.parts import Compute
+from edge_client.predictions import Shown
 from edge_client.service import ClientService, Identity
-from edge_client.sources.base import Frame, Samples, paced
+from edge_client.sources.base import Samples
 from edge_client.trainer import answer
 from edge_client.training_job import TrainerReady, TrainJob
+from edge_client.views.pixels import to_pixels
+from edge_client.views.whole import WholePicture
 from federation.methods.steps.replay import eager_sampler
 from federation.service.fleet_spec import make_spec, method_of
 from federation.transport.interfaces import OnMessage, Session, Will
@@ -48,6 +53,9 @@ class ToySource:
         self.client = client
         self.rounds = rounds
         self.asked: list[int] = []
+        scene = to_pixels(self.samples(999).images)
+        self.cameras: list[Camera] = [SceneCamera(lambda: scene, 100.0)]
+        self.view = WholePicture(TASK)
 
     def samples(self, seed: int, count: int = 16) -> Samples:
         rng = np.random.default_rng([self.client, seed])
@@ -55,9 +63,8 @@ class ToySource:
         images = rng.normal(0, 0.1, (count, 1, 28, 28)) + np.where(labels, 0.7, -0.7)[:, None, None, None]
         return Samples(np.clip(images, -1, 1).astype(np.float32), labels)
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
-        images = self.samples(999).images
-        return paced(lambda: images, 100.0, stop, time.monotonic)
+    def watch(self, shown: Shown) -> None:
+        pass
 
     def round_samples(self, round_index: int) -> Samples | None:
         self.asked.append(round_index)

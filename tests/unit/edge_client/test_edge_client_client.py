@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,19 @@ import numpy as np
 import pytest
 
 from edge_client import downloads
+from edge_client.cameras.base import Camera
 from edge_client.client import Client
 from edge_client.download import Gate
 from edge_client.jobs import Outcome, outcome_of
 from edge_client.local_training import LocalTraining
 from edge_client.model_slot import Candidate, ModelSlot
 from edge_client.parts import Parts
+from edge_client.predictions import Shown
 from edge_client.session_logic import Step
-from edge_client.sources.base import Frame, Samples
+from edge_client.sources.base import Samples
 from edge_client.state_store import HeldDownload, StateStore, TrainingCommit, spec_digest
 from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob
+from edge_client.views.whole import WholePicture
 from federation.errors import ArtefactRejected, Reason, SettingsError
 from federation.protocol.codec import decode
 from federation.protocol.messages import (
@@ -35,6 +37,7 @@ from federation.protocol.messages import (
     Serving,
     Verdict,
 )
+from federation.service.fleet_spec import task_of
 from federation.transport.interfaces import Arrived, Concluded, Event, Offered, Received
 from models.specs import TaskSpec
 
@@ -104,8 +107,11 @@ class ScriptedSource:
     def __init__(self) -> None:
         self.samples: Samples | None = Samples(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
-        yield from ()
+        self.cameras: list[Camera] = []
+        self.view = WholePicture(task_of(SPEC))
+
+    def watch(self, shown: Shown) -> None:
+        pass
 
     def round_samples(self, round_index: int) -> Samples | None:
         return self.samples

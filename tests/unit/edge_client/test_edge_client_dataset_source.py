@@ -65,9 +65,11 @@ def test_test_data_are_cumulative_and_the_stream_ends(data_root: Path) -> None:
 
 def test_frames_show_the_classes_of_the_newest_round(data_root: Path) -> None:
     source = DatasetSource(DatasetUri("fashion-mnist", rounds=6, samples=5, rate=1000.0), data_root)
-    frame = next(source.frames(threading.Event()))
-    assert frame.image.shape == (1, 28, 28)
-    assert -1.0 <= float(frame.image.min()) < float(frame.image.max()) <= 1.0
+    picture = next(iter(source.cameras[0].pictures(threading.Event())))
+    shown = source.view.inputs(picture).images
+    met = source.test_samples(0)
+    assert met is not None
+    assert any(np.array_equal(shown[0], image) for image in met.images)
 
 
 def test_a_source_of_another_task_than_the_fleets_is_refused(data_root: Path, tmp_path: Path) -> None:

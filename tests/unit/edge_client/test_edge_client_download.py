@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.answerer import Answerer
+from edge_client.cameras.base import Picture
 from edge_client.download import Gate, accuracy, candidate, is_same
-from edge_client.inference import Answerer
 from edge_client.model_slot import ModelSlot
-from edge_client.sources.base import Frame, Samples
+from edge_client.sources.base import Samples
+from edge_client.views.pixels import to_pixels
+from edge_client.views.whole import WholePicture
 from export.artefact import make_probe
 from export.graph import task_graph
 from export.parity import eager_run
@@ -128,10 +131,15 @@ def test_a_real_model_is_swapped_in_and_answers_as_the_trained_one(published: Pu
     for version in (1, 2):
         served = install(slot, published.manifest(version))
         assert np.allclose(served.model(images), published.logits[version](images), atol=1e-4)
-    prediction = Answerer(slot).answer(Frame(0, images[0], 0.0))
-    assert prediction is not None
-    assert prediction.class_id == int(published.logits[2](images[:1]).argmax())
-    assert prediction.model_version == 2
+    picture = Picture("scene", 0, to_pixels(images)[0], 0.0)
+    view = WholePicture(TASK)
+    shown = Answerer(slot, view).answer(picture)
+    assert shown is not None
+    assert shown.prediction is not None
+    assert shown.prediction.answers.class_ids.tolist() == [
+        int(published.logits[2](view.inputs(picture).images).argmax())
+    ]
+    assert shown.prediction.model_version == 2
 
 
 def test_a_model_with_other_parameters_than_its_probe_is_not_served(published: Published, install: Any) -> None:

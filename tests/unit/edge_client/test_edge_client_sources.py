@@ -7,7 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_client.sources.base import Samples, paced
+from edge_client.cameras.scene import SceneCamera
+from edge_client.sources.base import Samples
 from edge_client.sources.folder import FolderSource, decode_image
 from edge_client.sources.uri import DatasetUri, FolderUri, parse_source
 from federation.errors import SettingsError
@@ -67,9 +68,9 @@ class FakeTime:
 
 
 def test_frames_come_at_the_rate_and_a_slow_consumer_makes_them_skip_not_queue() -> None:
-    images = np.arange(3, dtype=np.float32).reshape(3, 1, 1, 1)
+    scene = np.zeros((3, 1, 1, 3), np.uint8)
     time = FakeTime()
-    frames = paced(lambda: images, 10.0, time, time.clock)  # type: ignore[arg-type]
+    frames = SceneCamera(lambda: scene, 10.0, time.clock).pictures(time)  # type: ignore[arg-type]
     seen = [next(frames) for _ in range(3)]
     assert [frame.frame_id for frame in seen] == [0, 1, 2]
     assert [round(frame.captured_at, 6) for frame in seen] == [100.0, 100.1, 100.2]
@@ -165,6 +166,7 @@ def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path:
 def test_folder_frames_show_what_is_there(tmp_path: Path) -> None:
     _put(tmp_path / "images", "cat/one.png", 255)
     source = FolderSource(FolderUri(tmp_path / "images", rate=1000), TASK, tmp_path / "ledger")
-    frame = next(source.frames(threading.Event()))
-    assert frame.image.shape == TASK.image_shape
-    assert float(frame.image.min()) == 1.0
+    picture = next(iter(source.cameras[0].pictures(threading.Event())))
+    inputs = source.view.inputs(picture)
+    assert inputs.images.shape == (1, *TASK.image_shape)
+    assert float(inputs.images.min()) == 1.0

@@ -1,0 +1,49 @@
+"""Every annotated object of a picture as an input of its own: what is this?"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.cameras.base import Picture
+from edge_client.views.base import Answers, Inputs, classified
+from edge_client.views.pixels import fitted
+from federation.streams.crops import square_crop
+from models.specs import TaskSpec
+
+MAX_CROPS = 64
+"""Of one picture; the largest objects are taken."""
+
+
+class Crops:
+    """Implements ``View`` for classification of the objects in a picture, where something else says where they are.
+
+    Args:
+        task: says how large an input is, and whether it is grey.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        self._task = task
+
+    def inputs(self, picture: Picture) -> Inputs:
+        """Return a square crop around each box; a picture without an annotation asks nothing."""
+        corners = np.empty((0, 4), np.float32) if picture.boxes is None else picture.boxes.corners[self.taken(picture)]
+        crops = [fitted(square_crop(picture.pixels, box), self._task) for box in corners]
+        images = np.stack(crops) if crops else np.empty((0, *self._task.image_shape), np.float32)
+        return Inputs(images, corners)
+
+    def taken(self, picture: Picture) -> NDArray[np.int64]:
+        """Return which boxes become inputs, in their own order: those that overlap the picture, largest first kept."""
+        if picture.boxes is None:
+            return np.empty(0, np.int64)
+        width, height = picture.size
+        corners = picture.boxes.corners
+        inside = np.minimum(corners[:, 2:], (width, height)) - np.maximum(corners[:, :2], 0)
+        areas = np.where((inside > 0).all(axis=1), inside.prod(axis=1), 0.0)
+        largest = np.argsort(-areas, kind="stable")[:MAX_CROPS]
+        kept = np.sort(largest[areas[largest] > 0])
+        return kept.astype(np.int64)
+
+    def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
+        """Return one class per object."""
+        return classified(outputs, inputs)
