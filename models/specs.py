@@ -140,5 +140,30 @@ class DetectionSpec:
         return (self.num_anchors * (5 + self.num_classes), *self.grid_shape)
 
 
+@dataclass(frozen=True, slots=True)
+class DetectionRules:
+    """Which of a detector's thousands of boxes count as found.
+
+    Attributes:
+        score_threshold: boxes with a lower score are dropped; a score is confidence times class probability, 0 to 1.
+        iou_threshold: of two boxes of one class that overlap by more, the one with the lower score is dropped.
+        max_detections: most boxes of one picture; those with the highest scores.
+    """
+
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.45
+    max_detections: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("score_threshold", "iou_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 to 1")
+        if self.max_detections < 1:
+            raise ValueError(f"max_detections is {self.max_detections}, expected at least 1")
+
+
+EVALUATION_RULES = DetectionRules(score_threshold=0.01)
+"""For mean average precision, which weighs every threshold: nearly everything counts as found."""
+
 AnyTaskSpec: TypeAlias = TaskSpec | DetectionSpec
 """What a fleet can learn."""
