@@ -85,6 +85,7 @@ class DetectionSpec:
         anchors: A typical boxes, (width, height) in shares of the picture's; see ``federation.streams.anchors``.
         width: channels of the first convolution; ``STANDARD_WIDTH`` or, for small boards, ``NARROW_WIDTH``.
         stride: one of ``DETECTION_STRIDES``. Parameters don't depend on it; arithmetic does.
+        max_boxes: M, most boxes that a picture's label holds; labels of a fleet all have this length.
     """
 
     image_channels: int
@@ -94,6 +95,7 @@ class DetectionSpec:
     anchors: tuple[tuple[float, float], ...]
     width: int = STANDARD_WIDTH
     stride: int = 32
+    max_boxes: int = 32
 
     def __post_init__(self) -> None:
         if self.image_channels not in {1, 3}:
@@ -106,13 +108,11 @@ class DetectionSpec:
                 raise ValueError(f"{name} is {pixels}, expected 32 to 4096 pixels and a multiple of {self.stride}")
         if not 1 <= len(self.class_names) <= 4096:
             raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
-        if not 1 <= len(self.anchors) <= 64:
-            raise ValueError(f"a detector needs 1 to 64 anchors, got {len(self.anchors)}")
-        for anchor in self.anchors:
-            if len(anchor) != 2 or not all(0 < side <= 2 for side in anchor):
-                raise ValueError(f"anchor is {anchor}, expected (width, height), each above 0 and at most 2 pictures")
+        _check_anchors(self.anchors)
         if not 1 <= self.width <= 512:
             raise ValueError(f"width is {self.width}, expected 1 to 512")
+        if not 1 <= self.max_boxes <= 1000:
+            raise ValueError(f"max_boxes is {self.max_boxes}, expected 1 to 1000")
 
     @property
     def num_classes(self) -> int:
@@ -138,6 +138,14 @@ class DetectionSpec:
     def output_shape(self) -> tuple[int, ...]:
         """What the detector answers for one image: (A * (5 + K), rows, columns)."""
         return (self.num_anchors * (5 + self.num_classes), *self.grid_shape)
+
+
+def _check_anchors(anchors: tuple[tuple[float, float], ...]) -> None:
+    if not 1 <= len(anchors) <= 64:
+        raise ValueError(f"a detector needs 1 to 64 anchors, got {len(anchors)}")
+    for anchor in anchors:
+        if len(anchor) != 2 or not all(0 < side <= 2 for side in anchor):
+            raise ValueError(f"anchor is {anchor}, expected (width, height), each above 0 and at most 2 pictures")
 
 
 @dataclass(frozen=True, slots=True)

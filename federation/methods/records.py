@@ -26,7 +26,7 @@ Sampler: TypeAlias = Callable[[Parameters], Draw]
 """Binds one sub-generator's parameters: eager PyTorch in simulation, ONNX Runtime on a device."""
 
 Judge: TypeAlias = Callable[[Tensor], Tensor]
-"""Images (B, C, H, W) -> logits (B, K), in eval mode and without gradients."""
+"""Images (B, C, H, W) -> logits (B, K), or a detector's raw outputs, in eval mode and without gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class RoundData:
 
     Attributes:
         images: (B, C, H, W) float32 in [-1, 1].
-        labels: (B,) int64 class ids.
+        labels: (B,) int64 class ids. For detection (B, M, 5) float32: class id, centre x, centre y, width and height in
+            shares of the picture's; class id -1 is padding, and centres lie in the picture.
     """
 
     images: Tensor
@@ -44,15 +45,41 @@ class RoundData:
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.float32:
             raise ValueError(f"images must be (B, C, H, W) float32, got {tuple(self.images.shape)} {self.images.dtype}")
-        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+        if self.labels.ndim == 3:
+            _check_boxes(self.labels)
+        elif self.labels.ndim != 1 or self.labels.dtype != torch.int64:
             raise ValueError(f"labels must be (B,) int64, got {tuple(self.labels.shape)} {self.labels.dtype}")
         if len(self.images) != len(self.labels):
             raise ValueError(f"round data has {len(self.images)} images but {len(self.labels)} labels")
 
     def counts(self) -> dict[int, int]:
-        """Samples per class id, classes in rising order, absent classes left out."""
+        """Samples per class id, classes in rising order, absent classes left out.
+
+        Raises:
+            ValueError: The labels are boxes: a picture then has no one class.
+        """
+        if self.labels.ndim != 1:
+            raise ValueError(
+                "samples of a detection task have boxes, not one class each; they can't be counted by class"
+            )
         classes, counts = torch.unique(self.labels, return_counts=True)
         return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+
+def _check_boxes(labels: Tensor) -> None:
+    """Raise ValueError unless ``labels`` are boxes as ``RoundData`` describes them."""
+    if labels.shape[2] != 5 or labels.dtype != torch.float32:
+        raise ValueError(f"boxes must be (B, M, 5) float32, got {tuple(labels.shape)} {labels.dtype}")
+    class_ids = labels[..., 0]
+    if not bool(((class_ids >= -1) & (class_ids == class_ids.floor())).all()):
+        raise ValueError("boxes must have whole numbers of at least -1 as class ids")
+    true = labels[class_ids >= 0]
+    inside = (true[:, 1:3] >= 0) & (true[:, 1:3] <= 1)
+    sized = (true[:, 3:] > 0) & true[:, 3:].isfinite()
+    if not bool((inside & sized).all()):
+        raise ValueError(
+            "boxes must have centres from 0 to 1 and finite sizes above 0, in shares of the picture's size"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +122,8 @@ class Download(Packable, Protocol):
 class Method(Protocol):
     """What the simulator and the services rely on; a method need not inherit from anything.
 
-    A method is a frozen dataclass: ``task: TaskSpec`` first, then its settings, all with defaults.
-    Both functions are pure: same arguments, same bits, arguments untouched.
+    A method is a frozen dataclass: ``task: TaskSpec``, or an ``AnyTaskSpec``, first, then its settings, all with
+    defaults. Both functions are pure: same arguments, same bits, arguments untouched.
     """
 
     name: ClassVar[str]

@@ -53,12 +53,10 @@ class Fields:
         prediction"), in cells there and divided by their number here.
         """
         rows, columns = spec.grid_shape
-        like = {"dtype": self.offsets.dtype, "device": self.offsets.device}
-        cells = torch.stack(
-            torch.meshgrid(torch.arange(columns, **like), torch.arange(rows, **like), indexing="xy"), dim=-1
-        )
-        centres = (self.offsets.sigmoid() + cells) / torch.tensor([columns, rows], **like)
-        anchors = torch.tensor(spec.anchors, **like)[:, None, None, :]
+        x, y = (torch.arange(n, dtype=self.offsets.dtype, device=self.offsets.device) for n in (columns, rows))
+        cells = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+        centres = (self.offsets.sigmoid() + cells) / self.offsets.new_tensor([columns, rows])
+        anchors = self.sizes.new_tensor(spec.anchors)[:, None, None, :]
         return torch.cat([centres, anchors * self.sizes.clamp(-MAX_LOG_SIZE, MAX_LOG_SIZE).exp()], dim=-1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -16,17 +16,25 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from federation.methods.records import Judge, Parameters
+from federation.methods.steps.objective import task_loss
 from models.build import build_task_model
 from models.resnet import ResNet20
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from models.tiny_yolo import TinyYolo
 
 EVALUATION_BATCH = 256
+
+DETECTION_BATCH_PIXELS = 2**20
+"""Pixels of the pictures that a detector judges at a time: bounds memory, whatever their size."""
 
 PRECISIONS = ("float32", "bfloat16")
 """What convolutions compute in while the task model trains; parameters, statistics and updates stay float32."""
 
 BatchLoss: TypeAlias = Callable[[ResNet20, Tensor], Tensor]
 """(the task model in training, (B,) int64 indices of this step's samples) -> scalar to descend."""
+
+AnyBatchLoss: TypeAlias = Callable[[torch.nn.Module, Tensor], Tensor]
+"""A ``BatchLoss`` for whatever kind of task model."""
 
 
 AfterBackward: TypeAlias = Callable[[torch.nn.Module], None]
@@ -109,19 +117,30 @@ class Alignment:
     weight: float
 
 
-def judge_with(spec: TaskSpec, parameters: Parameters) -> Judge:
-    """Return the task model with these parameters as a function: images (B, C, H, W) -> logits (B, K), eval mode."""
+def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
+    """Return the task model with these parameters as a function, in eval mode.
+
+    It maps images (B, C, H, W) to logits (B, K), or to a detector's raw outputs (B, A * (5 + K), Y, X).
+    """
     with torch.device("meta"):
         module = build_task_model(spec).eval()
     fixed = dict(parameters)
+    batch_size = _evaluation_batch(spec)
 
     @torch.no_grad()
     def judge(images: Tensor) -> Tensor:
         if len(images) == 0:
-            return torch.empty(0, spec.num_classes, device=images.device)
-        return torch.cat([functional_call(module, fixed, (part,)) for part in images.split(EVALUATION_BATCH)])
+            return torch.empty(0, *spec.output_shape, device=images.device)
+        return torch.cat([functional_call(module, fixed, (part,)) for part in images.split(batch_size)])
 
     return judge
+
+
+def _evaluation_batch(spec: AnyTaskSpec) -> int:
+    """Return how many images are judged at a time."""
+    if isinstance(spec, DetectionSpec):
+        return max(1, DETECTION_BATCH_PIXELS // (spec.image_height * spec.image_width))
+    return EVALUATION_BATCH
 
 
 def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, weight: float) -> Tensor:
@@ -144,7 +163,7 @@ def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, 
 
 
 def train_task_model(
-    spec: TaskSpec,
+    spec: AnyTaskSpec,
     parameters: Parameters,
     images: Tensor,
     labels: Tensor,
@@ -153,30 +172,34 @@ def train_task_model(
     *,
     alignment: Alignment | None = None,
 ) -> dict[str, Tensor]:
-    """Return the parameters after SGD on cross-entropy, plus the alignment term of Eq. 2 if given.
+    """Return the parameters after SGD on the task's loss, plus the alignment term of Eq. 2 if given.
 
     Args:
         spec: the task.
         parameters: where training starts; left untouched.
         images: (B, C, H, W) float32 in [-1, 1].
-        labels: (B,) int64.
+        labels: (B,) int64, for detection (B, M, 5) float32.
         optimisation: epochs, batches and step sizes.
         rng: draws the order of samples.
-        alignment: second term of Eq. 2.
+        alignment: second term of Eq. 2; of classification only.
 
     Raises:
-        ValueError: Fewer than two samples, which BatchNorm can't be trained on.
+        ValueError: Fewer than two samples, which BatchNorm can't be trained on, or an alignment of detectors.
     """
+    if alignment is not None and isinstance(spec, DetectionSpec):
+        raise ValueError("Eq. 2 aligns class logits, which a detection task has not")
+    loss = task_loss(spec)
 
-    def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+    def batch_loss(module: torch.nn.Module, batch: Tensor) -> Tensor:
         logits = module(images[batch])
         if alignment is None:
-            return F.cross_entropy(logits, labels[batch])
+            return loss(logits, labels[batch])
         return aligned_loss(logits, labels[batch], alignment.logits[batch], alignment.mask[batch], alignment.weight)
 
     return descend(spec, parameters, len(images), optimisation, rng, batch_loss)
 
 
+@overload
 def descend(
     spec: TaskSpec,
     parameters: Parameters,
@@ -184,6 +207,25 @@ def descend(
     optimisation: Optimisation,
     rng: torch.Generator,
     batch_loss: BatchLoss,
+    after_backward: AfterBackward | None = ...,
+) -> dict[str, Tensor]: ...
+@overload
+def descend(
+    spec: AnyTaskSpec,
+    parameters: Parameters,
+    num_samples: int,
+    optimisation: Optimisation,
+    rng: torch.Generator,
+    batch_loss: AnyBatchLoss,
+    after_backward: AfterBackward | None = ...,
+) -> dict[str, Tensor]: ...
+def descend(
+    spec: AnyTaskSpec,
+    parameters: Parameters,
+    num_samples: int,
+    optimisation: Optimisation,
+    rng: torch.Generator,
+    batch_loss: Callable[..., Tensor],
     after_backward: AfterBackward | None = None,
 ) -> dict[str, Tensor]:
     """Return the task model's parameters after SGD on a loss of the caller's.
@@ -224,7 +266,11 @@ def descend(
     return trained_parameters(module)
 
 
-def trainable_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20:
+@overload
+def trainable_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20: ...
+@overload
+def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> ResNet20 | TinyYolo: ...
+def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> ResNet20 | TinyYolo:
     """Return a task model in training mode with a copy of these parameters.
 
     Its convolutions are laid out channels last, in which the CPU trains it about a third faster.

@@ -82,6 +82,7 @@ def test_before_training_every_anchor_is_as_unconfident_as_the_prior():
         ({"anchors": ((0.1, 0.0),)}, "anchor is"),
         ({"anchors": ((10.0, 20.0),)}, "anchor is .* each above 0 and at most 2 pictures"),
         ({"width": 0}, "width is 0"),
+        ({"max_boxes": 0}, "max_boxes is 0"),
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(change: dict[str, object], complaint: str):
