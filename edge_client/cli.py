@@ -27,13 +27,26 @@ def cli() -> None:
 @click.option("--device", help="cpu, cuda or jetson.  [default: cpu]")
 @click.option("--broker", metavar="URL", help="mqtts://host:port, or mqtt:// on this machine. Required.")
 @click.option("--client-id", help="This client's name in the fleet. Required.")
-@click.option("--source", metavar="URI", help="dataset://NAME?... or folder://PATH?... Required.")
+@click.option(
+    "--source",
+    metavar="URI",
+    multiple=True,
+    help="dataset://NAME?..., folder://PATH?..., or cameras (repeatable, NAME=URI names one): camera://0, csi://0, "
+    "rtsp://..., video:///FILE, images:///FOLDER, carla-replay:///FOLDER, carla://HOST:PORT, synthetic://. Required.",
+)
 @click.option("--data-dir", type=_PATH, help="Everything the client keeps; a restart continues from it. Required.")
 @click.option("--config", type=_PATH, help="edge.toml; options on the command line win.")
 @click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
 @click.option("--threads", type=int, help="Of training; results depend on it.  [default: half of the cores]")
 @click.option("--sampler", help="How replay is drawn: onnx, eager.  [default: onnx]")
 @click.option("--data-root", type=_PATH, help="Where data sets lie.  [default: $REPLAYFLEET_DATA, then the system's]")
+@click.option("--view", help="What of a camera's picture is classified: auto, whole, crops.  [default: auto]")
+@click.option("--teacher", type=_PATH, help="ONNX model that labels cameras' pictures.")
+@click.option("--teacher-confidence", type=float, help="Below it the teacher isn't believed.  [default: 0.9]")
+@click.option("--keep-frames-s", type=float, help="How long a frame can be labelled by an operator.  [default: 60]")
+@click.option("--min-samples", type=int, help="Labelled samples that a camera's round needs.  [default: 50]")
+@click.option("--max-samples", type=int, help="Labelled samples that a camera's round takes.  [default: 2000]")
+@click.option("--hold-out", type=int, help="Keep every so many labelled pictures for testing.  [default: 0, none]")
 @click.option("--require-provider", is_flag=True, default=None, help="Don't start on less than the device promises.")
 @click.option("--stay", is_flag=True, default=None, help="Go on serving after the run is finished.")
 @click.option("--tls-ca", type=_PATH, help="Certificate authority of the broker.  [default: the system's]")
@@ -49,6 +62,7 @@ def start(config: Path | None, **options: Any) -> None:
     from federation.service.logs import configure_logging
     from federation.service.settings import read_settings
 
+    options["source"] = options["source"] or None
     settings = read_settings(ClientSettings, config, options)
     configure_logging(as_json=settings.json_logs)
     from edge_client.start import start as run

@@ -54,6 +54,11 @@ class Client:
         return -1 if served is None else served.version
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the fleet's task; empty until it is known."""
+        return () if self._agreed is None else self._agreed.task.class_names
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over, its final model is served, and the aggregator was told."""
         held = self._downloads.held

@@ -219,7 +219,8 @@ class DownloadDesk:
 
         def measured(result: tuple[float, int], now: float) -> None:
             share, num_test = result
-            metrics = measures | dict(self._parts.frame_measures()) | {"num_test": float(num_test)}
+            streamed = {} if source is None else dict(source.measures())
+            metrics = measures | dict(self._parts.frame_measures()) | streamed | {"num_test": float(num_test)}
             if num_test:
                 metrics["accuracy"] = share
             self._report = Report(self._parts.client_id, served.round, served.version, metrics)

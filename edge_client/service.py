@@ -17,9 +17,11 @@ from edge_client.client import Client
 from edge_client.download import Gate
 from edge_client.inference import InferenceLoop
 from edge_client.jobs import JobThread
+from edge_client.labels.feedback import Feedback, FeedbackRefused, TakesFeedback
 from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.model_slot import ModelSlot
+from edge_client.operator_desk import OperatorDesk
 from edge_client.parts import Compute, Parts
 from edge_client.predictions import Prediction, Shown
 from edge_client.presence import PresenceClock
@@ -30,7 +32,7 @@ from edge_client.status import STATUS_FILE
 from edge_client.trainer import BLOBS
 from edge_client.training_job import delete_round_data
 from federation.errors import ReplayfleetError
-from federation.protocol.topics import client_subscriptions, parse_topic
+from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
 from federation.service.logs import EventLogger
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
@@ -102,6 +104,7 @@ class ClientService:
         self._identity = identity
         self._folder = folder
         self._clock = clock
+        self.desk = OperatorDesk(self._class_names, self._learn, clock)
         self.watchers: list[Callable[[Shown], None]] = []
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self._inbox: queue.Queue[_Item] = queue.Queue()
@@ -113,6 +116,7 @@ class ClientService:
         self._num_connections = (0, 0)
         self._status_at = float("-inf")
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        self._feedback_topic = feedback_topic(identity.fleet, identity.client_id)
         self._presence = PresenceClock(
             identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
         )
@@ -250,7 +254,9 @@ class ClientService:
 
     def _deal_with(self, item: _Item) -> None:
         now = self._clock()
-        if isinstance(item, _Message):
+        if isinstance(item, _Message) and item.topic == self._feedback_topic:
+            self._guarded(lambda: self._take_feedback(item.payload), "feedback")
+        elif isinstance(item, _Message):
             self._guarded(lambda: self.client.on_message(item.topic, item.payload, now), "message")
         elif isinstance(item, _JobOutcome):
             self._guarded(lambda: self.client.on_outcome(item.apply, now), "job")
@@ -268,6 +274,23 @@ class ClientService:
         except Exception:
             self.metrics.errors.inc()
             log.exception("unexpected error", while_handling=what)
+
+    def _take_feedback(self, payload: bytes) -> None:
+        try:
+            self.desk.take(payload)
+            log.info("feedback taken")
+        except FeedbackRefused as refused:
+            log.warning("feedback refused", reason=refused)
+
+    def _learn(self, feedback: Feedback) -> None:
+        """Called on any thread."""
+        source: object = self.client.source
+        if not isinstance(source, TakesFeedback):
+            raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
+        source.feedback(feedback)
+
+    def _class_names(self) -> tuple[str, ...]:
+        return self.client.class_names
 
     def _receive(self, topic: str, payload: bytes) -> None:
         """Called on a network thread: only enqueue."""
@@ -301,7 +324,7 @@ class ClientService:
         def shown_to(shown: Shown) -> None:
             if shown.prediction is not None:
                 self._newest = shown.prediction
-            for watch in (source.watch, *self.watchers):
+            for watch in (source.watch, self.desk.watch, *self.watchers):
                 watch(shown)
 
         return shown_to

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.profiles import default_training_threads, profile
-from edge_client.sources.uri import parse_source
+from edge_client.collector import CollectorSettings
+from edge_client.sources.opening import LearningSettings
+from edge_client.sources.uri import parse_sources
 from edge_client.training_job import SAMPLERS
 from federation.errors import MalformedMessage, SettingsError, nearest
 from federation.protocol.limits import check_id
@@ -19,13 +21,20 @@ class ClientSettings:
     Attributes:
         broker: URL, ``mqtts://host:port``, or ``mqtt://`` on this machine.
         client_id: this client's name in the fleet, part of every topic.
-        source: where frames and labelled samples come from, a URI.
+        source: where pictures and labelled samples come from: a URI, or several of cameras.
         data_dir: everything that the client keeps.
         device: a key of ``devices.profiles.PROFILES``.
         fleet: fleet name, part of every topic.
         threads: of training; results depend on it. 0 is half of the cores.
         sampler: ``onnx`` or ``eager``: how replay is drawn.
         data_root: where ``dataset://`` sources lie; None looks where the environment and Debian put them.
+        view: ``auto``, ``whole`` or ``crops``: what of a camera's picture is classified.
+        teacher: an ONNX model that labels cameras' pictures.
+        teacher_confidence: softmax probability below which the teacher isn't believed.
+        keep_frames_s: seconds that an operator has to label a camera's frame.
+        min_samples: labelled samples that a camera's round needs.
+        max_samples: labelled samples that a camera's round takes at most, the newest.
+        hold_out: every so many labelled pictures of a camera, one is kept in memory for testing; 0: none.
         require_provider: refuse to start on less than the device's first execution provider.
         stay: go on serving frames after the run is finished.
         tls_ca: certificate authority of the broker, PEM; None uses the system's.
@@ -39,13 +48,20 @@ class ClientSettings:
 
     broker: str
     client_id: str
-    source: str
+    source: tuple[str, ...] | str
     data_dir: Path
     device: str = "cpu"
     fleet: str = "fleet"
     threads: int = 0
     sampler: str = "onnx"
     data_root: Path | None = None
+    view: str = "auto"
+    teacher: Path | None = None
+    teacher_confidence: float = 0.9
+    keep_frames_s: float = 60.0
+    min_samples: int = 50
+    max_samples: int = 2000
+    hold_out: int = 0
     require_provider: bool = False
     stay: bool = False
     tls_ca: Path | None = None
@@ -69,7 +85,33 @@ class ClientSettings:
             raise SettingsError(f"threads is {self.threads}, expected 0 to 1024")
         if not -1 <= self.health_port <= 65535:
             raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
-        parse_source(self.source)
+        parse_sources(self.sources)
+        self.learning()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All of them, also where only one is written."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    def learning(self) -> LearningSettings:
+        """What becomes of cameras' pictures.
+
+        Raises:
+            SettingsError: Impossible numbers.
+        """
+        try:
+            collector = CollectorSettings(
+                min_samples=self.min_samples, max_samples=self.max_samples, hold_out=self.hold_out
+            )
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+        return LearningSettings(
+            view=self.view,
+            teacher=self.teacher,
+            teacher_confidence=self.teacher_confidence,
+            keep_frames_s=self.keep_frames_s,
+            collector=collector,
+        )
 
     @property
     def training_threads(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, cast
 
 from devices.profiles import board_note, profile
@@ -19,7 +20,7 @@ from edge_client.trainer import JSON_LOGS
 from edge_client.training_job import SamplerName
 from federation.errors import SettingsError
 from federation.service.data_dir import claim_data_dir
-from federation.service.health import HealthServer
+from federation.service.health import Answer, Endpoints, HealthServer
 from federation.service.logs import EventLogger
 from federation.service.signals import stopped_by_signals
 from federation.transport.connecting import mqtt_connector
@@ -42,13 +43,13 @@ def start(settings: ClientSettings) -> bool:
         insecure=settings.insecure,
     )
     connector.check(settings.broker)
-    open_source = source_opener(settings.source, settings.data_dir, settings.data_root)
+    open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings.learning())
     proof = _proved(settings)
     stop = threading.Event()
     metrics = Metrics(settings.device, proof.provider)
     view: dict[str, ClientService] = {}
     with contextlib.ExitStack() as stack:
-        health = HealthServer(lambda: _health(view), metrics.registry, port=settings.health_port)
+        health = HealthServer(lambda: _health(view), metrics.registry, more=_endpoints(view), port=settings.health_port)
         stack.callback(health.stop)
         data_dir = stack.enter_context(
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
@@ -102,6 +103,19 @@ def _identity(settings: ClientSettings, proof: ProviderProof) -> Identity:
 def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
     command = (*TRAINER_COMMAND, *([JSON_LOGS] if settings.json_logs else []))
     return lambda on_event: TrainerProcess(on_event, command)
+
+
+def _endpoints(view: Mapping[str, ClientService]) -> Endpoints:
+    """What operators ask and say; the port is taken before there is a service to answer."""
+    starting: Answer = (HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
+
+    def predictions(body: bytes) -> Answer:
+        return view["service"].desk.predictions(body) if "service" in view else starting
+
+    def feedback(body: bytes) -> Answer:
+        return view["service"].desk.feedback(body) if "service" in view else starting
+
+    return Endpoints(get={"/predictions": predictions}, post={"/feedback": feedback})
 
 
 def _health(view: Mapping[str, ClientService]) -> Mapping[str, Any]:

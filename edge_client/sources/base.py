@@ -5,7 +5,7 @@ Axes: B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,9 @@ class Source(Protocol):
 
     def test_samples(self, round_index: int) -> Samples | None:
         """Held-out samples of all classes met up to and including ``round_index``; None if the source has none."""
+
+    def measures(self) -> Mapping[str, float]:
+        """What was measured since the last call, for the next report: metric -> value."""
 
     def describe(self) -> str:
         """One line for logs."""

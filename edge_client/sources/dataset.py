@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +89,10 @@ class DatasetSource:
             return None
         last = min(round_index, self._stream.num_rounds - 1)
         return _samples(self._data.test, self._stream.test_indices(self._uri.client, last))
+
+    def measures(self) -> Mapping[str, float]:
+        """Measure nothing beside the test samples."""
+        return {}
 
     def describe(self) -> str:
         """One line for logs."""

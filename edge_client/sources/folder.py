@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +106,10 @@ class FolderSource:
     def test_samples(self, round_index: int) -> Samples | None:
         """A folder holds no test data."""
         return None
+
+    def measures(self) -> Mapping[str, float]:
+        """Measure nothing beside the test samples."""
+        return {}
 
     def describe(self) -> str:
         """One line for logs."""

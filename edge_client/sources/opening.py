@@ -2,42 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from edge_client.cameras.base import Camera
+from edge_client.cameras.opening import CAMERAS
+from edge_client.collector import Collector, CollectorSettings
+from edge_client.labels.annotated import AnnotatedLabels
+from edge_client.labels.base import Labeller
+from edge_client.labels.feedback import FeedbackDesk
+from edge_client.labels.teacher import load_teacher
 from edge_client.sources.base import Source
 from edge_client.sources.folder import FolderSource, check_folder
-from edge_client.sources.uri import DatasetUri, parse_source
+from edge_client.sources.stream import CameraSource
+from edge_client.sources.uri import CameraUri, DatasetUri, FolderUri, parse_sources
+from edge_client.views.base import View
+from edge_client.views.crops import Crops
+from edge_client.views.whole import WholePicture
+from federation.errors import SettingsError, nearest
 from models.specs import TaskSpec
 
 OpenSource: TypeAlias = Callable[[TaskSpec], Source]
 """Raises SettingsError if the source doesn't fit the task."""
 
+VIEWS = ("auto", "whole", "crops")
+"""How classification looks at a camera's pictures; ``auto`` takes crops where a camera brings boxes."""
+
 _LEDGER = "folder-rounds"
 
 
-def source_opener(uri: str, data_dir: Path, data_root: Path | None = None) -> OpenSource:
-    """Check a source and return what opens it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningSettings:
+    """What becomes of cameras' pictures beside being served.
+
+    Attributes:
+        view: one of ``VIEWS``.
+        teacher: an ONNX model that labels what nobody else does.
+        teacher_confidence: softmax probability below which it isn't believed.
+        keep_frames_s: seconds that an operator has to label a frame.
+        collector: how much a round takes.
+    """
+
+    view: str = "auto"
+    teacher: Path | None = None
+    teacher_confidence: float = 0.9
+    keep_frames_s: float = 60.0
+    collector: CollectorSettings = field(default_factory=CollectorSettings)
+
+    def __post_init__(self) -> None:
+        if self.view not in VIEWS:
+            raise SettingsError(f"unknown view {self.view!r}{nearest(self.view, VIEWS)}")
+        if not 0 < self.teacher_confidence <= 1:
+            raise SettingsError(f"teacher_confidence is {self.teacher_confidence}, expected more than 0, at most 1")
+        if not 0 < self.keep_frames_s <= 3600:
+            raise SettingsError(f"keep_frames_s is {self.keep_frames_s}, expected more than 0, at most 3600")
+
+
+def source_opener(
+    sources: Sequence[str],
+    data_dir: Path,
+    data_root: Path | None = None,
+    learning: LearningSettings | None = None,
+) -> OpenSource:
+    """Check sources and return what opens them.
 
     Args:
-        uri: as the operator wrote it.
+        sources: as the operator wrote them.
         data_dir: the client's, for what a source must remember; nothing is written yet.
         data_root: where data sets lie.
+        learning: what becomes of cameras' pictures; None takes the defaults.
 
     Raises:
         SettingsError: Unknown scheme, key, data set or scenario, or data that are absent.
     """
-    parsed = parse_source(uri)
-    if isinstance(parsed, DatasetUri):
+    parsed = parse_sources(sources)
+    first = parsed[0]
+    if isinstance(first, DatasetUri):
         from edge_client.sources.dataset import DatasetSource
 
-        dataset = DatasetSource(parsed, data_root)
+        dataset = DatasetSource(first, data_root)
 
         def open_dataset(task: TaskSpec) -> Source:
             dataset.check_task(task)
             return dataset
 
         return open_dataset
-    check_folder(parsed)
-    return lambda task: FolderSource(parsed, task, data_dir / _LEDGER)
+    if isinstance(first, FolderUri):
+        folder = first
+        check_folder(folder)
+        return lambda task: FolderSource(folder, task, data_dir / _LEDGER)
+    cameras = [CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
+    wanted = learning or LearningSettings()
+    return lambda task: _camera_source(cameras, task, wanted)
+
+
+def _camera_source(cameras: Sequence[Camera], task: TaskSpec, learning: LearningSettings) -> CameraSource:
+    labellers: list[Labeller] = []
+    annotating = {camera.name: camera.class_names for camera in cameras if camera.class_names}
+    if annotating:
+        labellers.append(AnnotatedLabels(annotating, task.class_names))
+    if learning.teacher is not None:
+        labellers.append(load_teacher(learning.teacher, task, learning.teacher_confidence))
+    desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
+    return CameraSource(
+        cameras, _view(learning.view, task, annotated=bool(annotating)), labellers, desk, Collector(learning.collector)
+    )
+
+
+def _view(name: str, task: TaskSpec, *, annotated: bool) -> View:
+    if name == "crops" or (name == "auto" and annotated):
+        return Crops(task)
+    return WholePicture(task)

@@ -2,19 +2,22 @@
 
 ``dataset://fashion-mnist?scenario=circulating&clients=3&client=0&rounds=6&samples=200&seed=0&rate=10``
 ``folder:///srv/images?per_round=64&rate=5``
+``front=camera://0?rate=30``, ``rtsp://user:password@host/path#transport=udp``, ``carla-replay:///data/carla?town=Town01``
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from edge_client.cameras.opening import CAMERAS
 from edge_client.sources.base import MAX_FRAME_RATE_HZ
 from federation.errors import SettingsError, nearest
 
@@ -80,35 +83,115 @@ class FolderUri:
         _check_rate(self.rate)
 
 
-SourceUri: TypeAlias = DatasetUri | FolderUri
-
 _SCHEMES = ("dataset", "folder")
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def parse_source(uri: str) -> SourceUri:
-    """Return what ``uri`` says.
+@dataclass(frozen=True, slots=True)
+class CameraUri:
+    """A camera, a stream, a recording or a simulator.
+
+    Attributes:
+        name: within its client; stands in every prediction.
+        scheme: a key of ``edge_client.cameras.opening.CAMERAS``.
+        settings: a settings object of that kind.
+    """
+
+    name: str
+    scheme: str
+    settings: Any
+
+
+SourceUri: TypeAlias = DatasetUri | FolderUri | CameraUri
+
+_NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=([a-z-]+://.*)", re.DOTALL)
+
+
+def parse_sources(texts: Sequence[str]) -> tuple[SourceUri, ...]:
+    """Return what an operator's sources say: one ``dataset://`` or ``folder://``, or any number of cameras.
+
+    ``NAME=URI`` names a camera; others are called ``camera-0``, ``camera-1``, ... in their order.
+
+    Raises:
+        SettingsError: Unknown scheme or key (names the nearest), a value of the wrong type or range, two cameras of the
+            same name, or sources that don't go together.
+    """
+    if not texts:
+        raise SettingsError("no source is given; expected for example 'camera://0' or 'dataset://fashion-mnist'")
+    parsed: list[SourceUri] = []
+    for index, text in enumerate(texts):
+        named = _NAMED.fullmatch(text)
+        name, uri = named.groups() if named else (f"camera-{index}", text)
+        parsed.append(parse_source(uri, name))
+    alone = [text for text, found in zip(texts, parsed, strict=True) if not isinstance(found, CameraUri)]
+    if alone and len(parsed) > 1:
+        raise SettingsError(f"source {alone[0]!r} can't stand beside others; only cameras can be several")
+    names = [found.name for found in parsed if isinstance(found, CameraUri)]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"two sources are named {name!r}; name them apart, as in front=camera://0")
+    return tuple(parsed)
+
+
+def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
+    """Return what one ``uri`` says; ``name`` is for cameras.
 
     Raises:
         SettingsError: Unknown scheme or key (names the nearest), or a value of the wrong type or range.
     """
-    scheme, separator, _ = uri.partition("://")
+    scheme, separator, rest = uri.partition("://")
     if not separator:
         raise SettingsError(
-            f"source {uri!r} is not a URI; expected for example 'dataset://fashion-mnist' or 'folder:///path'"
+            f"source {uri!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
+            "'folder:///path'"
         )
+    if scheme in CAMERAS:
+        return CameraUri(name, scheme, _camera_settings(scheme, uri, rest))
     if scheme not in _SCHEMES:
-        raise SettingsError(f"unknown source scheme {scheme!r}{nearest(scheme, _SCHEMES)}")
-    try:
-        parts = urlsplit(uri)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError as error:
-        raise SettingsError(f"source {uri!r}: {error}; expected key=value pairs after '?', joined by '&'") from error
-    place = unquote(parts.netloc + parts.path)
+        raise SettingsError(f"unknown source scheme {scheme!r}{nearest(scheme, [*_SCHEMES, *CAMERAS])}")
+    place, query = _place_and_query(uri)
     if not place:
         raise SettingsError(f"source {uri!r} names no {scheme}; expected '{scheme}://NAME'")
     if scheme == "dataset":
         return _typed(DatasetUri, query, {"dataset": place.rstrip("/")})
     return _typed(FolderUri, query, {"path": Path(place).expanduser()})
+
+
+def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
+    """Fill a camera's settings: its place from the middle of the URI, the others from the query.
+
+    A network stream has a query of its own, so there the settings stand behind ``#``.
+    """
+    kind = CAMERAS[scheme]
+    settings_type = kind.settings()
+    if kind.place == "url":
+        address, _, fragment = uri.partition("#")
+        return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
+    place, query = _place_and_query(uri)
+    if kind.place == "host":
+        host, _, port = place.rstrip("/").partition(":")
+        fixed: dict[str, Any] = {"host": host} if host else {}
+        if port:
+            fixed["port"] = _converted("port", port, int)
+        return _typed(settings_type, query, fixed)
+    if kind.place == "path" and not place:
+        raise SettingsError(f"source {uri!r} names no file or folder; expected '{scheme}:///PATH'")
+    value: Any = Path(place).expanduser() if kind.place == "path" else place
+    if kind.place == "sensor" and place:
+        value = _converted("sensor", place, int)
+    return _typed(settings_type, query, {kind.place: value} if kind.place and rest and place else {})
+
+
+def _place_and_query(uri: str) -> tuple[str, dict[str, str]]:
+    parts = urlsplit(uri)
+    return unquote(parts.netloc + parts.path), _query(parts.query, uri)
+
+
+def _query(text: str, uri: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
+    except ValueError as error:
+        raise SettingsError(f"source {uri!r}: {error}; expected key=value pairs after '?', joined by '&'") from error
 
 
 def _typed(kind: type[U], query: Mapping[str, str], fixed: Mapping[str, Any]) -> U:
@@ -118,11 +201,19 @@ def _typed(kind: type[U], query: Mapping[str, str], fixed: Mapping[str, Any]) ->
     for key, text in query.items():
         if key not in known or key in fixed:
             raise SettingsError(f"source: unknown key {key!r}{nearest(key, set(known) - set(fixed))}")
-        try:
-            values[key] = known[key](text)
-        except ValueError:
-            raise SettingsError(f"source: {key} is {text!r}, expected {known[key].__name__}") from None
+        values[key] = _converted(key, text, known[key])
     return kind(**values)
+
+
+def _converted(key: str, text: str, kind: type[Any]) -> Any:
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise SettingsError(f"source: {key} is {text!r}, expected true or false")
+        return _BOOLEANS[text.lower()]
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"source: {key} is {text!r}, expected {kind.__name__}") from None
 
 
 def _check_rate(rate_hz: float) -> None:

@@ -22,10 +22,12 @@ class Inputs:
         images: (B, C, H, W) float32 in [-1, 1]; B may be 0.
         corners: (B, 4) float32, left, top, right, bottom in pixels of the picture: what each input shows. None: B is 1
             and the input shows all of it.
+        box_indices: (B,) int64, which of the picture's annotated boxes each input shows; None where it shows none.
     """
 
     images: NDArray[np.float32]
     corners: NDArray[np.float32] | None = None
+    box_indices: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ class Crops:
 
     def inputs(self, picture: Picture) -> Inputs:
         """Return a square crop around each box; a picture without an annotation asks nothing."""
-        corners = np.empty((0, 4), np.float32) if picture.boxes is None else picture.boxes.corners[self.taken(picture)]
+        taken = self.taken(picture)
+        corners = np.empty((0, 4), np.float32) if picture.boxes is None else picture.boxes.corners[taken]
         crops = [fitted(square_crop(picture.pixels, box), self._task) for box in corners]
         images = np.stack(crops) if crops else np.empty((0, *self._task.image_shape), np.float32)
-        return Inputs(images, corners)
+        return Inputs(images, corners, taken)
 
     def taken(self, picture: Picture) -> NDArray[np.int64]:
         """Return which boxes become inputs, in their own order: those that overlap the picture, largest first kept."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.streams.resizing import resized
 from models.specs import TaskSpec
 
 
@@ -21,7 +22,7 @@ def fitted(pixels: NDArray[np.uint8], task: TaskSpec) -> NDArray[np.float32]:
     if grey and _is_grey(pixels):
         pixels, grey = pixels[:, :, :1], False
     if grey or pixels.shape[:2] != (side, side):
-        pixels = _converted(pixels, side, grey=grey)
+        pixels = resized(pixels, side, grey=grey)
     planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     image: NDArray[np.float32] = np.ascontiguousarray(planes, dtype=np.float32) / np.float32(127.5) - np.float32(1.0)
     return image
@@ -41,15 +42,3 @@ def as_rgb(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _is_grey(pixels: NDArray[np.uint8]) -> bool:
     red, green, blue = (pixels[:, :, channel] for channel in range(3))
     return bool((red == green).all() and (green == blue).all())
-
-
-def _converted(pixels: NDArray[np.uint8], side: int, *, grey: bool) -> NDArray[np.uint8]:
-    import cv2
-
-    if grey:
-        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.uint8, copy=False)
-    if pixels.shape[:2] != (side, side):
-        shrinks = pixels.shape[0] > side or pixels.shape[1] > side
-        resized = cv2.resize(pixels, (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-        pixels = resized.astype(np.uint8, copy=False)
-    return pixels

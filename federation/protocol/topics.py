@@ -1,8 +1,8 @@
 """The topics of a fleet, built and parsed; ids are validated on both ways, for they become file names too.
 
-``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control}`` belong to one client,
+``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback}`` belong to one client,
 ``replayfleet/v1/<fleet>/{round,down}`` are what all clients share. ``up`` and ``down`` carry offers and blocks,
-``control`` what answers them, ``state`` and ``round`` are retained.
+``control`` what answers them, ``state`` and ``round`` are retained. ``feedback`` is for operators: JSON, as over HTTP.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from federation.errors import MalformedMessage
 from federation.protocol.limits import EVERYBODY, check_id
 
 ROOT = "replayfleet/v1"
-_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control"})
+_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control", "feedback"})
 _SHARED_CHANNELS = frozenset({"round", "down"})
 
 
@@ -24,7 +24,7 @@ class Address:
     Attributes:
         fleet: fleet name.
         peer: client id, or ``"*"`` for the topics that all clients share.
-        channel: ``state``, ``up``, ``down``, ``control`` or ``round``.
+        channel: ``state``, ``up``, ``down``, ``control``, ``feedback`` or ``round``.
     """
 
     fleet: str
@@ -78,6 +78,11 @@ def control_topic(fleet: str, client: str) -> str:
     return _client_topic(fleet, client, "control")
 
 
+def feedback_topic(fleet: str, client: str) -> str:
+    """What operators say about frames of one client."""
+    return _client_topic(fleet, client, "feedback")
+
+
 def round_topic(fleet: str) -> str:
     """The aggregator's retained announcement."""
     return Address(check_id(fleet, "fleet"), EVERYBODY, "round").topic
@@ -103,9 +108,9 @@ def aggregator_subscriptions(fleet: str) -> Subscriptions:
 
 
 def client_subscriptions(fleet: str, client: str) -> Subscriptions:
-    """The rounds, the answers to this client, and its own and the shared downloads."""
+    """The rounds, the answers to this client, operators' feedback, and its own and the shared downloads."""
     return Subscriptions(
-        control=(round_topic(fleet), control_topic(fleet, client)),
+        control=(round_topic(fleet), control_topic(fleet, client), feedback_topic(fleet, client)),
         data=(shared_down_topic(fleet), down_topic(fleet, client)),
     )
 

@@ -1,10 +1,11 @@
-"""``GET /healthz`` and ``GET /metrics`` (Prometheus), on loopback unless the operator says otherwise."""
+"""``GET /healthz``, ``/metrics`` (Prometheus) and what a service adds; on loopback unless the operator says other."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,6 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from federation.errors import SettingsError
+from federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
 
 OFF = -1
 """The port number that means: no endpoint."""
@@ -21,12 +25,35 @@ Health = Callable[[], Mapping[str, Any]]
 """Called on a request's thread; ``healthy`` (bool) decides between 200 and 503, the rest is shown."""
 
 
+Answer = tuple[HTTPStatus, Mapping[str, Any]]
+
+Endpoint = Callable[[bytes], Answer]
+"""A request's body -> what is answered, as JSON. Called on a request's thread."""
+
+MAX_BODY_BYTES = 64 * 1024
+"""Larger requests are refused before they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """What a service answers beside ``/healthz`` and ``/metrics``.
+
+    Attributes:
+        get: path -> answer; the body is empty.
+        post: path -> answer.
+    """
+
+    get: Mapping[str, Endpoint] = field(default_factory=dict)
+    post: Mapping[str, Endpoint] = field(default_factory=dict)
+
+
 class HealthServer:
     """The operations endpoint of one process.
 
     Args:
         health: what ``/healthz`` says.
         registry: what ``/metrics`` shows.
+        more: what else is answered.
         port: 0 picks a free one, ``OFF`` starts nothing.
         host: loopback by default, for the endpoint has no authentication.
 
@@ -34,12 +61,20 @@ class HealthServer:
         SettingsError: The port is in use or not allowed.
     """
 
-    def __init__(self, health: Health, registry: CollectorRegistry, *, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        health: Health,
+        registry: CollectorRegistry,
+        *,
+        more: Endpoints | None = None,
+        port: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._server: _Server | None = None
         if port == OFF:
             return
         try:
-            self._server = _Server((host, port), health, registry)
+            self._server = _Server((host, port), health, registry, more or Endpoints())
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SettingsError(f"health port {host}:{port}: {reason}; choose another with --health-port") from error
@@ -67,9 +102,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], health: Health, registry: CollectorRegistry) -> None:
+    def __init__(self, address: tuple[str, int], health: Health, registry: CollectorRegistry, more: Endpoints) -> None:
         self.health = health
         self.registry = registry
+        self.more = more
         super().__init__(address, _Handler)
 
 
@@ -78,15 +114,42 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        """Answer the two paths, 404 for the rest."""
+        """Answer what there is, 404 for the rest."""
         if self.path == "/healthz":
             report = dict(self.server.health())
             status = HTTPStatus.OK if report.get("healthy") else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(status, "application/json", json.dumps(report, default=str).encode() + b"\n")
         elif self.path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self.server.registry))
+        elif self.path in self.server.more.get:
+            self._run(self.server.more.get[self.path], b"")
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"try /healthz or /metrics\n")
+            known = ["/healthz", "/metrics", *self.server.more.get]
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
+
+    def do_POST(self) -> None:
+        """Answer what a service added; a web page of another origin can't reach it."""
+        endpoint = self.server.more.post.get(self.path)
+        length = self.headers.get("Content-Length", "")
+        if endpoint is None:
+            self._json(HTTPStatus.NOT_FOUND, {"error": f"nothing is posted to {self.path}"})
+        elif self.headers.get_content_type() != "application/json":
+            self._json(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "expected Content-Type: application/json"})
+        elif not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            self._json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {MAX_BODY_BYTES} bytes"})
+        else:
+            self._run(endpoint, self.rfile.read(int(length)))
+
+    def _run(self, endpoint: Endpoint, body: bytes) -> None:
+        try:
+            status, answer = endpoint(body)
+        except Exception:  # root of a request's thread
+            log.exception("request failed", path=self.path)
+            status, answer = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the log"}
+        self._json(status, answer)
+
+    def _json(self, status: HTTPStatus, answer: Mapping[str, Any]) -> None:
+        self._answer(status, "application/json", json.dumps(answer, default=str).encode() + b"\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are no events."""

@@ -66,6 +66,9 @@ class ToySource:
     def watch(self, shown: Shown) -> None:
         pass
 
+    def measures(self) -> dict[str, float]:
+        return {}
+
     def round_samples(self, round_index: int) -> Samples | None:
         self.asked.append(round_index)
         return self.samples(round_index) if round_index < self.rounds else None

@@ -113,6 +113,9 @@ class ScriptedSource:
     def watch(self, shown: Shown) -> None:
         pass
 
+    def measures(self) -> dict[str, float]:
+        return {}
+
     def round_samples(self, round_index: int) -> Samples | None:
         return self.samples
 

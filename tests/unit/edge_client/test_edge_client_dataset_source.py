@@ -73,7 +73,7 @@ def test_frames_show_the_classes_of_the_newest_round(data_root: Path) -> None:
 
 
 def test_a_source_of_another_task_than_the_fleets_is_refused(data_root: Path, tmp_path: Path) -> None:
-    opener = source_opener("dataset://fashion-mnist?rounds=2&samples=5", tmp_path, data_root)
+    opener = source_opener(["dataset://fashion-mnist?rounds=2&samples=5"], tmp_path, data_root)
     assert "fashion-mnist" in opener(TASKS["fashion-mnist"]).describe()
     with pytest.raises(SettingsError, match="choose another source"):
         opener(TaskSpec(1, 28, ("a", "b")))
@@ -92,10 +92,10 @@ def test_a_source_that_cannot_be_opened_is_refused_at_the_start(
     uri: str, message: str, data_root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        source_opener(uri, tmp_path, data_root)
+        source_opener([uri], tmp_path, data_root)
 
 
 def test_missing_data_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REPLAYFLEET_DATA", raising=False)
     with pytest.raises(SettingsError, match=r"data set cifar-10 not found.*name a folder with --data-root"):
-        source_opener("dataset://cifar-10", tmp_path, tmp_path)
+        source_opener(["dataset://cifar-10"], tmp_path, tmp_path)

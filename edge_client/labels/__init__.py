@@ -1,0 +1,1 @@
+"""What a picture shows, as far as somebody knows: annotations, a teacher model, an operator."""

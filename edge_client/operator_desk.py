@@ -1,0 +1,102 @@
+"""What an operator of one client can ask and say: the newest predictions, and what a frame really shows.
+
+Over HTTP, and the second one over MQTT too, on the client's ``feedback`` topic with the same JSON.
+``GET /predictions`` -> ``{"cameras": {"front": {"frame": 812, "age_s": 0.02, "version": 7, "answers": [...]}}}``
+``POST /feedback`` with ``{"camera": "front", "frame": 812, "class": "cat", "object": 0}`` -> ``{"accepted": true}``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from edge_client.labels.feedback import Feedback, FeedbackRefused
+from edge_client.predictions import Prediction, Shown
+from federation.service.health import MAX_BODY_BYTES, Answer
+
+
+class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What is posted. ``camera`` may be left out where there is one; ``object`` where the frame has one answer."""
+
+    frame: int
+    class_name: str = msgspec.field(name="class")
+    camera: str = ""
+    object: int | None = None
+
+
+_decoder = msgspec.json.Decoder(FeedbackBody)
+
+
+class OperatorDesk:
+    """Remembers the newest prediction of every camera; safe across threads.
+
+    Args:
+        class_names: of the task, once it is known.
+        learn: takes feedback; raises FeedbackRefused.
+        clock: ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        class_names: Callable[[], Sequence[str]],
+        learn: Callable[[Feedback], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._class_names = class_names
+        self._learn = learn
+        self._clock = clock
+        self._newest: dict[str, Prediction] = {}
+
+    def watch(self, shown: Shown) -> None:
+        """Take note of a prediction."""
+        if shown.prediction is not None:
+            self._newest[shown.prediction.camera] = shown.prediction
+
+    def predictions(self, body: bytes) -> Answer:
+        """Answer ``GET /predictions``."""
+        del body
+        names, now = self._class_names(), self._clock()
+        newest = sorted(self._newest.copy().items())
+        return HTTPStatus.OK, {"cameras": {camera: _as_json(found, names, now) for camera, found in newest}}
+
+    def take(self, body: bytes) -> None:
+        """Learn from feedback as it travels.
+
+        Raises:
+            FeedbackRefused: It is no feedback, or can't be used; says why.
+        """
+        if len(body) > MAX_BODY_BYTES:
+            raise FeedbackRefused(f"feedback of {len(body)} bytes, expected at most {MAX_BODY_BYTES}")
+        try:
+            said = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise FeedbackRefused(f"feedback isn't usable: {str(error).replace('`', '')}") from error
+        self._learn(Feedback(said.camera, said.frame, said.class_name, said.object))
+
+    def feedback(self, body: bytes) -> Answer:
+        """Answer ``POST /feedback``."""
+        try:
+            self.take(body)
+        except FeedbackRefused as refused:
+            return HTTPStatus.UNPROCESSABLE_ENTITY, {"accepted": False, "error": str(refused)}
+        return HTTPStatus.OK, {"accepted": True}
+
+
+def _as_json(prediction: Prediction, names: Sequence[str], now: float) -> dict[str, Any]:
+    answers = prediction.answers
+    return {
+        "frame": prediction.frame_id,
+        "age_s": round(now - prediction.captured_at, 3),
+        "version": prediction.model_version,
+        "answers": [
+            {
+                "class": names[class_id] if class_id < len(names) else str(class_id),
+                "confidence": round(float(answers.confidences[index]), 4),
+                **({} if answers.corners is None else {"box": [round(x, 1) for x in answers.corners[index].tolist()]}),
+            }
+            for index, class_id in enumerate(answers.class_ids.tolist())
+        ],
+    }

@@ -1,0 +1,171 @@
+"""Cameras as a source: their pictures are served, and what is labelled among them becomes round data.
+
+Labelling has a thread of its own with a bounded queue, so that a slow teacher never slows serving.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.cameras.base import Camera, Picture
+from edge_client.collector import Collector
+from edge_client.labels.base import UNKNOWN, Labeller, unknown
+from edge_client.labels.feedback import Feedback, FeedbackDesk
+from edge_client.predictions import Shown
+from edge_client.sources.base import Samples
+from edge_client.views.base import View
+from federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
+
+MAX_WAITING = 32
+"""Pictures that wait for a label; further ones of a live camera are served and not learned from."""
+
+
+class CameraSource:
+    """Implements ``Source`` over cameras.
+
+    Args:
+        cameras: their names differ.
+        view: how the task looks at their pictures.
+        labellers: asked in turn; the first that knows decides, input by input.
+        desk: where an operator's labels meet recent frames.
+        collector: where labelled samples wait for their round.
+    """
+
+    def __init__(
+        self,
+        cameras: Sequence[Camera],
+        view: View,
+        labellers: Sequence[Labeller],
+        desk: FeedbackDesk,
+        collector: Collector,
+    ) -> None:
+        self._cameras = tuple(_Watched(camera, self._ended) for camera in cameras)
+        self._playing = {camera.name for camera in cameras}
+        self._recorded = {camera.name for camera in cameras if not camera.live}
+        self._view = view
+        self._labellers = tuple(labellers)
+        self._desk = desk
+        self._collector = collector
+        self._waiting: queue.Queue[Shown] = queue.Queue(MAX_WAITING)
+        self._failing = False
+        self.num_unlabelled = 0
+        """Pictures that nobody labelled because labelling is slower than they come."""
+        threading.Thread(target=self._label, name="labels", daemon=True).start()
+
+    @property
+    def cameras(self) -> Sequence[Camera]:
+        """All of them."""
+        return self._cameras
+
+    @property
+    def view(self) -> View:
+        """How the task looks at pictures."""
+        return self._view
+
+    def watch(self, shown: Shown) -> None:
+        """Put a picture in line for its label: each one of a recording, of a live camera what there is time for."""
+        try:
+            self._waiting.put(shown, timeout=10.0 if shown.picture.camera in self._recorded else 0.0)
+        except queue.Full:
+            self.num_unlabelled += 1
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Learn what an operator says about a recent frame.
+
+        Raises:
+            FeedbackRefused: It can't be used; says why.
+        """
+        samples, place = self._desk.samples(feedback)
+        self._collector.add(samples, place=place)
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        """Return what was labelled since the last round; None while it is too little."""
+        return self._collector.round_samples(round_index)
+
+    def test_samples(self, round_index: int) -> Samples | None:
+        """Return what was held out so far, if the operator asked for that."""
+        return self._collector.held_out()
+
+    def measures(self) -> Mapping[str, float]:
+        """Return the served model's accuracy on what was labelled since the last call, in all and place by place."""
+        counts = self._collector.stream_accuracy()
+        num_right, num_answered = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
+        if not num_answered:
+            return {}
+        by_place = {f"stream_accuracy/{place}": right / total for place, (right, total) in counts.items() if place}
+        return {"stream_accuracy": num_right / num_answered, "num_stream": float(num_answered), **by_place}
+
+    def describe(self) -> str:
+        """One line for logs."""
+        return "; ".join(f"{camera.name}: {camera.describe()}" for camera in self._cameras)
+
+    def settle(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every picture in line has been labelled; whether that happened in time."""
+        deadline = time.monotonic() + timeout_s
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return not self._waiting.unfinished_tasks
+
+    def _ended(self, name: str) -> None:
+        self._playing.discard(name)
+        if not self._playing:
+            self._collector.end()
+
+    def _label(self) -> None:
+        while True:
+            shown = self._waiting.get()
+            try:
+                self._learn_from(shown)
+                self._failing = False
+            except Exception:  # root of a thread
+                if not self._failing:
+                    log.exception("picture not labelled", camera=shown.picture.camera, frame=shown.picture.frame_id)
+                self._failing = True
+            finally:
+                self._waiting.task_done()
+
+    def _learn_from(self, shown: Shown) -> None:
+        self._desk.keep(shown)
+        labels = self._labels(shown)
+        known = labels != UNKNOWN
+        if not known.any():
+            return
+        prediction = shown.prediction
+        predicted = None if prediction is None else prediction.answers.class_ids[known]
+        samples = Samples(shown.inputs.images[known], labels[known])
+        self._collector.add(samples, predicted, shown.picture.place)
+
+    def _labels(self, shown: Shown) -> NDArray[np.int64]:
+        labels = unknown(shown)
+        for labeller in self._labellers:
+            if (labels != UNKNOWN).all():
+                break
+            labels = np.where(labels == UNKNOWN, labeller.labels(shown), labels)
+        return labels
+
+
+class _Watched:
+    """A camera that tells when its pictures are over."""
+
+    def __init__(self, camera: Camera, ended: Callable[[str], None]) -> None:
+        self._camera = camera
+        self._ended = ended
+        self.name = camera.name
+        self.live = camera.live
+        self.class_names = camera.class_names
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        yield from self._camera.pictures(stop)
+        if not stop.is_set():
+            self._ended(self.name)
+
+    def describe(self) -> str:
+        return self._camera.describe()

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edge_client.cameras.base import Boxes, Picture
+from edge_client.collector import Collector, CollectorSettings
+from edge_client.labels.annotated import AnnotatedLabels
+from edge_client.labels.feedback import Feedback, FeedbackDesk
+from edge_client.predictions import Prediction, Shown
+from edge_client.sources.base import Samples
+from edge_client.sources.stream import CameraSource
+from edge_client.views.base import Answers
+from edge_client.views.crops import Crops
+from models.specs import TaskSpec
+
+TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
+
+
+def samples(*labels: int) -> Samples:
+    return Samples(np.full((len(labels), 1, 2, 2), len(labels), np.float32), np.array(labels, np.int64))
+
+
+def collector(least: int = 2, most: int = 100, hold_out: int = 0) -> Collector:
+    return Collector(CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out))
+
+
+def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_only() -> None:
+    found = collector(least=3)
+    found.add(samples(0, 1))
+    assert found.round_samples(0) is None
+    found.add(samples(1))
+    first = found.round_samples(0)
+    assert first is not None
+    assert first.labels.tolist() == [0, 1, 1]
+    assert found.round_samples(0) is first  # asked again
+    assert found.round_samples(1) is None
+    found.add(samples(0, 0, 0))
+    second = found.round_samples(1)
+    assert second is not None
+    assert second.labels.tolist() == [0, 0, 0]
+
+
+def test_when_nothing_more_comes_a_round_takes_what_is_left() -> None:
+    found = collector(least=50)
+    found.add(samples(0, 1))
+    found.end()
+    assert found.round_samples(0) is not None
+    assert found.round_samples(1) is None
+
+
+def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
+    found = collector(most=4)
+    for label in range(3):
+        found.add(samples(label, label))
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [1, 1, 2, 2]
+    found.add(samples(0, 1, 2, 3, 4, 5))
+    taken = found.round_samples(1)
+    assert taken is not None
+    assert taken.labels.tolist() == [2, 3, 4, 5]
+    assert found.num_dropped == 4
+
+
+def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
+    found = collector(hold_out=3)
+    for label in range(6):
+        found.add(samples(label))
+    taken, held = found.round_samples(0), found.held_out()
+    assert taken is not None
+    assert held is not None
+    assert taken.labels.tolist() == [0, 1, 3, 4]
+    assert held.labels.tolist() == [2, 5]
+    plain = collector()
+    plain.add(samples(0, 1))
+    assert plain.held_out() is None
+
+
+def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place() -> None:
+    found = collector()
+    found.add(samples(0, 1, 1), np.array([0, 1, 0]), "Town01")
+    found.add(samples(1), None, "Town01")  # no model had answered
+    found.add(samples(1), np.array([1]), "Town02")
+    assert found.stream_accuracy() == {"Town01": (2, 3), "Town02": (1, 1)}
+    assert found.stream_accuracy() == {}
+
+
+@pytest.mark.parametrize(("least", "most", "hold_out"), [(1, 9, 0), (5, 4, 0), (2, 9, 1), (2, 9, -1)])
+def test_impossible_sizes_are_refused(least: int, most: int, hold_out: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out)
+
+
+class Recording:
+    live = False
+    class_names = TASK.class_names
+
+    def __init__(self, name: str, pictures: list[Picture]) -> None:
+        self.name = name
+        self._pictures = pictures
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        yield from self._pictures
+
+    def describe(self) -> str:
+        return "a recording"
+
+
+def picture(frame_id: int, *class_ids: int) -> Picture:
+    corners = np.array([[8 * i, 4, 8 * i + 6, 20] for i in range(len(class_ids))], np.float32).reshape(-1, 4)
+    pixels = np.full((24, 32, 3), frame_id, np.uint8)
+    return Picture("front", frame_id, pixels, 0.0, Boxes(corners, np.array(class_ids, np.int64)), "Town01")
+
+
+def source(pictures: list[Picture], least: int = 2) -> CameraSource:
+    return CameraSource(
+        [Recording("front", pictures)],
+        Crops(TASK),
+        [AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)],
+        FeedbackDesk(TASK.class_names, 60.0),
+        collector(least),
+    )
+
+
+def serve(found: CameraSource, class_id: int) -> None:
+    """Show every picture to the source, as the serving loop would, with the same answer to everything."""
+    for one in found.cameras[0].pictures(threading.Event()):
+        inputs = found.view.inputs(one)
+        count = len(inputs.images)
+        answers = Answers(np.full(count, class_id, np.int64), np.ones(count, np.float32), inputs.corners)
+        found.watch(Shown(one, inputs, Prediction("front", one.frame_id, answers, 3, 0.0, 0.1)))
+    assert found.settle()
+
+
+def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accuracy_on_them() -> None:
+    found = source([picture(0, 0, 1), picture(1), picture(2, 1)])
+    serve(found, 1)
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 1, 1]
+    assert taken.images.shape == (3, 3, 32, 32)
+    assert found.measures() == {
+        "stream_accuracy": pytest.approx(2 / 3),
+        "num_stream": 3.0,
+        "stream_accuracy/Town01": pytest.approx(2 / 3),
+    }
+    assert found.measures() == {}
+
+
+def test_the_last_pictures_of_a_recording_are_a_round_however_few() -> None:
+    found = source([picture(0, 0, 1)], least=50)
+    serve(found, 0)
+    assert found.round_samples(0) is not None
+
+
+def test_an_operators_label_becomes_round_data_too() -> None:
+    found = source([picture(4, 0)])
+    serve(found, 0)
+    assert found.round_samples(0) is None
+    found.feedback(Feedback("front", 4, "bike", 0))
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 1]
+
+
+def test_pictures_nobody_labels_are_served_and_not_learned() -> None:
+    found = CameraSource([], Crops(TASK), [], FeedbackDesk(TASK.class_names, 60.0), collector())
+    one = picture(0, 0, 1)
+    found.watch(Shown(one, found.view.inputs(one), None))
+    assert found.settle()
+    assert found.round_samples(0) is None
+
+
+def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def labels(self, shown: Shown) -> np.ndarray:
+            if shown.picture.frame_id < 2:
+                raise RuntimeError("teacher gone")
+            return np.zeros(len(shown.inputs.images), np.int64)
+
+    found = CameraSource([], Crops(TASK), [Fails()], FeedbackDesk(TASK.class_names, 60.0), collector())
+    for frame_id in range(3):
+        one = picture(frame_id, 0, 1)
+        found.watch(Shown(one, found.view.inputs(one), None))
+    assert found.settle()
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert len(taken) == 2
+    assert sum("picture not labelled" in message for message in caplog.messages) == 1
