@@ -1,15 +1,18 @@
 """The loss of a detector in its three parts: where boxes are, whether there is one, and of which class it is.
 
 Redmon & Farhadi 2017, "YOLO9000: Better, Faster, Stronger", section 2; its parts go back to Redmon et al. 2016, "You
-Only Look Once", Eq. 3, and its weights are those of the authors' configuration for VOC. Of every true box the anchor of
-the nearest shape in the cell of the box's centre answers for it; all others answer for nothing.
+Only Look Once", Eq. 3. Of every true box the anchor of the nearest shape in the cell of the box's centre answers for
+it; all others answer for nothing. The weights are a tenth of those of the authors' configuration for VOC: its step size
+is 0.001, that of the methods here 0.01.
 
 Differences from the papers:
 
 1. Confidence descends binary cross-entropy instead of a squared error, as the same authors do later ("YOLOv3", section
    2.1): a squared error of a sigmoid hardly moves what is confidently wrong.
 2. Errors of small boxes weigh more by ``2 - w h`` (the authors' code, not their text).
-3. Of two true boxes with one anchor and cell the later one counts, as in the authors' code.
+3. The error of a log size counts squared up to 1, which is a factor of e, and linearly beyond (``2 |d| - 1``): squared
+   throughout, it throws training over at step sizes that the other parts bear.
+4. Of two true boxes with one anchor and cell the later one counts, as in the authors' code.
 
 Axes: B batch, M padded true boxes, T anchors that answer for one, A anchors, Y rows and X columns of cells, K classes.
 """
@@ -25,12 +28,12 @@ from torch.nn import functional as F
 from federation.methods.steps.detection import Fields, corners_of, overlaps
 from models.specs import DetectionSpec
 
-LOCALISATION_WEIGHT = 1.0
-OBJECT_WEIGHT = 5.0
+LOCALISATION_WEIGHT = 0.1
+OBJECT_WEIGHT = 0.5
 """Of the confidence of an anchor that answers for a box."""
-NO_OBJECT_WEIGHT = 1.0
+NO_OBJECT_WEIGHT = 0.1
 """Of the confidence of one that doesn't."""
-CLASSIFICATION_WEIGHT = 1.0
+CLASSIFICATION_WEIGHT = 0.1
 IGNORE_THRESHOLD = 0.6
 """An anchor that answers for nothing but overlaps some true box by more isn't told that it is wrong."""
 
@@ -147,7 +150,7 @@ def loss_parts(spec: DetectionSpec, fields: Fields, assignment: Assignment, conf
     wanted_offsets = boxes[:, :2] * boxes.new_tensor([columns, rows]) - cells
     wanted_sizes = (boxes[:, 2:] / boxes.new_tensor(spec.anchors)[anchor]).log()
     offset_errors = (fields.offsets[assignment.places].sigmoid() - wanted_offsets).square().sum(dim=1)
-    size_errors = (fields.sizes[assignment.places] - wanted_sizes).square().sum(dim=1)
+    size_errors = 2 * F.smooth_l1_loss(fields.sizes[assignment.places], wanted_sizes, reduction="none").sum(dim=1)
     small_weigh_more = 2 - boxes[:, 2:].prod(dim=1)
     entropies = F.binary_cross_entropy_with_logits(
         fields.confidences, confidences.targets, confidences.weights, reduction="sum"

@@ -9,6 +9,8 @@ import torch
 
 from federation.methods.steps.detection import Fields
 from federation.methods.steps.detection_loss import (
+    CLASSIFICATION_WEIGHT,
+    LOCALISATION_WEIGHT,
     NO_OBJECT_WEIGHT,
     OBJECT_WEIGHT,
     Assignment,
@@ -68,7 +70,17 @@ def test_localisation_is_the_squared_error_of_offsets_and_log_sizes():
     outputs = torch.zeros(1, 16, 1, 2)
     # sigmoid(0) = 0.5; the centre is at 0.8 x 2 - 1 = 0.6 and 0.6 of its cell; log(0.2 / 0.25) and log(0.5 / 0.5).
     expected = (2 - 0.2 * 0.5) * ((0.5 - 0.6) ** 2 + (0.5 - 0.6) ** 2 + math.log(0.8) ** 2)
-    assert parts_of(outputs, labels([CAR])).localisation.item() == pytest.approx(expected, rel=1e-5)
+    found = parts_of(outputs, labels([CAR])).localisation
+    assert found.item() == pytest.approx(LOCALISATION_WEIGHT * expected, rel=1e-5)
+
+
+def test_a_size_that_is_off_by_more_than_a_factor_of_e_counts_linearly():
+    outputs = torch.zeros(1, 2, 8, 1, 2)
+    logit = math.log(0.6 / 0.4)
+    outputs[0, 0, :4, 0, 1] = torch.tensor([logit, logit, math.log(0.8) + 3.0, -0.5])
+    expected = (2 - 0.2 * 0.5) * ((2 * 3.0 - 1) + 0.5**2)
+    found = parts_of(outputs.view(1, 16, 1, 2), labels([CAR])).localisation
+    assert found.item() == pytest.approx(LOCALISATION_WEIGHT * expected, rel=1e-5)
 
 
 def test_localisation_is_nothing_where_a_box_is_exactly_met():
@@ -83,7 +95,7 @@ def test_classification_is_the_cross_entropy_of_the_anchor_that_answers():
     outputs[0, 1, 5:, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
     expected = math.log(math.e + math.e**2 + math.e**3) - 2
     found = parts_of(outputs.view(1, 16, 1, 2), labels([LIGHT])).classification
-    assert found.item() == pytest.approx(expected, rel=1e-5)
+    assert found.item() == pytest.approx(CLASSIFICATION_WEIGHT * expected, rel=1e-5)
 
 
 def test_confidence_wants_the_overlap_where_a_box_is_and_nothing_elsewhere():
@@ -105,7 +117,7 @@ def test_an_anchor_that_answers_for_nothing_but_sees_the_box_well_is_left_in_pea
     )  # the car, through the other anchor
     fields, true = Fields.of(SPEC, outputs.view(1, 16, 1, 2)), labels([CAR, PADDING])
     weights = wanted_confidences(SPEC, fields, true, assign(SPEC, true)).weights
-    assert weights[0, :, 0].tolist() == [[NO_OBJECT_WEIGHT, OBJECT_WEIGHT], [NO_OBJECT_WEIGHT, 0.0]]
+    assert weights[0, :, 0].flatten().tolist() == pytest.approx([NO_OBJECT_WEIGHT, OBJECT_WEIGHT, NO_OBJECT_WEIGHT, 0.0])
 
 
 def test_what_stands_in_padding_changes_nothing():
