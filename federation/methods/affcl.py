@@ -43,7 +43,7 @@ from federation.methods.steps.flow_replay import (
     train_with_flow,
 )
 from federation.methods.steps.modules import judge_of
-from federation.methods.task_method import require_uploads
+from federation.methods.task_method import in_order_with_shares
 from federation.methods.task_records import NoState
 from models.build import initialise
 from models.flow import initialise_flow
@@ -145,13 +145,10 @@ class AFFCL:
             ValueError: There are no uploads.
         """
         del rng, sampler
-        require_uploads(uploads)
-        ordered = [upload for _, upload in sorted(uploads.items())]
-        sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
-        weights = sizes / sizes.sum()
+        ordered, shares = in_order_with_shares(uploads)
         models = FlowModels(
-            weighted_average([upload.models.task for upload in ordered], weights),
-            weighted_average([upload.models.flow for upload in ordered], weights),
+            weighted_average([upload.models.task for upload in ordered], shares),
+            weighted_average([upload.models.flow for upload in ordered], shares),
         )
         earlier = state.latest.classes if state.latest else ()
         classes = tuple(sorted({*earlier, *(c for upload in ordered for c, count in upload.now.items() if count > 0)}))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from federation.methods.lockstep import TrainTaskModel, Work, alone
+from federation.methods.lockstep import InStep, TrainTaskModel, Work
 from federation.methods.records import Artefacts, ClientId, RoundData, Sampler
 from federation.methods.steps.grouped_task_model import TaskModelJob
 from federation.methods.steps.task_model import Optimisation
@@ -54,23 +54,17 @@ class StoredSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Centralized(TaskMethod):
+class Centralized(InStep, TaskMethod):
     """Both halves of the method; settings are those of ``TaskMethod``, its epochs run over all stored samples."""
 
     name: ClassVar[str] = "centralized"
     stores_data: ClassVar[bool] = True
     ClientState: ClassVar[type[Any]] = StoredSamples
 
-    def local_round(
-        self, state: StoredSamples, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
-    ) -> tuple[StoredSamples, TaskUpload]:
-        """Train the client's own model on all samples met so far."""
-        return alone(self.local_work(state, data, download, rng, sampler=sampler))
-
     def local_work(
         self, state: StoredSamples, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[StoredSamples, TaskUpload]]:
-        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
+        """Train the client's own model on all samples met so far."""
         del sampler
         stored = state.with_round(data)
         job = TaskModelJob(download.task_parameters, stored.samples["images"], stored.samples["labels"], rng)

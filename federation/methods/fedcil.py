@@ -43,7 +43,7 @@ from federation.methods.steps.acgan import (
 )
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.modules import judge_of, shuffled_batches
-from federation.methods.task_method import require_uploads
+from federation.methods.task_method import in_order_with_shares
 from models.acgan import build_acgan, initialised_acgan
 from models.specs import TaskSpec
 
@@ -136,13 +136,10 @@ class FedCIL:
             ValueError: There are no uploads.
         """
         del sampler
-        require_uploads(uploads)
-        ordered = [upload for _, upload in sorted(uploads.items())]
-        sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
-        weights = sizes / sizes.sum()
+        ordered, shares = in_order_with_shares(uploads)
         gan = Acgan(
-            weighted_average([upload.gan.generator for upload in ordered], weights),
-            weighted_average([upload.gan.critic for upload in ordered], weights),
+            weighted_average([upload.gan.generator for upload in ordered], shares),
+            weighted_average([upload.gan.critic for upload in ordered], shares),
         )
         learnt = {c: cil.Learnt(upload.gan.generator, upload.seen) for c, upload in uploads.items()}
         clients = dict(sorted({**state.clients, **learnt}.items()))

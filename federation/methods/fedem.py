@@ -34,7 +34,7 @@ from federation.methods import fedem_records as em
 from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.task_model import Optimisation, descend, judge_with
-from federation.methods.task_method import TaskMethod, require_uploads
+from federation.methods.task_method import TaskMethod, in_order_with_shares
 from federation.methods.task_records import NoState, task_upload_layout
 from models.build import build_task_model, initialise
 from models.resnet import ResNet20
@@ -155,12 +155,9 @@ class FedEM(TaskMethod):
             ValueError: There are no uploads.
         """
         del rng, sampler
-        require_uploads(uploads)
-        ordered = [uploads[client_id] for client_id in sorted(uploads)]
-        sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
-        weights = sizes / sizes.sum()
+        ordered, volumes = in_order_with_shares(uploads)
         learners = tuple(
-            weighted_average(versions, weights)
+            weighted_average(versions, volumes)
             for versions in zip(*(upload.learners for upload in ordered), strict=True)
         )
         latest = {client_id: upload.shares for client_id, upload in uploads.items()}

@@ -12,7 +12,6 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from federation.methods import checks
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
+from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.steps.task_model import Optimisation, descend
-from federation.methods.task_method import TaskMethod, average_by_volume, one_model_for_all
-from federation.methods.task_records import NoState, TaskDownload, TaskModels, TaskUpload
+from federation.methods.task_method import AveragingMethod
+from federation.methods.task_records import NoState, TaskDownload, TaskUpload
 from models.resnet import ResNet20
 
 
@@ -39,8 +38,8 @@ def squared_distance(module: nn.Module, reference: Parameters) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedProx(TaskMethod):
-    """Both halves of the method; the other settings are those of ``TaskMethod``.
+class FedProx(AveragingMethod):
+    """The client's half and its setting; the aggregator's, and the other settings, are those of FedAvg.
 
     Attributes:
         mu: weight of the proximal term; the paper tries 0.001, 0.01, 0.1 and 1. 0 is FedAvg.
@@ -51,7 +50,7 @@ class FedProx(TaskMethod):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        TaskMethod.__post_init__(self)
+        AveragingMethod.__post_init__(self)
         checks.within(0.0, math.inf, self, ["mu"])
 
     def local_round(
@@ -67,19 +66,3 @@ class FedProx(TaskMethod):
 
         parameters = descend(self.task, start, len(data.labels), Optimisation.of(self), rng, batch_loss)
         return state, TaskUpload(parameters, len(data.labels))
-
-    def aggregate(
-        self,
-        state: TaskModels,
-        uploads: Mapping[ClientId, TaskUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples behind each.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
-        return one_model_for_all(state, uploads, average_by_volume(uploads))

@@ -1,18 +1,21 @@
 """Local rounds that can wait for their training, so that many clients' networks train as one.
 
 A method may write its client half as a generator: where ``local_round`` would train, it yields what to train and gets
-the trained parameters back. ``alone`` answers each request by itself: that is ``local_round``, on a device.
+the trained parameters back. ``alone`` answers each request by itself: that is ``InStep.local_round``, on a device.
 ``together`` advances many clients in step and trains in one call what they ask for at the same time: that is a
 simulation on a GPU, where one small network at a time leaves the processor idle. Results differ in rounding alone.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from federation.methods.records import ClientId
+import torch
+
+from federation.methods.records import ClientId, RoundData, Sampler
 from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
 from federation.methods.steps.memory import Retraining, train_all
 from federation.methods.steps.sub_generators import SubGeneratorKind
@@ -86,6 +89,27 @@ def alone(work: Work[T]) -> T:
             result: T = end.value
             return result
         answer = request.alone()
+
+
+class InStep(ABC):
+    """A method whose client half is written as ``local_work``: its ``local_round`` answers each request by itself.
+
+    It declares no slots of its own, so that a method with slots can have it as a second base.
+    """
+
+    __slots__ = ()
+
+    def local_round(
+        self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[Any, Any]:
+        """One client's half of a round, as on a device: (state, upload)."""
+        return alone(self.local_work(state, data, download, rng, sampler=sampler))
+
+    @abstractmethod
+    def local_work(
+        self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[Any, Any]]:
+        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
 
 
 def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:

@@ -30,7 +30,7 @@ import torch
 
 from federation.methods import checks, packing
 from federation.methods import pfedgrp_records as grp
-from federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone
+from federation.methods.lockstep import InStep, TrainSubGenerators, TrainTaskModel, Work
 from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.averaging import weighted_average
@@ -51,7 +51,7 @@ from models.build import build_task_model, initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PFedGRP(TaskMethod, MemorySettings):
+class PFedGRP(InStep, TaskMethod, MemorySettings):
     """Settings and both halves of the method; defaults are the paper's (appendix B.2) where it states them.
 
     Those of the task model are ``TaskMethod``'s, those of replay and sub-generators ``MemorySettings``'.
@@ -112,16 +112,10 @@ class PFedGRP(TaskMethod, MemorySettings):
         parameters = initialise(build_task_model(self.task), rng).state_dict()
         return grp.Download(personalised=parameters, average=parameters)
 
-    def local_round(
-        self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
-    ) -> tuple[grp.ClientState, grp.Upload]:
-        """Train the task model on this round's data and replay (Eq. 2), then the drifted sub-generators (4.1.2)."""
-        return alone(self.local_work(state, data, download, rng, sampler=sampler))
-
     def local_work(
         self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[grp.ClientState, grp.Upload]]:
-        """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
+        """Train the task model on this round's data and replay (Eq. 2), then the drifted sub-generators (4.1.2)."""
         state = state.recovered_from(download.sub_generators, download.seen)
         judge = judge_with(self.task, download.personalised)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)

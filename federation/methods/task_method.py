@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
 from federation.methods import checks
-from federation.methods.records import ClientId, Judge, Parameters
+from federation.methods.records import ClientId, Judge, Parameters, Sampler
 from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.task_model import judge_with
 from federation.methods.task_records import (
@@ -84,6 +84,45 @@ class TaskMethod:
         return judge_with(self.task, download.task_parameters)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AveragingMethod(TaskMethod):
+    """A ``TaskMethod`` whose aggregator does as FedAvg's: everybody gets the average by data volume."""
+
+    def aggregate(
+        self, state: TaskModels, uploads: Mapping[ClientId, TaskUpload], rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
+        """Average the uploads by the number of samples behind each.
+
+        Raises:
+            ValueError: There are no uploads.
+        """
+        del rng, sampler
+        return one_model_for_all(state, uploads, average_by_volume(uploads))
+
+
+class Counted(Protocol):
+    """An upload that says how many real samples of this round are behind it."""
+
+    @property
+    def num_samples(self) -> int:
+        """How many."""
+
+
+U = TypeVar("U", bound=Counted)
+
+
+def in_order_with_shares(uploads: Mapping[ClientId, U]) -> tuple[list[U], torch.Tensor]:
+    """Return the N uploads in the order of their clients' ids, and each one's share of all samples, (N,) float64.
+
+    Raises:
+        ValueError: There are no uploads.
+    """
+    require_uploads(uploads)
+    ordered = [uploads[client_id] for client_id in sorted(uploads)]
+    sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
+    return ordered, sizes / sizes.sum()
+
+
 def average_by_volume(uploads: Mapping[ClientId, TaskUpload]) -> dict[str, torch.Tensor]:
     """Return FedAvg's average: each task model by its number of samples in this round.
 
@@ -93,10 +132,8 @@ def average_by_volume(uploads: Mapping[ClientId, TaskUpload]) -> dict[str, torch
     Raises:
         ValueError: There are no uploads.
     """
-    require_uploads(uploads)
-    ordered = [uploads[client_id] for client_id in sorted(uploads)]
-    sizes = torch.tensor([upload.num_samples for upload in ordered], dtype=torch.float64)
-    return weighted_average([upload.task_parameters for upload in ordered], sizes / sizes.sum())
+    ordered, shares = in_order_with_shares(uploads)
+    return weighted_average([upload.task_parameters for upload in ordered], shares)
 
 
 def require_uploads(uploads: Mapping[ClientId, Any]) -> None:
