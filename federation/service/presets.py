@@ -5,11 +5,11 @@ Plain values: importing this module imports no torch. ``paper`` means the defaul
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from federation.errors import SettingsError, nearest
-from federation.service.class_names import CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
+from federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
 from models.specs import TaskSpec
 
 TASKS: dict[str, TaskSpec] = {
@@ -18,6 +18,8 @@ TASKS: dict[str, TaskSpec] = {
     "emnist-byclass": TaskSpec(1, 28, EMNIST_BYCLASS, "cifar", 16),
     "cifar-10": TaskSpec(3, 32, CIFAR_10, "cifar", 64),
     "cifar-100": TaskSpec(3, 32, CIFAR_100, "cifar", 64),
+    # A quarter of the paper's width for 32 pixels: two cores train such sub-generators while the fleet drives.
+    "carla-crops": TaskSpec(3, 32, CARLA, "cifar", 16),
 }
 """Data set -> task, with the sub-generator widths of the paper.
 
@@ -27,135 +29,94 @@ Sets of image files (ImageNet-10, TinyImageNet-100, any folder) are not here: th
 SETTINGS = ("paper", "small", "demo", "tiny")
 """Names of ``--settings``: the paper's own, a simulation's on two cores, ``make demo``'s, a test's."""
 
-_TASK_MODEL: dict[str, dict[str, Any]] = {
-    "tiny": {"local_epochs": 2, "batch_size": 16},
-    "small": {"local_epochs": 2, "batch_size": 16, "weight_decay": 0.001},
-    "demo": {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001},
-}
-"""Preset -> how every method trains its task model, so that methods differ in nothing else."""
+Fields = Mapping[str, Any]
 
-_SHORT_GAN = {
-    "gan_batch_size": 32,
-    "gan_learning_rate": 0.001,
-    "gan_beta1": 0.0,
-    "critic_steps_per_generator_step": 2,
-}
-"""Ten times the paper's step size, for schedules of some 300 critic steps: at the paper's they learn nothing yet."""
+_WITH_MEMORY = ("pfedgrp", "fedavg-replay", "pfedgraph-replay")
 
-_SMALL_GAN = {**_SHORT_GAN, "gan_batch_size": 16, "sub_generator_epochs": 50}
-"""350 critic steps on 100 images."""
+_GROUPS = {**dict.fromkeys(_WITH_MEMORY, "memory"), **dict.fromkeys(("target", "lander"), "images")}
+"""Method -> the group whose fields it has, beside its own and those of its task model."""
 
-_SHORT_DDPM = {"ddpm_epochs": 60, "ddpm_width": 16, "ddpm_batch_size": 32, "ddpm_sampling_steps": 10}
-"""Still minutes per class on two cores: diffusion models are for GPUs."""
-
-_TINY_MEMORY = {
-    "ddpm_epochs": 1,
-    "ddpm_width": 4,
-    "ddpm_batch_size": 8,
-    "ddpm_sampling_steps": 2,
-    "sub_generator_epochs": 2,
-    "critic_steps_per_generator_step": 1,
-    "gan_batch_size": 16,
-    "gate_samples": 16,
-    "max_tries_factor": 2,
-}
-
-_SHORT_AGGREGATION = {
-    "replay_per_client": 128,
-    "aggregation_filter": "average",
-    "aggregation_epochs": 10,
-    "aggregation_batch_size": 32,
-    "aggregation_learning_rate": 0.07,
-    "aggregation_momentum": 0.8,
-}
-
-_SHORT_SYNTHESIS: dict[str, dict[str, Any]] = {
+_DEMO: dict[str, Fields] = {
+    "task-model": {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001},
+    "memory": {
+        # Ten times the paper's step size, for some 300 critic steps: at the paper's they learn nothing yet.
+        "gan_learning_rate": 0.001,
+        "gan_beta1": 0.0,
+        "gan_batch_size": 32,
+        "critic_steps_per_generator_step": 2,
+        "sub_generator_epochs": 75,
+        # Still minutes per class on two cores: diffusion models are for GPUs.
+        "ddpm_epochs": 60,
+        "ddpm_width": 16,
+        "ddpm_batch_size": 32,
+        "ddpm_sampling_steps": 10,
+    },
+    # 40 generator steps per round on 64 images, with a quarter of the reference's channels: ten seconds on two cores.
+    "images": {
+        "synthesis_rounds": 4,
+        "synthesis_batch_size": 64,
+        "generator_width": 16,
+        "synthetic_batch_size": 64,
+    },
+    "pfedgrp": {
+        "replay_per_client": 128,
+        "aggregation_filter": "average",
+        "aggregation_epochs": 10,
+        "aggregation_batch_size": 32,
+        "aggregation_learning_rate": 0.07,
+        "aggregation_momentum": 0.8,
+    },
+    "lander": {"warm_up_rounds": 1, "student_steps": 2},
+    # As many generator steps as TARGET's and LANDER's.
     "mfcl": {"generator_steps": 40, "generator_batch_size": 64, "generator_width": 16, "synthetic_batch_size": 64},
-    "target": {
-        "synthesis_rounds": 4,
-        "synthesis_batch_size": 64,
-        "generator_width": 16,
-        "synthetic_batch_size": 64,
-    },
-    "lander": {
-        "synthesis_rounds": 4,
-        "synthesis_batch_size": 64,
-        "generator_width": 16,
-        "synthetic_batch_size": 64,
-        "warm_up_rounds": 1,
-        "student_steps": 2,
-    },
-}
-"""40 generator steps per round on 64 images, with a quarter of the reference's channels: ten seconds on two cores."""
-
-_TINY_SYNTHESIS: dict[str, dict[str, Any]] = {
-    "mfcl": {"generator_steps": 2, "generator_batch_size": 16, "generator_width": 4, "synthetic_batch_size": 8},
-    "target": {
-        "synthesis_rounds": 2,
-        "synthesis_steps": 1,
-        "synthesis_batch_size": 8,
-        "generator_width": 4,
-        "synthetic_batch_size": 8,
-    },
-    "lander": {
-        "synthesis_rounds": 3,
-        "synthesis_steps": 1,
-        "synthesis_batch_size": 8,
-        "generator_width": 4,
-        "synthetic_batch_size": 8,
-        "warm_up_rounds": 1,
-        "student_steps": 1,
-    },
-}
-
-_SHORT_OWN_MODELS: dict[str, dict[str, Any]] = {
+    # Task models of their own: ten times the reference's step size, for fewer and cheaper mini-batches.
     "fedcil": {"width": 16, "local_iterations": 90, "gan_learning_rate": 0.001, "server_iterations": 30},
     "affcl": {"flow_hidden": 128, "local_iterations": 40, "adam_learning_rate": 0.001, "flow_learning_rate": 0.001},
 }
-"""Baselines with a task model of their own: ten times the reference's step size, for fewer and cheaper mini-batches."""
 
-_TINY_OWN_MODELS: dict[str, dict[str, Any]] = {
+_SMALLER: dict[str, Fields] = {
+    "task-model": {"local_epochs": 2, "batch_size": 16},
+    "memory": {"gan_batch_size": 16, "sub_generator_epochs": 50},  # 350 critic steps on 100 images
+    "images": {"synthetic_batch_size": 32},
+    "mfcl": {"synthetic_batch_size": 32},
+}
+"""What ``small`` has in place of ``demo``'s: mini-batches of half the size, and shorter schedules."""
+
+_TINY: dict[str, Fields] = {
+    "task-model": {"local_epochs": 2, "batch_size": 16},
+    "memory": {
+        "gan_batch_size": 16,
+        "critic_steps_per_generator_step": 1,
+        "sub_generator_epochs": 2,
+        "gate_samples": 16,
+        "max_tries_factor": 2,
+        "ddpm_epochs": 1,
+        "ddpm_width": 4,
+        "ddpm_batch_size": 8,
+        "ddpm_sampling_steps": 2,
+    },
+    "images": {
+        "synthesis_steps": 1,
+        "synthesis_batch_size": 8,
+        "generator_width": 4,
+        "synthetic_batch_size": 8,
+    },
+    "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2},
+    "target": {"synthesis_rounds": 2},
+    "lander": {"synthesis_rounds": 3, "warm_up_rounds": 1, "student_steps": 1},
+    "mfcl": {"generator_steps": 2, "generator_batch_size": 16, "generator_width": 4, "synthetic_batch_size": 8},
     "fedcil": {"width": 4, "local_iterations": 4, "gan_batch_size": 8, "server_iterations": 2},
     "affcl": {"flow_hidden": 16, "local_iterations": 3, "replay_batch_size": 8},
 }
 
-_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "small": {
-        "pfedgrp": {**_SMALL_GAN, **_SHORT_DDPM, **_SHORT_AGGREGATION},
-        "fedavg-replay": {**_SMALL_GAN, **_SHORT_DDPM},
-        "pfedgraph-replay": {**_SMALL_GAN, **_SHORT_DDPM},
-        **{name: {**fields, "synthetic_batch_size": 32} for name, fields in _SHORT_SYNTHESIS.items()},
-        **_SHORT_OWN_MODELS,
-    },
-    "demo": {
-        "pfedgrp": {
-            **_SHORT_GAN,
-            **_SHORT_DDPM,
-            **_SHORT_AGGREGATION,
-            "sub_generator_epochs": 75,
-        },
-        "fedavg-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
-        "pfedgraph-replay": {**_SHORT_GAN, **_SHORT_DDPM, "sub_generator_epochs": 75},
-        **_SHORT_SYNTHESIS,
-        **_SHORT_OWN_MODELS,
-    },
-    "tiny": {
-        "pfedgrp": {
-            **_TINY_MEMORY,
-            "replay_per_client": 32,
-            "aggregation_epochs": 2,
-        },
-        "fedavg-replay": _TINY_MEMORY,
-        "pfedgraph-replay": _TINY_MEMORY,
-        **_TINY_SYNTHESIS,
-        **_TINY_OWN_MODELS,
-    },
+_PRESETS: dict[str, dict[str, Fields]] = {
+    "small": {name: {**_DEMO.get(name, {}), **_SMALLER.get(name, {})} for name in (*_DEMO, *_SMALLER)},
+    "demo": _DEMO,
+    "tiny": _TINY,
 }
-"""Preset -> method -> the fields that differ from the method's defaults, beside those of its task model."""
+"""Preset -> group or method -> the fields that differ from the method's defaults."""
 
 _FEDCIL_FOR_CIFAR = {"width": 128, "gan_learning_rate": 2e-4, "gan_beta2": 0.999, "gan_weight_decay": 0.0}
-
-_WITH_MEMORY = ("pfedgrp", "fedavg-replay", "pfedgraph-replay")
 
 _PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
     32: {
@@ -204,5 +165,6 @@ def settings_for(
         raise SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
     if name == "paper":
         return dict(_PAPER_BY_IMAGE_SIZE.get(image_size, {}).get(method, {}))
-    common = {key: value for key, value in _TASK_MODEL[name].items() if known is None or key in known}
-    return {**common, **_PRESETS[name].get(method, {})}
+    preset = _PRESETS[name]
+    task_model = {key: value for key, value in preset["task-model"].items() if known is None or key in known}
+    return {**task_model, **preset.get(_GROUPS.get(method, ""), {}), **preset.get(method, {})}
