@@ -81,6 +81,7 @@ class InferenceLoop:
     def error(self) -> str:
         """What is wrong now, for the health endpoint; empty while everything delivers or is back."""
         problems = [f"{lane.camera.name}: {lane.error}" for lane in self._lanes if lane.error]
+        problems += [f"{lane.camera.name}: lost" for lane in self._lanes if not getattr(lane.camera, "delivers", True)]
         return "; ".join([*problems, *([self._serving_error] if self._serving_error else [])])
 
     @property

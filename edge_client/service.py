@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from edge_client.answerer import Answerer, FrameCounts
 from edge_client.client import Client
+from edge_client.display.drawing import Legend
 from edge_client.download import Gate
 from edge_client.inference import InferenceLoop
 from edge_client.jobs import JobThread
@@ -154,6 +155,13 @@ class ClientService:
             "broker": "connected" if self._connected else self._control.state,
             "pid": os.getpid(),
         }
+
+    def legend(self, camera: str) -> Legend:
+        """What drawings of a camera's pictures need; safe to call from another thread."""
+        source = self.client.source
+        cameras = () if source is None else source.cameras
+        names = next((found.class_names for found in cameras if found.name == camera), ())
+        return Legend(self.client.class_names, names, self.client.round)
 
     def run(self, stop: threading.Event, *, stay: bool = False) -> bool:
         """Serve until the run is finished (True) or ``stop`` is set (False).

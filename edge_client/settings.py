@@ -35,6 +35,8 @@ class ClientSettings:
         min_samples: labelled samples that a camera's round needs.
         max_samples: labelled samples that a camera's round takes at most, the newest.
         hold_out: every so many labelled pictures of a camera, one is kept in memory for testing; 0: none.
+        show: draw cameras' streams in windows.
+        record: write cameras' drawn streams to this film, ``.mp4``; several cameras make several films.
         require_provider: refuse to start on less than the device's first execution provider.
         stay: go on serving frames after the run is finished.
         tls_ca: certificate authority of the broker, PEM; None uses the system's.
@@ -62,6 +64,8 @@ class ClientSettings:
     min_samples: int = 50
     max_samples: int = 2000
     hold_out: int = 0
+    show: bool = False
+    record: Path | None = None
     require_provider: bool = False
     stay: bool = False
     tls_ca: Path | None = None

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from devices.profiles import board_note, profile
 from devices.providers import ProviderProof, prove_provider
@@ -24,6 +24,10 @@ from federation.service.health import Answer, Endpoints, HealthServer
 from federation.service.logs import EventLogger
 from federation.service.signals import stopped_by_signals
 from federation.transport.connecting import mqtt_connector
+
+if TYPE_CHECKING:
+    from edge_client.display.recorder import Recorder
+    from edge_client.display.window import Window
 
 log = EventLogger(__name__)
 
@@ -44,6 +48,7 @@ def start(settings: ClientSettings) -> bool:
     )
     connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings.learning())
+    _check_displays(settings)
     proof = _proved(settings)
     stop = threading.Event()
     metrics = Metrics(settings.device, proof.provider)
@@ -63,6 +68,9 @@ def start(settings: ClientSettings) -> bool:
             spawn=_spawner(settings),
         )
         view["service"] = service
+        for display in displays(settings, service):
+            stack.callback(display.close)
+            service.watchers.append(display.watch)
         stack.enter_context(stopped_by_signals(stop))
         log.info(
             "client started",
@@ -103,6 +111,31 @@ def _identity(settings: ClientSettings, proof: ProviderProof) -> Identity:
 def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
     command = (*TRAINER_COMMAND, *([JSON_LOGS] if settings.json_logs else []))
     return lambda on_event: TrainerProcess(on_event, command)
+
+
+def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window]:
+    """Open what the operator wants to look at."""
+    opened: list[Recorder | Window] = []
+    if settings.record is not None:
+        from edge_client.display.recorder import Recorder
+
+        opened.append(Recorder(settings.record, service.legend, num_cameras=len(settings.sources)))
+    if settings.show:
+        from edge_client.display.window import Window
+
+        opened.append(Window(service.legend))
+    return opened
+
+
+def _check_displays(settings: ClientSettings) -> None:
+    if settings.record is not None:
+        from edge_client.display.recorder import check_film
+
+        check_film(settings.record)
+    if settings.show:
+        from edge_client.display.window import check_display
+
+        check_display()
 
 
 def _endpoints(view: Mapping[str, ClientService]) -> Endpoints:

@@ -162,6 +162,11 @@ class _Watched:
         self.live = camera.live
         self.class_names = camera.class_names
 
+    @property
+    def delivers(self) -> bool:
+        """Whether the camera is there, where it knows."""
+        return bool(getattr(self._camera, "delivers", True))
+
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         yield from self._camera.pictures(stop)
         if not stop.is_set():

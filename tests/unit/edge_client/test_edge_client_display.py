@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_client.cameras.base import Boxes, Picture
+from edge_client.display.drawing import MIN_WIDTH, Legend, drawn
+from edge_client.display.recorder import MAX_WAITING, Recorder, check_film
+from edge_client.display.window import check_display
+from edge_client.predictions import Prediction, Shown
+from edge_client.views.base import Answers, Inputs
+from federation.errors import SettingsError
+
+LEGEND = Legend(("car", "bike"), ("car", "bike"), 4)
+CORNERS = np.array([[100, 100, 200, 180], [300, 120, 420, 240]], np.float32)
+
+
+def shown(
+    frame_id: int = 0, said: tuple[int, ...] = (0, 1), size: tuple[int, int] = (480, 320), rate: float = 10.0
+) -> Shown:
+    width, height = size
+    pixels = np.full((height, width, 3), 40, np.uint8)
+    picture = Picture("front", frame_id, pixels, frame_id / rate, Boxes(CORNERS, np.array([0, 1])), "Town01")
+    answers = Answers(np.array(said), np.full(len(said), 0.9, np.float32), CORNERS[: len(said)])
+    inputs = Inputs(np.zeros((len(said), 1, 2, 2), np.float32), CORNERS[: len(said)], np.arange(len(said)))
+    return Shown(picture, inputs, Prediction("front", frame_id, answers, 7, picture.captured_at, picture.captured_at))
+
+
+def test_a_drawing_has_even_sides_and_leaves_the_picture_itself_alone() -> None:
+    for size in ((481, 321), (28, 28)):
+        found = shown(size=size)
+        before = found.picture.pixels.copy()
+        image = drawn(found, LEGEND)
+        assert image.dtype == np.uint8
+        assert image.shape[0] % 2 == image.shape[1] % 2 == 0
+        assert image.shape[1] >= MIN_WIDTH
+        assert np.array_equal(found.picture.pixels, before)
+
+
+def test_boxes_are_drawn_where_the_objects_are_and_a_mistake_has_a_second_word() -> None:
+    right, wrong = drawn(shown(said=(0, 1)), LEGEND), drawn(shown(said=(0, 0)), LEGEND)
+    assert (right[140, 100] != 40).any()  # left edge of the first box
+    assert (right[140, 150] == 40).all()  # its middle
+    below = np.s_[242:256, 300:420]
+    assert (right[below] == 40).all()
+    assert (wrong[below] != 40).any()
+
+
+def test_a_picture_without_a_model_or_boxes_or_with_absurd_boxes_can_be_drawn() -> None:
+    bare = Picture("front", 1, np.zeros((100, 100, 3), np.uint8), 0.0)
+    assert drawn(Shown(bare, Inputs(np.zeros((1, 1, 2, 2), np.float32)), None), LEGEND).any()  # the line of text
+    far = Boxes(np.array([[-1e9, -1e9, 1e9, 1e9]], np.float32), np.array([9]))
+    drawn(Shown(Picture("front", 1, bare.pixels, 0.0, far), Inputs(np.zeros((0, 1, 2, 2), np.float32)), None), LEGEND)
+
+
+def film(path: Path) -> tuple[int, float, tuple[int, int]]:
+    found = cv2.VideoCapture(str(path))
+    count = 0
+    while found.read()[0]:
+        count += 1
+    size = int(found.get(cv2.CAP_PROP_FRAME_WIDTH)), int(found.get(cv2.CAP_PROP_FRAME_HEIGHT))
+    return count, found.get(cv2.CAP_PROP_FPS), size
+
+
+def test_a_film_has_every_picture_at_the_cameras_own_rate(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND)
+    for frame_id in range(12):
+        while recorder._waiting.qsize() >= MAX_WAITING - 1:
+            pass
+        recorder.watch(shown(frame_id, rate=20.0, size=(480, 320) if frame_id < 10 else (500, 200)))
+    recorder.close()
+    recorder.close()
+    assert recorder.num_left_out == 0
+    count, rate, size = film(tmp_path / "out.mp4")
+    assert (count, size) == (12, (480, 346))
+    assert rate == pytest.approx(20.0, abs=0.5)
+
+
+def test_few_pictures_are_a_film_too_and_several_cameras_are_several_films(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND, num_cameras=2)
+    recorder.watch(shown(0))
+    recorder.watch(shown(1))
+    recorder.close()
+    assert film(tmp_path / "out-front.mp4")[0] == 2
+
+
+def test_a_film_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"should end in \.mp4"):
+        check_film(tmp_path / "out.avi")
+    with pytest.raises(SettingsError, match="doesn't exist"):
+        check_film(tmp_path / "absent" / "out.mp4")
+
+
+def test_a_window_without_a_display_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(SettingsError, match="--record"):
+        check_display()
