@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from federation.streams.datasets import Dataset
-from models.specs import TaskSpec
 from scripts.report.facts import Facts, read_facts
 from scripts.report.page import page
 from scripts.report.samples import generated_pictures, real_pictures
@@ -41,8 +38,7 @@ def write_report(out: Path, data: Dataset) -> Report:
         ReplayfleetError: The demo didn't finish; says what is missing.
     """
     facts = read_facts(out)
-    task = msgspec.convert(facts.record.spec["task"], type=TaskSpec)
-    generated = generated_pictures(out / "aggregator", task, int(facts.record.spec["run_seed"]))
+    generated = generated_pictures(out / "aggregator", facts.record.spec)
     text = page(facts, generated, real_pictures(data))
     path = out / "report.html"
     path.write_text(text, encoding="utf-8")

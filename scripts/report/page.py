@@ -10,7 +10,7 @@ from pathlib import Path
 from scripts.fleet_record import Client, ClientRound, Round
 from scripts.report.facts import Facts, Traffic
 from scripts.report.line_chart import Line, line_chart
-from scripts.report.samples import Picture
+from scripts.report.samples import Picture, draws_all_classes, why_nothing_is_drawn
 from scripts.report.sentences import headline, is_quiet, revisit_sentence
 from scripts.report.settings_section import settings_section
 from scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
@@ -189,10 +189,21 @@ def _samples_section(facts: Facts, generated: Mapping[str, Sequence[Picture]], r
     return _section(
         "samples",
         "What the sub-generators remember",
-        "Drawn from the aggregator's cache at the end, as they come, unfiltered. The "
-        "aggregator never sees an image: this is what it replays. The number says how many of 64 samples the client's "
-        "own task model takes for the class; replay keeps those only.",
+        why_nothing_is_drawn(facts.record.spec) or _what_is_drawn(facts),
         "".join(blocks),
+    )
+
+
+def _what_is_drawn(facts: Facts) -> str:
+    replay = "The number says how many of 64 samples the client's own task model takes for the class; replay keeps those only."
+    if draws_all_classes(facts.record.spec):
+        replay = (
+            "A client has one generator for all classes, which nobody can ask for one of them: when it replays, a task "
+            "model says what each sample shows."
+        )
+    return (
+        "Drawn from the aggregator's cache at the end, as they come, unfiltered. The aggregator never sees an image: "
+        f"this is what it replays. {replay}"
     )
 
 
@@ -202,8 +213,9 @@ def _sheet(title: str, pictures: Sequence[Picture], class_names: Sequence[str]) 
 
 
 def _picture(picture: Picture, class_names: Sequence[str]) -> str:
-    known = picture.class_id < len(class_names)
-    name = html.escape(class_names[picture.class_id]) if known else str(picture.class_id)
+    name = "all classes" if picture.class_id is None else str(picture.class_id)
+    if picture.class_id is not None and picture.class_id < len(class_names):
+        name = html.escape(class_names[picture.class_id])
     share = "" if picture.recognised is None else f"<i>{100 * picture.recognised:.0f} %</i>"
     caption = f"<figcaption><span>{name}</span>{share}</figcaption>"
     return f'<figure><img src="{picture.data_uri}" alt="{name}">{caption}</figure>'

@@ -6,16 +6,20 @@ Axes: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import ReplayfleetError
+from federation.protocol.messages import FleetSpec
+from federation.service.fleet_spec import method_of
 from federation.streams.datasets import Dataset
 from federation.streams.labelled_images import normalise
-from models.specs import TaskSpec
 from scripts.report.facts import stored_state
 
 NUM_COLUMNS = 2
@@ -28,45 +32,76 @@ class Picture:
     """A contact sheet of one class.
 
     Attributes:
-        class_id: which.
+        class_id: which; None for a generator of all classes.
         data_uri: PNG.
-        recognised: share of generated samples that the client's own task model takes for the class; None for real ones.
+        recognised: share of generated samples that the client's own task model takes for the class; None for real ones
+            and for a generator of all classes.
     """
 
-    class_id: int
+    class_id: int | None
     data_uri: str
     recognised: float | None = None
 
 
-def generated_pictures(aggregator_dir: Path, task: TaskSpec, run_seed: int) -> dict[str, list[Picture]]:
+def draws_all_classes(spec: Mapping[str, Any]) -> bool:
+    """Whether a client of a fleet with this spec has one generator of all classes (ablation AS3)."""
+    return bool(spec["settings"].get("generators") == "single")
+
+
+def why_nothing_is_drawn(spec: Mapping[str, Any]) -> str:
+    """Return a sentence if ``generated_pictures`` has no pictures for a fleet with this spec, else nothing."""
+    if spec["method"] != "pfedgrp":
+        return f"Nothing is drawn: with {spec['method']} the aggregator holds no sub-generators."
+    if spec["settings"].get("sub_generator", "wgan-gp") != "wgan-gp":
+        return "Nothing is drawn: a diffusion model takes minutes for what a WGAN-GP draws in a moment."
+    return ""
+
+
+def generated_pictures(aggregator_dir: Path, spec: Mapping[str, Any]) -> dict[str, list[Picture]]:
     """Return, for each client, a picture per sub-generator that the aggregator holds of it; unfiltered samples.
+
+    Empty where ``why_nothing_is_drawn`` has a reason.
+
+    Args:
+        aggregator_dir: its store.
+        spec: the fleet's, as JSON values.
 
     Raises:
         ReplayfleetError: The store has no state.
     """
+    if why_nothing_is_drawn(spec):
+        return {}
     import torch
 
     from aggregator.aggregation import restore_artefacts
-    from federation.methods.pfedgrp import PFedGRP
+    from federation.methods.packing import ALL_CLASSES
     from federation.methods.seeding import seeded_generator
-    from federation.methods.steps.replay import eager_sampler, recognised_share
+    from federation.methods.steps.memory import sampler_of
+    from federation.methods.steps.replay import recognised_share
     from federation.methods.steps.task_model import judge_with
     from federation.service.torch_setup import prepare_torch
     from models.specs import LATENT_SIZE
 
     prepare_torch(1)
     state, blobs = stored_state(aggregator_dir)
-    known = PFedGRP.AggregatorState.unpack(restore_artefacts(state, blobs))
-    sampler = eager_sampler(task)
+    method: Any = method_of(msgspec.convert(spec, type=FleetSpec))
+    known = method.AggregatorState.unpack(restore_artefacts(state, blobs))
+    sampler = sampler_of(method)
     pictures: dict[str, list[Picture]] = {}
     for name, client in sorted(known.clients.items()):
-        rng, judge = seeded_generator(run_seed, 0, f"report/{name}"), judge_with(task, client.task_parameters)
+        rng, judge = (
+            seeded_generator(int(spec["run_seed"]), 0, f"report/{name}"),
+            judge_with(method.task, client.task_parameters),
+        )
         pictures[name] = []
         for class_id, parameters in sorted(client.sub_generators.items()):
             draw = sampler(parameters)
             images = draw(torch.randn(NUM_COLUMNS * NUM_ROWS, LATENT_SIZE, generator=rng)).numpy()
-            share = recognised_share(draw, class_id, judge, rng, _NUM_JUDGED)
-            pictures[name].append(Picture(class_id, data_uri(contact_sheet(images)), share))
+            picture = Picture(None, data_uri(contact_sheet(images)))
+            if class_id != ALL_CLASSES:
+                share = recognised_share(draw, class_id, judge, rng, _NUM_JUDGED)
+                picture = replace(picture, class_id=class_id, recognised=share)
+            pictures[name].append(picture)
     return pictures
 
 

@@ -18,10 +18,13 @@ SAMPLES = 20
 WEIGHTS = {"client-0": {"client-0": 0.75, "client-1": 0.25}, "client-1": {"client-0": 0.125, "client-1": 0.875}}
 
 
-def journal(*, sent: tuple[int, ...] = (2, 2, 0)) -> list[dict[str, Any]]:
-    """Return the events; ``sent`` says how many sub-generators each client uploads in each round."""
+def journal(*, sent: tuple[int, ...] = (2, 2, 0), **changed: Any) -> list[dict[str, Any]]:
+    """Return the events; ``sent`` says how many sub-generators each client uploads in each round.
+
+    ``changed`` are settings of the method in place of ``spec``'s.
+    """
     events: list[dict[str, Any]] = [
-        _event("aggregator started", spec=spec(), method="pfedgrp", num_rounds=3, clients=2)
+        _event("aggregator started", spec=spec(**changed), method="pfedgrp", num_rounds=3, clients=2)
     ]
     events += [_event("round opened", round=0, expected=2)]
     for client in CLIENTS:
@@ -49,8 +52,8 @@ def journal(*, sent: tuple[int, ...] = (2, 2, 0)) -> list[dict[str, Any]]:
     return [{"time": 1000.0 + 2 * place, **event} for place, event in enumerate(events)]
 
 
-def spec() -> dict[str, Any]:
-    """The fleet's spec as the journal has it."""
+def spec(**changed: Any) -> dict[str, Any]:
+    """The fleet's spec as the journal has it, with these settings of the method."""
     task = {
         "image_channels": 1,
         "image_size": 28,
@@ -58,7 +61,7 @@ def spec() -> dict[str, Any]:
         "stem": "cifar",
         "generator_width": 16,
     }
-    settings = {"local_epochs": 2, "gate": True, "learning_rate": 0.01}
+    settings = {"local_epochs": 2, "gate": True, "learning_rate": 0.01, **changed}
     return {"fleet": "demo", "method": "pfedgrp", "settings": settings, "task": task, "run_seed": 7}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.demo_journal import CLASS_NAMES, CLIENTS, WEIGHTS, baseline_result,
 
 from aggregator.aggregation import store_artefacts
 from aggregator.store import AggregatorStore
+from federation.methods import packing
 from federation.methods.pfedgrp_records import AggregatorState, ClientRecord
 from federation.protocol.messages import FleetSpec
 from federation.streams.datasets import Dataset
@@ -23,16 +25,16 @@ from models.specs import TaskSpec
 TASK = TaskSpec(1, 28, CLASS_NAMES, "cifar", 16)
 
 
-def finished_demo(out: Path, *, sent: tuple[int, ...] = (2, 2, 0)) -> Path:
-    """Write everything that the report reads; returns ``out``."""
+def finished_demo(out: Path, *, sent: tuple[int, ...] = (2, 2, 0), **changed: Any) -> Path:
+    """Write everything that the report reads, of a fleet with these settings of the method; returns ``out``."""
     folder = out / "aggregator"
     folder.mkdir(parents=True)
-    lines = [json.dumps(event) for event in journal(sent=sent)]
+    lines = [json.dumps(event) for event in journal(sent=sent, **changed)]
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
     blobs, store = DiskBlobStore(folder / "blobs"), AggregatorStore(folder)
-    store.found(FleetSpec(**spec()), 0.0)
+    store.found(FleetSpec(**spec(**changed)), 0.0)
     store.close_round(0, 1.0)
-    store.commit_round(0, store_artefacts(_state().pack(), blobs), {}, 2.0)
+    store.commit_round(0, store_artefacts(_state(single=changed.get("generators") == "single").pack(), blobs), {}, 2.0)
     store.close()
     (out / "fedavg").mkdir()
     (out / "fedavg" / "result.json").write_bytes(baseline_result().encode())
@@ -49,10 +51,13 @@ def tiny_images() -> Dataset:
     return Dataset("fashion-mnist", part, part, TASK)
 
 
-def _state() -> AggregatorState:
+def _state(*, single: bool) -> AggregatorState:
     rng = torch.Generator().manual_seed(0)
     task = initialise(build_task_model(TASK), rng).state_dict()
     generators = {c: initialise(build_generator(TASK), rng).state_dict() for c in range(len(CLASS_NAMES))}
     seen = dict.fromkeys(generators, 40)
+    if single:
+        wide = replace(TASK, generator_width=2 * TASK.generator_width)
+        generators = {packing.ALL_CLASSES: initialise(build_generator(wide), rng).state_dict()}
     clients = {name: ClientRecord(task, generators, seen, task, WEIGHTS[name]) for name in CLIENTS}
     return AggregatorState(clients=clients, average=task)

@@ -5,6 +5,7 @@ import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,7 +19,7 @@ from scripts.report import write_report
 from scripts.report.facts import BlobSizes, Facts, read_facts
 from scripts.report.line_chart import Line, line_chart
 from scripts.report.page import page
-from scripts.report.samples import Picture, contact_sheet, data_uri
+from scripts.report.samples import Picture, contact_sheet, data_uri, generated_pictures
 from scripts.report.sentences import headline, revisit_sentence, summary
 
 PICTURES = [Picture(class_id, "data:image/png;base64,AA==", 0.5) for class_id in range(4)]
@@ -227,6 +228,29 @@ def test_a_report_is_written_from_what_a_demo_leaves(tmp_path: Path):
     assert 1_000_000 < sizes.task < 2_850_000
     assert 100_000 < sizes.sub_generator < 800_000
     assert written.facts.traffic().everything > written.facts.traffic().sent
+
+
+def test_one_generator_of_all_classes_gives_one_picture_per_client(tmp_path: Path):
+    written = write_report(finished_demo(tmp_path / "demo", generators="single"), tiny_images())
+    samples = section(written.path.read_text(encoding="utf-8"), "samples")
+    assert samples.count("<img") == 4 + 2
+    assert samples.count("<span>all classes</span></figcaption>") == 2
+    assert "A client has one generator for all classes" in samples
+    assert "of 64 samples" not in samples
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"settings": {"sub_generator": "ddpm"}}, "Nothing is drawn: a diffusion model takes minutes"),
+        ({"method": "fedavg-replay"}, "Nothing is drawn: with fedavg-replay the aggregator holds no sub-generators."),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_instead(tmp_path: Path, spec: dict[str, Any], reason: str):
+    found = facts()
+    found.record.spec = {**found.record.spec, **spec}
+    assert generated_pictures(tmp_path, found.record.spec) == {}
+    assert reason in section(page(found, {}, PICTURES), "samples")
 
 
 def test_an_unfinished_demo_makes_no_report(tmp_path: Path):
