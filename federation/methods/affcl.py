@@ -94,6 +94,7 @@ class AFFCL:
     replay_layers: str = "upper"
 
     def __post_init__(self) -> None:
+        checks.task_kind(self)
         checks.at_least(1, self, ["flow_hidden", "local_iterations"])
         checks.at_least(2, self, ["replay_batch_size"])
         checks.within(0.0, 1.0, self, ["exploration"])

@@ -27,7 +27,7 @@ class StoredSamples:
     """All real samples a client met.
 
     Attributes:
-        samples: ``images`` (B, C, H, W) float32 and ``labels`` (B,) int64; empty before the first round.
+        samples: ``images`` (B, C, H, W) float32 and ``labels`` as of ``RoundData``; empty before the first round.
     """
 
     samples: Mapping[str, Tensor] = field(default_factory=dict)

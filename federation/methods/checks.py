@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Sequence
+from typing import Any
 
 
 def at_least(minimum: int, settings: object, names: Sequence[str]) -> None:
@@ -28,6 +30,18 @@ def one_of(choices: Sequence[str], settings: object, name: str) -> None:
     value = getattr(settings, name)
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+
+
+def task_kind(settings: Any) -> None:
+    """Raise ValueError unless the task is of a kind that the type of the method's field ``task`` allows.
+
+    Methods that need a class for every picture declare ``task: TaskSpec``; the others leave it at ``AnyTaskSpec``.
+    """
+    if not isinstance(settings.task, typing.get_type_hints(type(settings))["task"]):
+        raise ValueError(
+            f"method {settings.name!r} needs one class for every picture, and the task is to find boxes; "
+            "docs/detection.md names the methods that learn that"
+        )
 
 
 def task_model_settings(settings: object) -> None:

@@ -25,6 +25,7 @@ from federation.methods.steps.memory import Memory, MemorySettings, retrainings,
 from federation.methods.steps.task_model import judge_with
 from federation.methods.task_method import TaskMethod
 from federation.methods.task_records import NoState, TaskDownload, TaskUpload
+from models.specs import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class FedAvgReplay(FedAvg, MemorySettings):
     name: ClassVar[str] = "fedavg-replay"
     Upload: ClassVar[type[Any]] = Upload
     ClientState: ClassVar[type[Any]] = Memory
+
+    task: TaskSpec
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)

@@ -87,6 +87,7 @@ class FedCIL:
     server_iterations: int = 100
 
     def __post_init__(self) -> None:
+        checks.task_kind(self)
         checks.at_least(1, self, ["width", "local_iterations"])
         checks.at_least(2, self, ["gan_batch_size"])
         checks.at_least(0, self, ["server_iterations"])

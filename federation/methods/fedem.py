@@ -38,6 +38,7 @@ from federation.methods.task_method import TaskMethod, in_order_with_shares
 from federation.methods.task_records import NoState, task_upload_layout
 from models.build import build_task_model, initialise
 from models.resnet import ResNet20
+from models.specs import TaskSpec
 
 
 def responsibilities(losses: Tensor, shares: Sequence[float]) -> Tensor:
@@ -91,6 +92,7 @@ class FedEM(TaskMethod):
     Download: ClassVar[type[Any]] = em.Download
     AggregatorState: ClassVar[type[Any]] = em.AggregatorState
 
+    task: TaskSpec
     num_learners: int = 3
 
     def __post_init__(self) -> None:

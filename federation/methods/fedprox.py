@@ -17,14 +17,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from federation.methods import checks
 from federation.methods.records import Parameters, RoundData, Sampler
+from federation.methods.steps.objective import loss_of
 from federation.methods.steps.task_model import Optimisation, descend
 from federation.methods.task_method import AveragingMethod
 from federation.methods.task_records import NoState, TaskDownload, TaskUpload
-from models.resnet import ResNet20
 
 
 def squared_distance(module: nn.Module, reference: Parameters) -> Tensor:
@@ -60,8 +59,8 @@ class FedProx(AveragingMethod):
         del sampler
         start = download.task_parameters
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            loss = F.cross_entropy(module(data.images[batch]), data.labels[batch])
+        def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:
+            loss = loss_of(self.task, module, data.images[batch], data.labels[batch])
             return loss + self.mu / 2 * squared_distance(module, start) if self.mu > 0 else loss
 
         parameters = descend(self.task, start, len(data.labels), Optimisation.of(self), rng, batch_loss)

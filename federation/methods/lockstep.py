@@ -20,7 +20,7 @@ from federation.methods.steps.grouped_task_model import TaskModelJob, train_task
 from federation.methods.steps.memory import Retraining, train_all
 from federation.methods.steps.sub_generators import SubGeneratorKind
 from federation.methods.steps.task_model import Optimisation, train_task_model
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class TrainTaskModel:
     """Answered with the trained parameters."""
 
-    spec: TaskSpec
+    spec: AnyTaskSpec
     job: TaskModelJob
     optimisation: Optimisation
 
@@ -48,6 +48,8 @@ class TrainTaskModel:
     def together(requests: Sequence[TrainTaskModel]) -> list[Any]:
         """Train all; their keys are equal."""
         first = requests[0]
+        if isinstance(first.spec, DetectionSpec):
+            return [request.alone() for request in requests]  # a detector fills a GPU by itself
         return list(train_task_models(first.spec, [request.job for request in requests], first.optimisation))
 
 

@@ -178,6 +178,7 @@ class PFedGraph(TaskMethod):
     Download: ClassVar[type[Any]] = graph.Download
     AggregatorState: ClassVar[type[Any]] = graph.AggregatorState
 
+    task: TaskSpec
     strength: float = 0.8
     regulariser_weight: float = 0.01
     regulariser_sign: str = "minus"

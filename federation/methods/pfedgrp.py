@@ -48,6 +48,7 @@ from federation.methods.steps.replay import Replay, counts_for_distribution
 from federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from federation.methods.task_method import TaskMethod, require_uploads
 from models.build import build_task_model, initialise
+from models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,7 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
     ClientState: ClassVar[type[Any]] = grp.ClientState
     AggregatorState: ClassVar[type[Any]] = grp.AggregatorState
 
+    task: TaskSpec
     alignment_weight: float = 0.3
     alignment_on: str = "replay"
     start_from: str = "average"

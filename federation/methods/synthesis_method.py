@@ -14,6 +14,7 @@ from federation.methods.steps.averaging import weighted_average
 from federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
 from federation.methods.task_method import TaskMethod, require_uploads
 from models.build import build_module, build_task_model, initialise
+from models.specs import TaskSpec
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,6 +28,8 @@ class SynthesisMethod(TaskMethod):
     AggregatorState: ClassVar[type[Any]] = SynthesisState
     sends_generator: ClassVar[bool] = False
     """Whether clients get the generator; otherwise they get the images that it drew."""
+
+    task: TaskSpec
 
     def initial_download(self, rng: torch.Generator) -> SynthesisDownload:
         """Return one random task model; there is nothing to replay yet."""

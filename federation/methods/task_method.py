@@ -21,7 +21,7 @@ from federation.methods.task_records import (
     task_upload_layout,
 )
 from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class TaskMethod:
     Defaults are those of pFedGRP's experiments (its appendix B.2), which all its baselines share.
 
     Attributes:
-        task: the classification task.
+        task: what is learnt. A method that needs a class for every picture declares it anew, as a ``TaskSpec``.
         local_epochs: epochs per round.
         batch_size: samples per step.
         learning_rate: of SGD.
@@ -47,7 +47,7 @@ class TaskMethod:
     ClientState: ClassVar[type[Any]] = NoState
     AggregatorState: ClassVar[type[Any]] = TaskModels
 
-    task: TaskSpec
+    task: AnyTaskSpec
     local_epochs: int = 20
     batch_size: int = 64
     learning_rate: float = 0.01
@@ -56,6 +56,7 @@ class TaskMethod:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
+        checks.task_kind(self)
         checks.task_model_settings(self)
 
     def initial_states(self) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from federation.methods import packing
 from federation.methods.records import Artefacts, ClientId, Parameters
 from models.build import build_task_model
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TaskModels:
         return cls(clients, artefacts.parameter_sets.get(packing.AVERAGE, {}))
 
 
-def task_upload_layout(spec: TaskSpec, name: str) -> Parameters | None:
+def task_upload_layout(spec: AnyTaskSpec, name: str) -> Parameters | None:
     """Return the layout of ``task``, the one parameter set of a ``TaskUpload``; None for other names."""
     return packing.layout(build_task_model(spec, device="meta")) if name == packing.TASK else None
 

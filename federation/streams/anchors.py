@@ -75,11 +75,12 @@ def _by_area(different: NDArray[np.float64], num_anchors: int) -> NDArray[np.flo
     """Return A of the different sizes (N, 2), at the middles of A equal parts of their order by area."""
     order = np.lexsort((different[:, 0], different.prod(axis=1)))
     ranks = ((np.arange(num_anchors) + 0.5) * len(different) / num_anchors).astype(int)
-    return different[order][ranks]
+    chosen: NDArray[np.float64] = different[order][ranks]
+    return chosen
 
 
 def _far_apart(different: NDArray[np.float64], num_anchors: int) -> NDArray[np.float64]:
-    """Return A of the different sizes (N, 2): that of median area, then always the one which the others overlap least."""
+    """Return A of the different sizes (N, 2): that of median area, then always that which the others overlap least."""
     chosen = _by_area(different, 1)
     while len(chosen) < num_anchors:
         farthest = shape_overlaps(different, chosen).max(axis=1).argmin()

@@ -31,7 +31,7 @@ class TaskModelJob:
     Attributes:
         start: parameters where training starts, left untouched.
         images: (B, C, H, W) float32 in [-1, 1], at least two.
-        labels: (B,) int64.
+        labels: (B,) int64; for detection, which is trained one by one, (B, M, 5) float32.
         rng: draws the order of samples.
         alignment: second term of Eq. 2 of pFedGRP.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from federation.methods import checks, packing
 from federation.methods.packing import ALL_CLASSES
-from federation.methods.records import Artefacts, Judge, Parameters, RoundData, Sampler
+from federation.methods.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from federation.methods.steps.replay import (
@@ -31,7 +31,7 @@ from federation.methods.steps.replay import (
 from federation.methods.steps.sub_generators import Ddpm, SubGeneratorKind, WganGp
 from federation.methods.steps.wgan_gp import SubGenerator
 from models.ddpm import require_diffusers
-from models.specs import TaskSpec
+from models.specs import DetectionSpec, TaskSpec
 
 _CRITIC = "critic/"
 
@@ -188,9 +188,18 @@ def kind_of(method: object) -> SubGeneratorKind | None:
 
 
 def sampler_of(method: Any) -> Sampler:
-    """Return what runs a method's sub-generators in PyTorch; a method without a memory gets one all the same."""
+    """Return what runs a method's sub-generators in PyTorch; a method without a memory gets one all the same.
+
+    Of detection tasks there are no sub-generators: there it raises ValueError when it is asked to draw.
+    """
     kind = kind_of(method)
+    if isinstance(method.task, DetectionSpec):
+        return _no_sampler
     return eager_sampler(method.task) if kind is None else kind.sampler()
+
+
+def _no_sampler(_parameters: Parameters) -> Draw:
+    raise ValueError("a detection task has no sub-generators, and nothing to draw from")
 
 
 @dataclass(frozen=True, slots=True)
