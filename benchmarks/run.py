@@ -1,6 +1,6 @@
 """All benchmarks one after the other, each in a process of its own: ``make bench``.
 
-python -m benchmarks.run [latency local_round aggregation traffic simulated_round transfer] [--quick] [--out runs/bench]
+python -m benchmarks.run [latency aggregation transfer ...] [--quick] [--out runs/bench]
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "aggregation": ([], ["--repeats", "1"]),
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
+    "live_camera": ([], ["--seconds", "3"]),
+    "live_camera_recovery": ([], ["--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }
 """Module -> (options of a real run, options of a smoke run)."""

@@ -101,6 +101,12 @@ class SupervisedCamera:
         What the camera takes in between is counted as dropped. A camera that can't deliver ends nothing: it is tried
         again until it can.
         """
+        try:
+            yield from self._supervise(stop)
+        finally:
+            self.pid = None
+
+    def _supervise(self, stop: threading.Event) -> Iterator[Picture]:
         self._before = self._num_captured
         with _Link(self._job, self._command, Watchdog(*self._timeouts), self._clock) as link:
             while not stop.is_set():

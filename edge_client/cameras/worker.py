@@ -144,7 +144,9 @@ def _listen(requests: BinaryIO, desk: Desk, stop: threading.Event) -> None:
     with contextlib.suppress(BrokenPipeError):
         for _ in requests:
             desk.want()
-    threading.Timer(_LAST_WORDS_S, os._exit, args=(0,)).start()  # should the camera hang
+    if_it_hangs = threading.Timer(_LAST_WORDS_S, os._exit, args=(0,))
+    if_it_hangs.daemon = True
+    if_it_hangs.start()
     stop.set()
     desk.close()
 

@@ -2,8 +2,9 @@
 
 To the process, on its standard input: one line with the camera, then one empty line for every picture that is wanted.
 From the process, on its standard output: one line ``Ready``, then for every empty line one answer: ``Taken`` and
-``height * width * 3`` bytes of RGB after it, or ``Lost``. A camera is opened when a picture is wanted, and after ``Lost``
-when the next one is. So at most one picture is ever on its way, and it is the newest there was when it was asked for.
+``height * width * 3`` bytes of RGB after it, or ``Lost``. A camera is opened when a picture is wanted, and after
+``Lost`` when the next one is. So at most one picture is ever on its way, and it is the newest there was when it was
+asked for.
 """
 
 from __future__ import annotations

@@ -58,6 +58,10 @@ class RtspServer:
         self.size = size
         self.silent = False
         self.garbage = False
+        """Noise instead of RTP packets."""
+        self.damaged = False
+        """Pictures that begin well and are noise from there on."""
+        self.status = "200 OK"
         self.num_connections = 0
         self._rate_hz = rate_hz
         self._connections: set[socket.socket] = set()
@@ -71,6 +75,11 @@ class RtspServer:
     def url(self) -> str:
         """Where the camera is, with a user and a password that it doesn't ask for."""
         return f"rtsp://operator:secret@127.0.0.1:{self.port}/street?channel=1"
+
+    @property
+    def listens(self) -> bool:
+        """Whether connections are accepted."""
+        return self._listener is not None
 
     def __enter__(self) -> RtspServer:
         self.accept()
@@ -126,7 +135,7 @@ class RtspServer:
             if self.silent:
                 continue
             with sending:
-                connection.sendall(_answer(method, target, sequence))
+                connection.sendall(_answer(method, target, sequence, self.status))
             if method == "PLAY":
                 threading.Thread(target=self._play, args=(connection, sending), name="rtp", daemon=True).start()
             if method == "TEARDOWN":
@@ -143,7 +152,10 @@ class RtspServer:
             jpeg = _jpeg(painted(next(self._numbers), width, height))
             clock = int((time.monotonic() - began) * 90000) & 0xFFFFFFFF
             try:
-                for packet in _packets(jpeg, (width, height), sequence, clock):
+                tables, scan = _split(jpeg)
+                if self.damaged:
+                    scan = scan[: len(scan) // 2] + rng.randbytes(len(scan) // 2)
+                for packet in _packets(tables, scan, (width, height), sequence, clock):
                     body = rng.randbytes(len(packet)) if self.garbage else packet
                     with sending:
                         connection.sendall(b"$" + struct.pack(">BH", 0, len(body)) + body)
@@ -170,8 +182,8 @@ def _requests(connection: socket.socket) -> Iterator[tuple[str, str, str]]:
         yield method, target, headers["cseq"]
 
 
-def _answer(method: str, target: str, sequence: str) -> bytes:
-    lines = ["RTSP/1.0 200 OK", f"CSeq: {sequence}", "Session: 1"]
+def _answer(method: str, target: str, sequence: str, status: str) -> bytes:
+    lines = [f"RTSP/1.0 {status}", f"CSeq: {sequence}", "Session: 1"]
     body = ""
     if method == "OPTIONS":
         lines.append("Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN, GET_PARAMETER")
@@ -189,9 +201,8 @@ def _jpeg(picture: NDArray[np.uint8]) -> bytes:
     return jpeg.tobytes()
 
 
-def _packets(jpeg: bytes, size: tuple[int, int], sequence: Iterator[int], clock: int) -> Iterator[bytes]:
+def _packets(tables: bytes, scan: bytes, size: tuple[int, int], sequence: Iterator[int], clock: int) -> Iterator[bytes]:
     """Cut a baseline 4:2:0 JPEG into RTP packets (RFC 2435, section 3.1)."""
-    tables, scan = _split(jpeg)
     width, height = size
     offset = 0
     while offset < len(scan):

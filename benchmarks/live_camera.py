@@ -1,0 +1,111 @@
+"""One live camera through its capture process: age of its pictures when they arrive, CPU, memory, drops.
+
+A small RTSP server in a process of its own sends MJPEG; what is measured is everything behind it. The age is from the
+grab in the capture process to the picture in the parent. Each process's memory is noted every second.
+
+    python -m benchmarks.live_camera [--seconds 60] [--out benchmarks/results/live_camera.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.environment import write_result
+from edge_client.cameras.rtsp import RtspCameraSettings
+from edge_client.cameras.supervised import SupervisedCamera
+
+SIZE = (640, 384)
+"""RTP carries JPEG sizes in units of 8 pixels, so not 640x380."""
+
+SERVER = """
+import sys
+from tests.support.rtsp_server import RtspServer
+with RtspServer(({width}, {height}), {rate}) as server:
+    print(server.url, flush=True)
+    sys.stdin.read()
+"""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def measure(seconds: float, rate_hz: float) -> dict[str, Any]:
+    """Read one camera for so long; returns the numbers."""
+    script = SERVER.format(width=SIZE[0], height=SIZE[1], rate=rate_hz)
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        camera = SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
+        numbers = read(camera, seconds)
+    return {"size": SIZE, "rate_hz": rate_hz, "seconds": seconds} | numbers
+
+
+def read(camera: SupervisedCamera, seconds: float) -> dict[str, Any]:
+    """Return ages in ms, CPU in shares of a core, memory in MB, and counts; the first second doesn't count."""
+    ages: list[float] = []
+    memory: dict[str, list[float]] = {"parent": [], "capture": []}
+    began, cpu_before = 0.0, {"parent": 0.0, "capture": 0.0}
+    first = time.monotonic()
+    for picture in camera.pictures(threading.Event()):
+        now = time.monotonic()
+        processes = {"parent": os.getpid(), "capture": camera.pid or 0}
+        if not began and now - first >= 1.0:
+            began, cpu_before = now, {name: cpu_s(pid) for name, pid in processes.items()}
+        if not began:
+            continue
+        ages.append(now - picture.captured_at)
+        if now - began >= len(memory["parent"]):
+            for name, pid in processes.items():
+                memory[name].append(resident_mb(pid))
+        if now - began >= seconds:
+            used = {name: (cpu_s(pid) - cpu_before[name]) / (now - began) for name, pid in processes.items()}
+            break
+    p50, p95, p99 = (float(1000 * np.percentile(ages, share)) for share in (50, 95, 99))
+    counts = camera.counts
+    return {
+        "age_ms": {"p50": p50, "p95": p95, "p99": p99, "max": 1000 * max(ages)},
+        "pictures_per_s": len(ages) / seconds,
+        "cpu_cores": used,
+        "memory_mb": {
+            name: {"first": values[0], "last": values[-1], "max": max(values)} for name, values in memory.items()
+        },
+        "captured": counts.num_captured,
+        "dropped": counts.num_dropped,
+        "lost": counts.num_lost,
+    }
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process, without what is swapped out."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=30.0, help="pictures per second")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/live_camera.json"))
+    options = parser.parse_args()
+    result = measure(options.seconds, options.rate)
+    for key, value in result.items():
+        print(f"{key:>14}: {value}")
+    write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
