@@ -27,11 +27,14 @@ _TABLE = "table"
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("method")
-@click.option("--scenario", default="circulating", help="How tasks follow each other: gradual, circulating, extreme.")
+@click.option("--scenario", default="circulating", help="What comes when: gradual, circulating, extreme, driving.")
 @click.option(
     "--dataset",
     default="fashion-mnist",
-    help="fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, or folder.",
+    help=(
+        "fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, carla-crops, "
+        "or folder."
+    ),
 )
 @click.option("--settings", "preset", default="small", help="Stream size and method: paper, small, demo, tiny.")
 @click.option("--clients", type=int, help="Number of clients.  [default: of the settings]")
@@ -119,9 +122,11 @@ def _run(job: Job) -> None:
         sys.exit(_UNFINISHED)
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
+    towns = f" ({100 * summary['place_accuracy']:.2f} % per town)" if "place_accuracy" in summary else ""
     click.echo(
-        f"final accuracy {100 * summary['final_accuracy']:.2f} %, average {100 * summary['average_accuracy']:.2f} %"
-        f"{regret}, forgetting {100 * summary['average_forgetting']:.2f}; "
+        f"final accuracy {100 * summary['final_accuracy']:.2f} %{towns}, "
+        f"average {100 * summary['average_accuracy']:.2f} %{regret}, "
+        f"forgetting {100 * summary['average_forgetting']:.2f}; "
         f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
         f"wrote {job.out / 'result.json'} and accuracy.png"
     )

@@ -30,7 +30,8 @@ from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.atomic import write_atomic
 from federation.service.settings import split_overrides
 from federation.streams.datasets import Dataset, dataset_kind, load_dataset
-from federation.streams.stream import Stream, StreamSettings
+from federation.streams.driving_stream import AnyStream, DrivingStream, open_stream
+from federation.streams.stream import StreamSettings, client_id
 
 _RESULT = "result.json"
 _CHART = "accuracy.png"
@@ -122,7 +123,7 @@ class Job:
             return None
         result = Result(
             run=self.identity,
-            stream={"changes": stream.changes(), "change_name": stream.change_name},
+            stream=_described(stream),
             rounds=records,
             summary=summary_beside(records, self.compared),
             hardware=hardware(),
@@ -215,7 +216,7 @@ def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Si
     return Simulation(
         method=method,
         dataset=data,
-        stream=Stream(wanted, data.train.labels, data.test.labels, data.task.num_classes),
+        stream=open_stream(wanted, data),
         run_seed=options.seed,
         sampler=_sampler(options.sampler, method, options.threads),
         num_threads=options.threads,
@@ -247,6 +248,17 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
         identity |= {"torch_device": simulation.torch_device, "in_step": simulation.in_step}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
+
+
+def _described(stream: AnyStream) -> dict[str, Any]:
+    """Return what ``Result.stream`` says of a stream."""
+    described: dict[str, Any] = {"changes": stream.changes(), "change_name": stream.change_name}
+    if isinstance(stream, DrivingStream):
+        described["routes"] = {
+            client_id(index): [stream.place_names[place] for place in stream.route(index)]
+            for index in range(stream.settings.num_clients)
+        }
+    return described
 
 
 def _sampler(name: str, method: Any, num_threads: int) -> Sampler:

@@ -93,6 +93,20 @@ def average_forgetting(histories: Mapping[str, Sequence[Mapping[int, float]]]) -
     return _mean(values) if values else 0.0
 
 
+def place_accuracy(by_place: Mapping[str, Mapping[str, float]]) -> float:
+    """PA = 1/n sum_i 1/|P_i| sum_{p in P_i} a_{i,p}^T: mean over a client's places, then over clients.
+
+    Every town counts alike, however many objects stand there.
+
+    Args:
+        by_place: client -> place -> accuracy on the test samples of that place, after the last round.
+
+    Raises:
+        ValueError: There is no client, or one was tested nowhere.
+    """
+    return _mean([_mean(list(by_place[client].values())) for client in sorted(by_place)])
+
+
 def average_update_count(updates: Mapping[str, Sequence[int]]) -> float:
     """AUC = 1/n sum_i sum_t u_i^t: updates of a client's sub-generators over all rounds, mean over clients.
 

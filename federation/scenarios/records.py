@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from federation.scenarios import metrics
 
@@ -29,6 +29,7 @@ class ClientRecord:
         num_sub_generators_held: how many it has.
         present: whether it took part; an absent client is measured with what the aggregator has for it.
         num_updates: sub-generators trained in this round, where the method reports it.
+        accuracy_by_place: town -> accuracy on that town's part of the test set; empty where the stream has no places.
     """
 
     classes: tuple[int, ...]
@@ -45,6 +46,7 @@ class ClientRecord:
     num_sub_generators_held: int
     present: bool = True
     num_updates: int | None = None
+    accuracy_by_place: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_sub_generator_updates(self) -> int:
@@ -74,13 +76,14 @@ class RoundRecord:
 def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
 
-    ``sub_generator_updates`` is the paper's AUC.
+    ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places.
     """
     acc = [record.accuracy for record in records]
     names = sorted(records[-1].clients)
     histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
     updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
     everyone = [client for record in records for client in record.clients.values()]
+    by_place = {name: client.accuracy_by_place for name, client in records[-1].clients.items()}
     return {
         "final_accuracy": acc[-1],
         "average_accuracy": metrics.average_accuracy(acc),
@@ -91,4 +94,5 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
         "bytes_down": sum(client.bytes_down for client in everyone),
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
+        **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
     }

@@ -30,7 +30,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run: what defines it: method, settings, scenario, data set, clients, rounds, seeds, sampler, threads.
-        stream: ``changes`` (rounds) and ``change_name``, for charts.
+        stream: ``changes`` (rounds) and ``change_name``, for charts; where clients drive, ``routes``: client -> towns.
         rounds: one record per round.
         summary: ``summarise``, and ``average_regret`` where a run of Centralized was compared.
         hardware: machine, processor, cores.

@@ -15,7 +15,7 @@ import msgspec
 
 from federation.errors import SettingsError, nearest
 from federation.service.presets import SETTINGS, settings_for
-from federation.streams.stream import StreamSettings
+from federation.streams.stream import DRIVING, StreamSettings
 from models.specs import TaskSpec
 
 
@@ -39,6 +39,18 @@ SIZES: dict[str, StreamSize] = {
     "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20),
 }
 """Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), its T rounds."""
+
+DRIVING_SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=2, num_rounds=None, samples_per_class=200),
+    "small": StreamSize(num_clients=2, num_rounds=20, samples_per_class=40),
+    "demo": StreamSize(num_clients=2, num_rounds=10, samples_per_class=40, test_samples_per_class=20),
+    "tiny": StreamSize(num_clients=2, num_rounds=5, samples_per_class=10, test_samples_per_class=10),
+}
+"""Preset -> stream of scenario ``driving``: two vehicles (FedGP, section 5.2), four, two or one rounds in each town.
+
+``samples_per_class`` is the most that a round takes of one class: in some stretches there are hundreds of traffic
+lights and not one motorbike.
+"""
 
 _PAPER_SAMPLES_AT_64_PIXELS = 50
 
@@ -68,8 +80,9 @@ def stream_settings(
     """
     if preset not in SIZES:
         raise unknown_settings(preset)
-    size = dataclasses.asdict(SIZES[preset])
-    if preset == "paper":
+    driving = given.get("scenario") == DRIVING
+    size = dataclasses.asdict((DRIVING_SIZES if driving else SIZES)[preset])
+    if preset == "paper" and not driving:
         size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
         if image_size == 64:
             size["samples_per_class"] = _PAPER_SAMPLES_AT_64_PIXELS

@@ -25,7 +25,8 @@ from federation.scenarios.round_data import round_data
 from federation.service.artefact_codec import EncodedArtefacts, decode_artefacts, encode_artefacts
 from federation.service.torch_setup import prepare_torch
 from federation.streams.datasets import Dataset
-from federation.streams.stream import Stream, client_id
+from federation.streams.driving_stream import AnyStream, DrivingStream
+from federation.streams.stream import client_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Simulation:
 
     method: Any
     dataset: Dataset
-    stream: Stream
+    stream: AnyStream
     run_seed: int
     sampler: Sampler
     num_threads: int = 2
@@ -267,6 +268,7 @@ class Simulation:
             num_test=sum(tested.num_test.values()),
             num_seen=self.stream.num_seen(index, round_index),
             class_accuracy=tested.class_accuracy(),
+            accuracy_by_place=self._by_place(round_index, index, tested),
             train_s=local.train_s if local else 0.0,
             bytes_up=local.traffic.num_bytes if local else 0,
             bytes_up_everything=local.size_of_everything(held) if local else 0,
@@ -288,6 +290,11 @@ class Simulation:
         indices = self.stream.test_indices(index, round_index)
         device = torch_device(self.torch_device)
         return evaluate(self.method.predictor(download), self.dataset.test, indices, device)
+
+    def _by_place(self, round_index: int, index: int, tested: Evaluation) -> dict[str, float]:
+        if not (self.evaluates and isinstance(self.stream, DrivingStream)):
+            return {}
+        return tested.group_accuracy(self.stream.test_places(index, round_index), self.stream.place_names)
 
     def _restored(self, checkpoints: Checkpoints) -> _State:
         snapshots = checkpoints.load()

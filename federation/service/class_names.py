@@ -10,6 +10,9 @@ FASHION_MNIST = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "s
 
 EMNIST_BYCLASS = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 
+CARLA = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
+"""As the recordings' ``labels.txt`` spells them."""
+
 CIFAR_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 _CIFAR_100 = """

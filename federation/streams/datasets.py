@@ -15,6 +15,7 @@ from typing import TypeAlias
 from federation.errors import SettingsError, nearest
 from federation.service.presets import TASKS
 from federation.streams import cifar_binary
+from federation.streams.driving_crops import read_driving_crops
 from federation.streams.idx_sets import download_idx_set, read_idx_set
 from federation.streams.image_trees import read_folder, read_zip
 from federation.streams.imagenet import read_imagenet_10, read_tiny_imagenet_100
@@ -169,6 +170,10 @@ def _read_cifar_10(root: Path, size: int) -> Parts | None:
     return parts
 
 
+def _read_carla_crops(root: Path, size: int) -> Parts | None:
+    return read_driving_crops(root, size, TASKS["carla-crops"].class_names)
+
+
 _NAME_A_FOLDER = f"name a folder with --data-root or {DATA_ROOT_VARIABLE} that holds"
 
 DATASETS: dict[str, DatasetKind] = {
@@ -224,6 +229,14 @@ DATASETS: dict[str, DatasetKind] = {
         read=read_tiny_imagenet_100,
         how_to_get=(
             f"{_NAME_A_FOLDER} tiny-imagenet-200/, unpacked from http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+        ),
+    ),
+    "carla-crops": DatasetKind(
+        image_sizes=(32,),
+        read=_read_carla_crops,
+        how_to_get=(
+            f"{_NAME_A_FOLDER} recorded driving, or carla/ with it: images/Town01_001020.jpg, labels/Town01_001020.txt "
+            "(YOLO) and labels.txt with the class names"
         ),
     ),
     "folder": DatasetKind(

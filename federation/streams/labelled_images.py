@@ -6,12 +6,24 @@ Axes: N images, H height, W width, C channels. Needs numpy only, so a device wit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.streams.image_files import EncodedImages
+
+class LazyImages(Protocol):
+    """N images whose pixels are read when somebody asks for them."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(N, H, W, C)."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images (len(indices), H, W, C); raises SettingsError if a file is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +31,12 @@ class LabelledImages:
     """Images and what they show.
 
     Attributes:
-        images: (N, H, W, C) uint8, RGB or grey; ``images[indices]`` decodes where they are still encoded.
+        images: (N, H, W, C) uint8, RGB or grey; ``images[indices]`` reads what wasn't read yet.
         labels: (N,) int64 class ids.
         class_names: K names.
     """
 
-    images: NDArray[np.uint8] | EncodedImages
+    images: NDArray[np.uint8] | LazyImages
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
 

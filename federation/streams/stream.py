@@ -94,13 +94,16 @@ SCENARIOS: dict[str, Scenario] = {
     "extreme": Scenario(circulating, _circulating_changes, _CYCLE, one_cycle=True),
 }
 
+DRIVING = "driving"
+"""A scenario without task types, ``federation.streams.driving_stream``, whose settings are these all the same."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
     """What defines a stream over a given data set.
 
     Attributes:
-        scenario: a key of ``SCENARIOS``.
+        scenario: a key of ``SCENARIOS``, or ``DRIVING``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
         num_rounds: T; None is the paper's floor(N / ((K_T + overlap) N_T)) K, with N samples in the smallest class
             (of ``extreme``: the number of task types), or as many as the data last for where that is fewer or none.
@@ -123,8 +126,9 @@ class StreamSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.scenario not in SCENARIOS:
-            raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, SCENARIOS)}")
+        known = (*SCENARIOS, DRIVING)
+        if self.scenario not in known:
+            raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, known)}")
         for name in ("num_clients", "num_rounds", "samples_per_class", "test_samples_per_class", "classes_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -159,6 +163,11 @@ class Stream:
         Raises:
             SettingsError: The data don't last for the rounds asked for; says how many are possible.
         """
+        if settings.scenario not in SCENARIOS:
+            raise SettingsError(
+                f"scenario {settings.scenario!r} has no task types, so only a simulation of driving can run it "
+                f"(fleet-sim); expected one of {', '.join(SCENARIOS)}"
+            )
         self.task_types_per_client = num_classes // settings.classes_per_task
         self._scenario = SCENARIOS[settings.scenario]
         if self.task_types_per_client < self._scenario.min_task_types:
@@ -192,11 +201,11 @@ class Stream:
             self._shuffled(self._train[class_id], client, f"train/{class_id}")[part * size : (part + 1) * size]
             for class_id, part in self._met(client)[round_index].items()
         ]
-        return self._shuffled(_joined(pieces), client, f"round/{round_index}")
+        return self._shuffled(joined(pieces), client, f"round/{round_index}")
 
     def test_indices(self, client: int, round_index: int) -> Indices:
         """The client's cumulative test set after a round: the test parts of all rounds so far, in their order."""
-        return _joined([self._new_test_indices(client, earlier) for earlier in range(round_index + 1)])
+        return joined([self._new_test_indices(client, earlier) for earlier in range(round_index + 1)])
 
     def num_seen(self, client: int, round_index: int) -> int:
         """n_i^t of Eq. 4: training samples that a client has met after a round."""
@@ -223,11 +232,7 @@ class Stream:
     @functools.cached_property
     def _absent(self) -> list[frozenset[int]]:
         """Per round: the clients that miss it."""
-        everybody = np.arange(self.settings.num_clients)
-        return [
-            frozenset(self._mixed(everybody, f"absent/{index}")[: self.settings.num_absent if index else 0].tolist())
-            for index in range(self.num_rounds)
-        ]
+        return absences(self.settings, self.num_rounds)
 
     def _new_test_indices(self, client: int, round_index: int) -> Indices:
         known = self._new_tests.get((client, round_index))
@@ -237,7 +242,7 @@ class Stream:
                 for class_id, part in self._met(client)[round_index].items()
                 for size in (self._test_size[class_id],)
             ]
-            known = self._new_tests[client, round_index] = _joined(pieces)
+            known = self._new_tests[client, round_index] = joined(pieces)
         return known
 
     def _met(self, client: int) -> list[dict[int, int]]:
@@ -264,13 +269,7 @@ class Stream:
         return [tuple(sorted(ring[i * width : i * width + self._classes_per_round])) for i in range(num_task_types)]
 
     def _shuffled(self, indices: Indices, client: int, what: str) -> Indices:
-        return self._mixed(indices, f"client-{client}/{what}")
-
-    def _mixed(self, indices: Indices, what: str) -> Indices:
-        digest = hashlib.sha256(f"{self.settings.seed}/{what}".encode()).digest()
-        return indices[
-            np.argsort(np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(len(indices)), kind="stable")
-        ]
+        return shuffled(indices, self.settings.seed, f"client-{client}/{what}")
 
     def _divide(self) -> tuple[list[int], list[int]]:
         """Per class: test samples of one part, and how many parts both its training and test samples yield."""
@@ -336,7 +335,25 @@ class Stream:
         return True
 
 
-def _joined(pieces: Sequence[Indices]) -> Indices:
+def shuffled(indices: Indices, seed: int, what: str) -> Indices:
+    """Return the indices in an order that depends on the seed and on what it is drawn for."""
+    digest = hashlib.sha256(f"{seed}/{what}".encode()).digest()
+    return indices[
+        np.argsort(np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(len(indices)), kind="stable")
+    ]
+
+
+def absences(settings: StreamSettings, num_rounds: int) -> list[frozenset[int]]:
+    """Return, per round, the clients that miss it: nobody the first."""
+    everybody = np.arange(settings.num_clients)
+    return [
+        frozenset(shuffled(everybody, settings.seed, f"absent/{index}")[: settings.num_absent if index else 0].tolist())
+        for index in range(num_rounds)
+    ]
+
+
+def joined(pieces: Sequence[Indices]) -> Indices:
+    """Return all pieces behind each other; no pieces, no indices."""
     return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
 
 
