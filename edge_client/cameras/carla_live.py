@@ -1,48 +1,59 @@
-"""``carla://host:2000?town=Town03&rate=10``: a vehicle that drives through a CARLA simulator, with its boxes.
-
-The simulator runs in synchronous mode with a fixed step, and exactly one client ticks it. Pictures lag behind ticks by
-a couple of frames, so each is matched to the frame that its tick returned, and gets the boxes of that moment.
-"""
+"""``carla://host:2000?town=Town03&rate=10``: a vehicle that drives through a CARLA simulator, with its boxes."""
 
 from __future__ import annotations
 
-import collections
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from edge_client.cameras.base import CameraError, Picture
-from edge_client.cameras.carla_boxes import Lens, Limits, annotate
-from edge_client.cameras.carla_calls import CallThread
-from edge_client.cameras.carla_frames import Missing
-from edge_client.cameras.carla_session import CarlaSession, Moment
-from edge_client.cameras.carla_settings import CLASS_NAMES, CarlaSettings, import_carla
+from edge_client.cameras.carla_messages import (
+    MAX_LINE_BYTES,
+    MAX_SIDE,
+    Beat,
+    Job,
+    Line,
+    Lost,
+    Message,
+    Shot,
+    from_line,
+    picture_of,
+    to_line,
+)
+from edge_client.cameras.carla_settings import CLASS_NAMES, CarlaSettings, check_package
 from federation.service.logs import EventLogger
 
 __all__ = ["CarlaCamera", "CarlaSettings"]
 
 log = EventLogger(__name__)
-T = TypeVar("T")
 
-_LAG_FRAMES = 8
-"""So many frames may pass before the simulation waits for a picture; documented are a couple."""
+WORKER_COMMAND = (sys.executable, "-m", "edge_client.cameras.carla_worker")
 
-_OPENING_S = 180.0
-"""Loading a town takes minutes on a slow disk."""
+_LOOK_AT_STOP_S = 0.1
+_GRACE_S = 5.0
+"""Beyond CARLA's own time-outs, which end most waits."""
 
-_FAR_M = 1000.0
+_START_S = 20.0
+_LOAD_TOWN_S = 120.0
 
 
 class CarlaCamera:
-    """Implements ``Camera`` with a vehicle in a simulator.
+    """Implements ``Camera`` with a vehicle in a simulator, driven by a process of its own.
+
+    The world never waits for a slow reader: what isn't read when the next picture comes is dropped, and frame ids jump.
 
     Args:
         settings: where, and what.
         name: of the camera within its client.
+        command: runs the process.
         clock: ``time.monotonic``.
 
     Raises:
@@ -52,30 +63,48 @@ class CarlaCamera:
     live = True
     class_names = CLASS_NAMES
 
-    def __init__(self, settings: CarlaSettings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: CarlaSettings,
+        name: str,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_package()
         self.name = name
         self._settings = settings
+        self._command = tuple(command)
         self._clock = clock
-        self._carla = import_carla()
         self._next_id = 0
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         """Yield annotated pictures until ``stop`` is set, at most as fast as the clock on the wall.
 
-        However it ends, world and traffic manager get their settings back and the vehicle disappears; if this process
-        is killed, a guard process sees to it.
+        However it ends, world and traffic manager get their settings back and the vehicle disappears: the process sees
+        to it, also when this one is killed; if it is killed itself, a guard process does.
 
         Raises:
-            CameraError: No simulator, one of another version, one that stands still, one that others tick.
+            CameraError: No simulator, one of another version, one that stands still, one that others tick; or the
+                process hung or crashed.
         """
-        session = CarlaSession(self._carla, self._settings, self._clock)
-        calls = CallThread(f"carla {self._settings.place}")
-        try:
-            self._call(calls, session, session.open, _OPENING_S)
-            log.info("carla session opened", camera=self.name, server=self._settings.place, town=session.town)
-            yield from self._drive(session, calls, stop)
-        finally:
-            self._end(session, calls)
+        first_id = self._next_id
+        with contextlib.closing(_Link(self._settings, self.name, self._command)) as link:
+            deadline = self._clock() + _START_S + self._opening_s
+            while not stop.is_set():
+                heard = link.newest.take(_LOOK_AT_STOP_S)
+                if heard is None:
+                    if self._clock() >= deadline:
+                        link.kill()
+                        raise CameraError(f"carla {self._settings.place}: its process hung, and was killed")
+                    continue
+                if isinstance(heard, Lost):
+                    raise CameraError(heard.reason)
+                deadline = self._clock() + 2 * self._settings.timeout_s + _GRACE_S
+                if not isinstance(heard, Beat):
+                    picture = picture_of(*heard, self.name, first_id)
+                    self._next_id = picture.frame_id + 1
+                    yield picture
 
     def describe(self) -> str:
         """One line for logs."""
@@ -86,91 +115,108 @@ class CarlaCamera:
             f"{own.rate:g} pictures/s, {role}"
         )
 
-    def _drive(self, session: CarlaSession, calls: CallThread, stop: threading.Event) -> Iterator[Picture]:
-        awaited: collections.deque[Moment] = collections.deque()
-        first_id = self._next_id
-        first_frame: int | None = None
-        every = self._settings.frames_per_picture(session.fixed_step_s)
-        due = self._clock()
-        while not stop.is_set():
-            moment = self._call(calls, session, session.step, 2 * self._settings.timeout_s + 1)
-            if moment.solids is not None:
-                awaited.append(moment)
-            # Another client's ticks set the pace of one that waits for them.
-            due = max(due + session.fixed_step_s, self._clock()) if self._settings.tick else self._clock()
-            for taken, data in self._ready(session, awaited, moment.frame, due, stop):
-                first_frame = taken.frame if first_frame is None else first_frame
-                frame_id = first_id + (taken.frame - first_frame) // every
-                self._next_id = frame_id + 1
-                yield self._picture(frame_id, taken, data, session.town)
+    @property
+    def _opening_s(self) -> float:
+        return 4 * self._settings.timeout_s + _GRACE_S + (_LOAD_TOWN_S if self._settings.town else 0.0)
 
-    def _ready(
-        self, session: CarlaSession, awaited: collections.deque[Moment], newest: int, due: float, stop: threading.Event
-    ) -> Iterator[tuple[Moment, tuple[Any, ...]]]:
-        """Yield what arrives until ``due``; wait longer for what lags too far behind the ``newest`` frame."""
-        while awaited and not stop.is_set():
-            oldest = awaited[0]
-            too_far = newest - oldest.frame >= _LAG_FRAMES
-            until = max(due, self._clock() + self._settings.timeout_s) if too_far else due
-            data = session.frames.take(oldest.frame, until, stop)
-            if data is Missing.LATE:
-                if not too_far or stop.is_set():
-                    break
-                session.failed = True
-                raise CameraError(
-                    f"carla {self._settings.place}: {session.frames.waiting_for(oldest.frame)} delivered nothing for "
-                    f"frame {oldest.frame} within {self._settings.timeout_s:g} s"
-                )
-            awaited.popleft()
-            if data is Missing.LOST:
-                log.warning("carla picture lost", camera=self.name, frame=oldest.frame)
+
+class _Newest:
+    """Holds the newest picture, whether the process lives, and its last words."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._shot: tuple[Shot, bytes] | None = None
+        self._alive = False
+        self._lost: Lost | None = None
+
+    def put(self, message: Message, pixels: bytes = b"") -> None:
+        """Keep what the process said."""
+        with self._changed:
+            if isinstance(message, Shot):
+                self._shot = (message, pixels)
+            elif isinstance(message, Lost):
+                self._lost = self._lost or message
             else:
-                yield oldest, data
-        stop.wait(max(0.0, due - self._clock()))
+                self._alive = True
+            self._changed.notify_all()
 
-    def _picture(self, frame_id: int, moment: Moment, data: tuple[Any, ...], town: str) -> Picture:
-        image = data[0]
-        lens = Lens(image.width, image.height, self._settings.fov)
-        limits = Limits(self._settings.min_visible, self._settings.min_size_px, self._settings.max_distance_m)
-        depth_m = metres(data[1]) if len(data) > 1 else None
-        assert moment.solids is not None
-        boxes = annotate(moment.solids, image.transform.get_inverse_matrix(), lens, depth_m, limits)
-        return Picture(self.name, frame_id, rgb(image), moment.at, boxes, town)
+    def take(self, timeout_s: float) -> tuple[Shot, bytes] | Beat | Lost | None:
+        """Return the newest picture; without one a beat, or the last words; None if nothing is heard."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._shot or self._alive or self._lost, timeout_s)
+            shot, alive = self._shot, self._alive
+            self._shot, self._alive = None, False
+            if shot is not None:
+                return shot
+            return self._lost or (Beat() if alive else None)
 
-    def _call(self, calls: CallThread, session: CarlaSession, work: Callable[[], T], limit_s: float) -> T:
-        """Run ``work`` and turn what CARLA raises into ``CameraError``; ``limit_s`` bounds even a deadlock."""
+
+class _Link:
+    """The process that drives."""
+
+    def __init__(self, settings: CarlaSettings, name: str, command: Sequence[str]) -> None:
+        self._name = name
+        self._goodbye_s = 3 * settings.timeout_s + _GRACE_S
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
-            return calls.call(work, limit_s)
-        except (RuntimeError, IndexError) as error:  # time-outs, destroyed actors; unknown blueprints
-            session.failed = True
-            raise CameraError(f"carla {self._settings.place}: {error}") from error
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
+        except OSError as error:
+            raise CameraError(f"carla {settings.place}: its process can't be started ({error})") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self.newest = _Newest()
+        with contextlib.suppress(BrokenPipeError):  # reading says what became of it
+            self._input.write(to_line(Job(name, dataclasses.asdict(settings))))
+            self._input.flush()
+        self._thread = threading.Thread(target=self._listen, name=f"carla {name}", daemon=True)
+        self._thread.start()
 
-    def _end(self, session: CarlaSession, calls: CallThread) -> None:
-        if not calls.stuck:
-            try:
-                calls.call(session.close, 3 * self._settings.timeout_s + 10)
-            except CameraError as error:
-                log.warning("carla session doesn't close", camera=self.name, reason=error)
-        if calls.stuck:
-            session.give_up()
-        calls.end()
+    def kill(self) -> None:
+        """End the process at once; its guard puts things back."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ask the process to put everything back and to end; kill it if it doesn't. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._input.close()
+        try:
+            self._process.wait(timeout=self._goodbye_s)
+        except subprocess.TimeoutExpired:
+            log.warning("carla process doesn't end, killed", camera=self._name)
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        self._output.close()
+
+    def _listen(self) -> None:
+        try:
+            while line := self._output.readline(MAX_LINE_BYTES):
+                message = from_line(line)
+                if isinstance(message, Line):
+                    self._log(message)
+                else:
+                    self.newest.put(message, _pixels(self._output, message) if isinstance(message, Shot) else b"")
+        except EOFError:
+            pass  # it crashed while it wrote; its exit status says so
+        except (msgspec.MsgspecError, ValueError) as error:
+            self._process.kill()
+            self.newest.put(Lost(f"carla: its process sent something unreadable ({error})"))
+        code = self._process.wait()
+        self.newest.put(Lost(f"carla: its process ended with exit status {code}"))
+
+    def _log(self, line: Line) -> None:
+        write = log.warning if line.level == "WARNING" else log.info
+        write(line.event, **{**line.fields, "camera": self._name})
 
 
-def rgb(image: Any) -> NDArray[np.uint8]:
-    """Return a ``carla.Image`` (BGRA) as (H, W, 3) uint8, RGB."""
-    pixels: NDArray[np.uint8] = np.ascontiguousarray(_bgra(image)[:, :, 2::-1])
+def _pixels(output: IO[bytes], shot: Shot) -> bytes:
+    if not (0 < shot.width <= MAX_SIDE and 0 < shot.height <= MAX_SIDE):
+        raise ValueError(f"a picture of {shot.width}x{shot.height}")
+    size = shot.width * shot.height * 3
+    pixels = output.read(size)
+    if len(pixels) != size:
+        raise EOFError("half a picture")
     return pixels
-
-
-def metres(image: Any) -> NDArray[np.float32]:
-    """Return a depth camera's ``carla.Image`` as (H, W) float32 metres along the camera's axis.
-
-    ``1000 (R + 256 G + 65536 B) / (256^3 - 1)``, Docs/ref_sensors.md.
-    """
-    blue, green, red = np.moveaxis(_bgra(image)[:, :, :3].astype(np.float32), -1, 0)
-    depth: NDArray[np.float32] = (red + 256 * green + 65536 * blue) * np.float32(_FAR_M / (256**3 - 1))
-    return depth
-
-
-def _bgra(image: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(image.raw_data, dtype=np.uint8).reshape(image.height, image.width, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ class CarlaReplayCamera:
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         """Yield the drive until ``stop`` is set or it ends; iterating anew goes on where it stopped."""
-        return self._player.pictures(stop)
+        for picture in self._player.pictures(stop):
+            yield dataclasses.replace(picture, place=self.town_of(picture.frame_id))
 
     def boxes(self, index: int, size: tuple[int, int]) -> Boxes | None:
         """Return the boxes of the drive's frame ``index``; raises SettingsError if its label file is damaged."""

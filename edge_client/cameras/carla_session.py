@@ -127,13 +127,6 @@ class CarlaSession:
             guard.release()
             log.info("carla session closed", server=self._settings.place, town=self.town)
 
-    def give_up(self) -> None:
-        """Leave everything to the guard, without speaking to the simulator. Idempotent."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.abandon()
-            log.warning("carla session left to its guard", server=self._settings.place, reason="calls don't return")
-
     def _check_versions(self) -> None:
         ours, theirs = self._client.get_client_version(), self._client.get_server_version()
         if ours == theirs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import platform
 from dataclasses import dataclass
@@ -113,17 +114,30 @@ class CarlaSettings:
             raise SettingsError(f"carla: {key} is {value}, expected {expected}")
 
 
+def check_package() -> None:
+    """Raise SettingsError unless CARLA's Python package is installed; says for which machines it exists.
+
+    It isn't imported: only the process that talks to the simulator does that.
+    """
+    if importlib.util.find_spec("carla") is None:
+        raise SettingsError(_no_package("not installed"))
+
+
 def import_carla() -> Any:
     """Return CARLA's Python package.
 
     Raises:
-        SettingsError: It isn't there; says for which machines it exists.
+        SettingsError: It isn't there, or can't be loaded.
     """
     try:
         return importlib.import_module("carla")
     except ImportError as error:
-        raise SettingsError(
-            f"carla:// needs the package carla ({error}); install 'replayfleet[carla]'. It exists for Python 3.10, "
-            f"3.11 and 3.12 on x86_64 only, this is Python {platform.python_version()} on {platform.machine()}; a "
-            "Jetson takes a stream from an x86 machine that runs the bridge, or the recorded towns (carla-replay://)"
-        ) from error
+        raise SettingsError(_no_package(str(error))) from error
+
+
+def _no_package(reason: str) -> str:
+    return (
+        f"carla:// needs the package carla ({reason}); install 'replayfleet[carla]'. It exists for Python 3.10, 3.11 "
+        f"and 3.12 on x86_64 only, this is Python {platform.python_version()} on {platform.machine()}; a Jetson takes "
+        "a stream from an x86 machine that runs the bridge, or the recorded towns (carla-replay://)"
+    )

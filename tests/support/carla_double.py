@@ -6,7 +6,8 @@ somebody ticks; every answer has a time-out, which is a RuntimeError; actors can
 stay when their client is gone. What the documentation forbids (a synchronous world with a variable step, a traffic
 manager that isn't synchronous, destroying a sensor that listens, ...) is written down in ``Simulator.complaints``.
 
-With ``$CARLA_DOUBLE_STATE`` the few things that outlive a client live in that file, so that several processes see them.
+With ``$CARLA_DOUBLE_STATE`` the few things that outlive a client live in that file, so that several processes see them;
+``$CARLA_DOUBLE_FAULT`` names what goes wrong with a process's tenth tick: ``deadlock``, ``crash`` or ``freeze``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import math
 import os
 import queue
+import signal
 import threading
 import time
 import types
@@ -319,7 +321,8 @@ class Simulator:
         self.loses: set[tuple[str, int]] = set()
         self.gone = False
         self.frozen = False
-        self.deadlock: threading.Event | None = None
+        self.num_ticks = 0
+        self.fault = os.environ.get("CARLA_DOUBLE_FAULT", "")
         self.complaints: list[str] = []
         self.history: list[str] = []
         self.settings = WorldSettings()
@@ -435,9 +438,12 @@ class World:
 
     def tick(self, seconds: float = 10.0) -> int:
         simulator = self._answer(seconds)
-        if simulator.deadlock is not None:
-            simulator.deadlock.wait()
-            raise RuntimeError("out of a deadlock")
+        simulator.num_ticks += 1
+        if simulator.num_ticks == 10 and simulator.fault == "deadlock":
+            threading.Event().wait()
+        if simulator.num_ticks == 10 and simulator.fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        simulator.frozen |= simulator.num_ticks == 10 and simulator.fault == "freeze"
         if not simulator.settings.synchronous_mode:
             simulator.complaints.append("tick in a world that isn't synchronous")
         return simulator.advance()

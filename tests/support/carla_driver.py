@@ -1,7 +1,7 @@
-"""A process that drives through the stand-in of CARLA until it is stopped: ``python -m support.carla_driver HOW``.
+"""A process with a CARLA camera: ``python -m support.carla_driver HOW``. It stands for ``edge-client``.
 
 A module ``carla`` on ``$PYTHONPATH`` is the stand-in, and ``$CARLA_DOUBLE_STATE`` names the file in which its simulator
-outlives this process. It writes ``driving`` once pictures come, and ``ended REASON`` if it ends by itself.
+outlives every process. It writes ``driving`` once pictures come, and ``ended REASON`` if it ends by itself.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import contextlib
 import sys
 import threading
 
-from support import carla_double
-
 from edge_client.cameras.base import CameraError
 from edge_client.cameras.carla_live import CarlaCamera, CarlaSettings
 from federation.service.signals import stopped_by_signals
 
 
 def main(how: str) -> None:
-    simulator = carla_double.Simulator(2000)
     settings = CarlaSettings(width=32, height=20, fixed_step=0.05, rate=20.0, timeout_s=0.3, num_vehicles=2)
     camera, stop = CarlaCamera(settings, "front"), threading.Event()
     reason = "stopped"
@@ -27,13 +24,9 @@ def main(how: str) -> None:
             for number, _ in enumerate(camera.pictures(stop)):
                 if number == 2:
                     say("driving")
-                    if how == "deadlock":
-                        simulator.deadlock = threading.Event()
         except CameraError as error:
             reason = str(error)
     say(f"ended {reason}")
-    if how == "deadlock":
-        threading.Event().wait()
 
 
 def say(line: str) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from edge_client.cameras.base import CameraError
-from edge_client.cameras.carla_calls import CallThread
 from edge_client.cameras.carla_frames import FRAMES_KEPT, FrameMatcher, Missing
 
 NEVER = threading.Event()
@@ -82,21 +80,3 @@ def test_stopping_ends_a_wait(matcher: FrameMatcher):
     began = time.monotonic()
     assert matcher.take(7, began + 30, stop) is Missing.LATE
     assert time.monotonic() - began < 2
-
-
-def test_a_call_that_never_returns_costs_a_thread_and_not_its_caller():
-    calls, never = CallThread("carla test"), threading.Event()
-    assert calls.call(lambda: 3, 5) == 3
-    with pytest.raises(CameraError, match=r"carla test: no answer within 0\.05 s"):
-        calls.call(never.wait, 0.05)
-    with pytest.raises(CameraError, match="earlier call never returned"):
-        calls.call(lambda: 3, 5)
-    never.set()
-
-
-def test_what_a_call_raises_reaches_its_caller():
-    calls = CallThread("carla test")
-    with pytest.raises(ZeroDivisionError):
-        calls.call(lambda: 1 // 0, 5)
-    assert calls.call(lambda: 4, 5) == 4
-    calls.end()
