@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from federation.errors import ReplayfleetError, SettingsError, nearest
+from federation.scenarios.exit_codes import UNFINISHED
 
 if TYPE_CHECKING:
     from federation.scenarios.job import Job
 
 _SAMPLERS = ("eager", "onnx")
-
-_UNFINISHED = 3
-"""Exit code of a run that ``--minutes`` ended before its last round."""
 _TABLE = "table"
 
 
@@ -119,7 +117,7 @@ def _run(job: Job) -> None:
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
     if result is None:
         click.echo(f"stopped: {job.minutes:g} minutes have passed; the same command with --resume goes on")
-        sys.exit(_UNFINISHED)
+        sys.exit(UNFINISHED)
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
     towns = f" ({100 * summary['place_accuracy']:.2f} % per town)" if "place_accuracy" in summary else ""

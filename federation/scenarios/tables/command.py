@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from federation.errors import SettingsError, nearest
+from federation.scenarios.exit_codes import UNFINISHED
 from federation.scenarios.tables.paper import paper_table, paper_tables
 
 if TYPE_CHECKING:
@@ -58,13 +59,15 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each gets cores / jobs threads.")
+@click.option("--minutes", type=float, help="Stop after the rounds in which so many have passed.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
 def table(**options: Any) -> int:
     """Run what table NUMBER of pFedGRP needs (v1-1 to v1-8: of its first version) and set it beside the paper's.
 
     Runs land in OUT/runs/<method>/<scenario>/<dataset>/seed-<K>; those that exist are not run again, and interrupted
-    ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written.
+    ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written. Exit code 3: --minutes ended runs
+    that the same command goes on with.
     """
     number = options.pop("number")
     if options.pop("listing"):
@@ -75,10 +78,7 @@ def table(**options: Any) -> int:
         raise click.UsageError("Missing argument 'NUMBER'; --list shows the tables")
     if number not in _titles():
         raise SettingsError(f"unknown table {number!r}{nearest(number, _titles())}")
-    if options["num_jobs"] < 1:
-        raise SettingsError(f"--jobs is {options['num_jobs']}, expected at least 1")
-    if options["features"] not in _FEATURES:
-        raise SettingsError(f"unknown features {options['features']!r}{nearest(options['features'], _FEATURES)}")
+    _check_execution(**{name: options[name] for name in ("num_jobs", "minutes", "features")})
     from federation.service.torch_setup import let_idle_threads_sleep
 
     let_idle_threads_sleep()
@@ -90,9 +90,18 @@ def table(**options: Any) -> int:
         return _cost_table(number, options["out"])
     if options["out"] is None:
         raise SettingsError("--out is missing; say where runs and tables are to be written")
-    num_jobs, dry_run, features = (options.pop(name) for name in ("num_jobs", "dry_run", "features"))
-    threads = max(1, (os.cpu_count() or 1) // num_jobs)
-    return _run_table(number, _choice(options, threads), num_jobs=num_jobs, dry_run=dry_run, features=features)
+    execution = {name: options.pop(name) for name in ("num_jobs", "minutes", "dry_run", "features")}
+    threads = max(1, (os.cpu_count() or 1) // execution["num_jobs"])
+    return _run_table(number, _choice(options, threads), **execution)
+
+
+def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:
+    if num_jobs < 1:
+        raise SettingsError(f"--jobs is {num_jobs}, expected at least 1")
+    if minutes is not None and not minutes > 0:
+        raise SettingsError(f"--minutes is {minutes:g}, expected more than 0")
+    if features not in _FEATURES:
+        raise SettingsError(f"unknown features {features!r}{nearest(features, _FEATURES)}")
 
 
 def _titles() -> dict[str, str]:
@@ -114,7 +123,9 @@ def _choice(options: dict[str, Any], threads: int) -> Choice:
     return Choice(seeds=seeds, threads=threads, **options)
 
 
-def _run_table(number: str, choice: Choice, *, num_jobs: int, dry_run: bool, features: str) -> int:
+def _run_table(
+    number: str, choice: Choice, *, num_jobs: int, minutes: float | None, dry_run: bool, features: str
+) -> int:
     from federation.scenarios.tables import running
     from federation.scenarios.tables.measured import cells
     from federation.scenarios.tables.plan import Planner, State, distinct
@@ -126,7 +137,9 @@ def _run_table(number: str, choice: Choice, *, num_jobs: int, dry_run: bool, fea
         raise SettingsError(f"nothing of table {number} can be run: {runs[0].problem}")
     to_do = [*distinct(runs, State.BEGUN), *distinct(runs, State.MISSING)]
     earlier = running.earlier_work(distinct(runs, State.FINISHED))
-    runner = running.Runner(to_do, num_jobs, earlier=earlier, launch=running.launch_process, show=click.echo)
+    runner = running.Runner(
+        to_do, num_jobs, minutes=minutes, earlier=earlier, launch=running.launch_process, show=click.echo
+    )
     _show_plan(runs, to_do, runner.estimate(), verbose=dry_run)
     if dry_run:
         return 0
@@ -146,7 +159,11 @@ def _run_table(number: str, choice: Choice, *, num_jobs: int, dry_run: bool, fea
     click.echo(f"wrote {', '.join(str(path) for path in report.write())}")
     for failure in failures:
         click.echo(f"FAILED: {failure.run.name}: {failure.reason}", err=True)
-    return 1 if failures else 0
+    if runner.unfinished:
+        click.echo(
+            f"stopped: {minutes:g} minutes have passed; the same command goes on with {len(runner.unfinished)} runs"
+        )
+    return 1 if failures else UNFINISHED if runner.unfinished else 0
 
 
 def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate: str, *, verbose: bool) -> None:

@@ -57,6 +57,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         set: settings of the method that differ from its defaults, as ``--set`` takes them.
         paper_set: further ones of ``method``, for ``--settings paper`` only.
         method_on: data set -> another method or variant there.
+        paper_set_on: data set -> what that method has in place of ``paper_set``.
         replay: of Table 10: ``filtered`` by the task model, or ``plain``.
         values: one group of numbers per column, groups parted by ``|``.
         in_paper: False for a method that the operator added.
@@ -67,9 +68,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     set: dict[str, str] = {}
     paper_set: dict[str, str] = {}
     method_on: dict[str, str] = {}
+    paper_set_on: dict[str, dict[str, str]] = {}
     replay: str = "filtered"
     values: str = ""
     in_paper: bool = True
+
+    def method_for(self, dataset: str) -> str:
+        """Return our method or variant on a data set."""
+        return self.method_on.get(dataset, self.method)
+
+    def settings_for(self, dataset: str, preset: str) -> dict[str, str]:
+        """Return what differs from the method's defaults on a data set, with the paper's schedule under ``paper``."""
+        if preset != "paper":
+            return self.set
+        return {**self.set, **(self.paper_set_on.get(dataset, {}) if dataset in self.method_on else self.paper_set)}
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -105,6 +105,10 @@ class PlannedRun:
         """Its folder below ``runs``, for people."""
         return "/".join(self.folder.parts[-4:])
 
+    def stopping_after(self, minutes: float) -> PlannedRun:
+        """Return the same run, which stops after the round in which so many minutes have passed."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, minutes=max(0.0, minutes)))
+
     def arguments(self) -> list[str]:
         """Return the command line after ``fleet-sim``."""
         options = self.options
@@ -121,6 +125,7 @@ class PlannedRun:
             *(("--set", override) for override in options.overrides),
             ("--threads", options.threads),
             ("--torch-device", None if options.torch_device == "cpu" else options.torch_device),
+            ("--minutes", None if options.minutes is None else f"{options.minutes:.3f}"),
             ("--out", options.out),
         ]
         words = [str(word) for option, value in given if value is not None for word in (option, value)]
@@ -193,11 +198,10 @@ class Planner:
 
     def run(self, row: Row, column: Column, seed: int) -> PlannedRun:
         """Return one run."""
-        name = row.method_on.get(column.dataset, row.method)
+        name = row.method_for(column.dataset)
         try:
             _require_built(name)
-            is_papers_schedule = self._choice.preset == "paper" and name == row.method
-            changes = {**row.set, **(row.paper_set if is_papers_schedule else {})}
+            changes = row.settings_for(column.dataset, self._choice.preset)
             options, identity = self._assembled(name, changes, column, seed)
             named = self._name(name, changes, column, seed, identity)
         except (SettingsError, ModuleNotFoundError) as error:

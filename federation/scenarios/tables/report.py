@@ -206,7 +206,7 @@ def _by_seed(cell: Cell) -> Mapping[str, list[float]]:
 
 
 def _label(cell: Cell) -> str:
-    name = cell.row.method_on.get(cell.column.dataset, cell.row.method)
+    name = cell.row.method_for(cell.column.dataset)
     return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from federation.scenarios.exit_codes import UNFINISHED
 from federation.scenarios.tables.estimate import Work, duration, seconds_left
 from federation.scenarios.tables.plan import RESULT, PlannedRun
 
@@ -80,6 +82,7 @@ class Runner:
         runs: what to run, in this order, each with a folder of its own.
         num_jobs: processes at a time.
         launch: begins a run.
+        minutes: after which no run begins, and running ones stop with their round; None never.
         earlier: the work of finished runs, for the estimate.
         show: takes a line for the operator.
         clock: seconds, rising.
@@ -89,10 +92,13 @@ class Runner:
     runs: Sequence[PlannedRun]
     num_jobs: int
     launch: Launch
+    minutes: float | None = None
     earlier: Sequence[Work] = ()
     show: Callable[[str], None] = print
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    unfinished: list[PlannedRun] = field(default_factory=list)
+    """Runs that the minutes ended or kept from beginning; the same again goes on with them."""
     _failures: list[Failure] = field(default_factory=list)
     _done: list[Work] = field(default_factory=list)
 
@@ -100,11 +106,15 @@ class Runner:
         """Run everything; returns what failed. An interruption ends all processes; they can be resumed."""
         waiting, running = list(self.runs), list[_Running]()
         started = reported = self.clock()
+        ends = math.inf if self.minutes is None else started + 60 * self.minutes
         try:
             with _terminated_like_interrupted():
                 while waiting or running:
+                    if self.clock() >= ends:
+                        self.unfinished += waiting
+                        waiting = []
                     while waiting and len(running) < self.num_jobs:
-                        running.append(self._begin(waiting.pop(0)))
+                        running.append(self._begin(waiting.pop(0), ends))
                     ended = [entry for entry in running if entry.process.poll() is not None]
                     running = [entry for entry in running if entry not in ended]
                     for entry in ended:
@@ -118,15 +128,21 @@ class Runner:
             _stop([entry.process for entry in running])
         return self._failures
 
-    def _begin(self, run: PlannedRun) -> _Running:
+    def _begin(self, run: PlannedRun, ends: float) -> _Running:
         self.show(f"begins: {run.name}")
-        return _Running(run, self.launch(run), self.clock(), _num_rounds_done(run.folder))
+        now = self.clock()
+        limited = run if math.isinf(ends) else run.stopping_after((ends - now) / 60)
+        return _Running(run, self.launch(limited), now, _num_rounds_done(run.folder))
 
     def _end(self, entry: _Running) -> None:
         code, took = entry.process.poll(), self.clock() - entry.started
         if code == 0 and (entry.run.folder / RESULT).exists():
             self._done.append(self._work_done(entry))
             self.show(f"finished: {entry.run.name}, {_outcome(entry.run.folder)}, {duration(took)}")
+            return
+        if code == UNFINISHED and self.minutes is not None:
+            self.unfinished.append(entry.run)
+            self.show(f"stopped: {entry.run.name}, {_progress(entry.run)}")
             return
         killed = f"killed by signal {-code}" if code is not None and code < 0 else ""
         reason = killed or _last_line(entry.run.folder / LOG) or f"exit code {code}"
@@ -139,11 +155,8 @@ class Runner:
         return "time not known before the first round" if left is None else f"about {duration(left)}"
 
     def _line(self, elapsed: float, running: Sequence[_Running], waiting: Sequence[PlannedRun]) -> str:
-        num_done = len(self.runs) - len(running) - len(waiting)
-        rounds = ", ".join(
-            f"{entry.run.name} round {_num_rounds_done(entry.run.folder)} of {entry.run.num_rounds}"
-            for entry in running
-        )
+        num_done = len(self.runs) - len(running) - len(waiting) - len(self.unfinished)
+        rounds = ", ".join(f"{entry.run.name} {_progress(entry.run)}" for entry in running)
         left = seconds_left(
             [*self.earlier, *self._done, *(self._work_done(entry) for entry in running)],
             [self._work_left(entry.run) for entry in running],
@@ -187,6 +200,10 @@ def earlier_work(runs: Sequence[PlannedRun]) -> list[Work]:
 def speed_class(run: PlannedRun) -> str:
     """Runs of one method on one data set take about as long per client and round."""
     return f"{run.options.method}/{run.options.dataset}"
+
+
+def _progress(run: PlannedRun) -> str:
+    return f"round {_num_rounds_done(run.folder)} of {run.num_rounds}"
 
 
 def _num_rounds_done(folder: Path) -> int:

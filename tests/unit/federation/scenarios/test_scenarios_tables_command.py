@@ -43,6 +43,8 @@ class Inline:
             with contextlib.redirect_stdout(said):
                 cli.fleet_sim.main(run.arguments(), standalone_mode=False)
             self.code = 0
+        except SystemExit as stopped:
+            self.code = stopped.code
         except Exception as error:
             print(error, file=said)
             self.code = 2
@@ -202,6 +204,23 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
     assert resumed["run"]["num_threads"] == 1
 
 
+def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(table: Table, tmp_path: Path):
+    arguments = ["1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE]
+    code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "1e-5")
+    assert code == 3
+    assert "stopped: 1e-05 minutes have passed; the same command goes on with 2 runs" in out
+    text = (tmp_path / "out/table-1.md").read_text()
+    assert "- begun, not finished: Centralized" in text
+    assert "- not run: nudge" in text
+    code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "9")
+    assert code == 0
+    assert "2 runs to do, 0 finished before" in out
+    table(*arguments, "--jobs", "1", out="whole")
+    name = "runs/centralized/gradual/fashion-mnist/seed-0/result.json"
+    resumed, whole = (json.loads((tmp_path / out / name).read_text()) for out in ("out", "whole"))
+    assert [r["accuracy"] for r in resumed["rounds"]] == [r["accuracy"] for r in whole["rounds"]]
+
+
 def test_what_cannot_run_is_said_and_the_rest_is_run(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(METHODS, "pfedgraph", raising=False)
     sizes = [word for word in SIZE if word not in {"--dataset", "fashion-mnist"}]
@@ -258,6 +277,7 @@ def test_a_setting_counts_where_a_method_has_it_and_is_refused_where_none_has(ta
         (["1", "--seeds", "a"], "expected whole numbers with commas between"),
         (["1", "--seeds", ","], "--seeds is empty"),
         (["1", "--jobs", "0"], "--jobs is 0"),
+        (["1", "--minutes", "0"], "--minutes is 0, expected more than 0"),
         (["1", "--settings", "big"], "unknown settings 'big'"),
         (["10", "--features", "incept"], "did you mean 'inception'?"),
         (["1", "--flavour", "x"], "No such option"),

@@ -5,8 +5,10 @@ import pytest
 
 from federation.errors import SettingsError
 from federation.methods import METHODS
+from federation.scenarios.settings import method_fields, method_from
 from federation.scenarios.tables.paper import Column, Note, PaperTable, Place, Row, paper_table, paper_tables
-from federation.scenarios.variants import VARIANTS
+from federation.scenarios.variants import VARIANTS, resolved
+from federation.service.presets import TASKS
 from federation.streams.datasets import DATASETS
 from federation.streams.stream import SCENARIOS
 
@@ -49,6 +51,35 @@ def test_accuracy_and_regret_add_up_to_centralized_or_a_note_says_that_they_dont
             total = published["AA"] + published["AR"]
             adds_up = abs(total - table.published(upper, place)["AA"]) < 0.025
             assert adds_up or any(note.concerns(row.label, place) for note in table.notes), (row.label, place)
+
+
+@pytest.mark.parametrize("number", paper_tables())
+def test_rows_set_what_their_methods_have(number: str):
+    table = paper_table(number)
+    for row in table.rows:
+        for column in table.columns:
+            known = method_fields(METHODS[resolved(row.method_for(column.dataset))[0]])
+            assert row.settings_for(column.dataset, "paper").keys() <= set(known), (row.label, column.slug)
+
+
+@pytest.mark.parametrize(("number", "dataset"), [("v1-1", "cifar-10"), ("v1-3", "cifar-100"), ("v1-8", "cifar-10")])
+def test_the_first_version_trains_diffusion_models_by_its_own_schedule_at_full_scale(number: str, dataset: str):
+    (row,) = [row for row in paper_table(number).rows if row.label == "pFedGRP"]
+    full, small = (row.settings_for(dataset, preset) for preset in ("paper", "small"))
+    assert row.method_for(dataset) == "pfedgrp-ddpm"
+    assert small == row.set
+    assert full == {**row.set, "first_sub_generator_epochs": "6000", "ddpm_epochs": "600"}
+    settings = {**VARIANTS["pfedgrp-ddpm"][1], **full}
+    method = method_from(
+        METHODS["pfedgrp"], TASKS[dataset], "paper", {key: str(value) for key, value in settings.items()}
+    )
+    assert (method.first_sub_generator_epochs, method.ddpm_epochs) == (6000, 600)
+
+
+def test_the_first_version_trains_its_gans_by_another():
+    (row,) = [row for row in paper_table("v1-1").rows if row.label == "pFedGRP"]
+    changed = {"first_sub_generator_epochs": "1000", "sub_generator_epochs": "100"}
+    assert row.settings_for("mnist", "paper") == {**row.set, **changed}
 
 
 def test_known_errors_of_the_paper_stand_at_their_cells():

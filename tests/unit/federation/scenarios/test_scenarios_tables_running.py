@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class FakeProcess:
     run: PlannedRun
     started: float
     code: int | None = None
+    stops: float = math.inf
 
     def work(self) -> None:
         if self.code is not None:
@@ -67,6 +69,8 @@ class FakeProcess:
             (state / f"round-{index:04d}.json").touch()
         if self.world.now - self.started >= self.run.num_rounds:
             self.end()
+        elif self.world.now >= self.stops:
+            self.finish(3)
 
     def end(self) -> None:
         result = {"summary": {"average_accuracy": 0.5}, "rounds": [{"round_s": 1.0}] * self.run.num_rounds}
@@ -129,6 +133,33 @@ def test_a_run_that_was_killed_says_by_which_signal(tmp_path: Path, monkeypatch:
 def test_success_without_a_result_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     world = World()
     monkeypatch.setattr(FakeProcess, "end", failing(0, "odd"))
+    assert len(world.runner([planned(tmp_path / "a")]).run_all()) == 1
+
+
+def test_when_the_minutes_are_over_nothing_begins_and_what_was_not_finished_is_no_failure(tmp_path: Path):
+    world = World()
+    runs = [planned(tmp_path / str(index), rounds=50) for index in range(4)]
+
+    def launch(run: PlannedRun) -> FakeProcess:
+        asked.append(run.options.minutes)
+        process = world.launch(run)
+        process.stops = world.now + 60 * (run.options.minutes or 0)
+        return process
+
+    asked: list[float | None] = []
+    runner = world.runner(runs, minutes=1.0, launch=launch)
+    assert runner.run_all() == []
+    assert asked == pytest.approx([1.0, 10 / 60], abs=1 / 60)
+    assert runner.unfinished == [runs[2], runs[3], runs[1]]
+    assert (runs[0].folder / "result.json").exists()
+    assert any(line.startswith(f"stopped: {runs[1].name}, round 1") for line in world.log)
+    assert any(line.startswith("1 of 4 runs done") for line in world.log)
+    assert world.log.count(f"begins: {runs[2].name}") == 0
+
+
+def test_a_run_that_stops_by_itself_without_being_asked_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = World()
+    monkeypatch.setattr(FakeProcess, "end", failing(3, "odd"))
     assert len(world.runner([planned(tmp_path / "a")]).run_all()) == 1
 
 
