@@ -195,7 +195,9 @@ def _samples_section(facts: Facts, generated: Mapping[str, Sequence[Picture]], r
 
 
 def _what_is_drawn(facts: Facts) -> str:
-    replay = "The number says how many of 64 samples the client's own task model takes for the class; replay keeps those only."
+    replay = (
+        "The number says how many of 64 samples the client's own task model takes for the class; replay keeps those."
+    )
     if draws_all_classes(facts.record.spec):
         replay = (
             "A client has one generator for all classes, which nobody can ask for one of them: when it replays, a task "

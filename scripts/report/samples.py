@@ -89,10 +89,8 @@ def generated_pictures(aggregator_dir: Path, spec: Mapping[str, Any]) -> dict[st
     sampler = sampler_of(method)
     pictures: dict[str, list[Picture]] = {}
     for name, client in sorted(known.clients.items()):
-        rng, judge = (
-            seeded_generator(int(spec["run_seed"]), 0, f"report/{name}"),
-            judge_with(method.task, client.task_parameters),
-        )
+        rng = seeded_generator(int(spec["run_seed"]), 0, f"report/{name}")
+        judge = judge_with(method.task, client.task_parameters)
         pictures[name] = []
         for class_id, parameters in sorted(client.sub_generators.items()):
             draw = sampler(parameters)
