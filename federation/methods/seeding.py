@@ -31,3 +31,13 @@ def split_generator(rng: torch.Generator) -> torch.Generator:
     child = torch.Generator()
     child.manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
     return child
+
+
+def forked_generator(rng: torch.Generator, purpose: str) -> torch.Generator:
+    """Return a new generator, seeded from ``purpose`` and what ``rng`` would draw next, which it then still draws.
+
+    For a step that another method lacks: what both have in common draws the same numbers with and without it.
+    """
+    ahead = torch.Generator()
+    ahead.set_state(rng.get_state())
+    return digest_generator(f"{int(torch.randint(2**62, (1,), generator=ahead))}/{purpose}".encode())

@@ -18,7 +18,13 @@ QUICK = {"local_epochs": 8, "batch_size": 8, "learning_rate": 0.01, "weight_deca
 
 def test_the_table_of_methods_is_keyed_by_their_names() -> None:
     assert {name: method.name for name, method in METHODS.items()} == {name: name for name in METHODS}
-    assert [name for name, method in METHODS.items() if method.stores_data] == ["centralized"]
+    assert [name for name, method in METHODS.items() if method.stores_data] == [
+        "agem",
+        "centralized",
+        "der",
+        "fedgp",
+        "ideal",
+    ]
 
 
 def test_fedavg_weighs_clients_by_their_samples() -> None:

@@ -1,0 +1,61 @@
+"""A-GEM: FedAvg whose clients keep a few real samples, and take no step that works against them.
+
+Chaudhry et al. 2019, "Efficient Lifelong Learning with A-GEM", Eq. 11, in federated learning as FedGP's Algorithm 6 has
+it (Dai et al. 2023, without its own projection). Real samples stay on the client.
+Differences from the papers:
+
+1. The memory is a reservoir of everything met, as in FedGP; A-GEM fills its memory by task.
+2. A round's samples are offered to the reservoir once, in its first epoch; FedGP's code does so in the first round of
+   each task alone, where all of a task's rounds have the same data. A last batch of one sample, which training drops,
+   isn't offered.
+3. Momentum and weight decay come after the projection, so a step may still go a little against the buffer's gradient:
+   SGD is that of all methods here (pFedGRP's B.2), the papers' has neither.
+4. BatchNorm remembers the statistics of both batches of a step, as in the code of FedGP.
+5. The aggregator averages by data volume, as here for FedAvg; FedGP averages evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from federation.methods.buffered_method import BufferedMethod
+from federation.methods.records import ClientId, RoundData, Sampler
+from federation.methods.steps.buffered_training import Base, train_with_buffer
+from federation.methods.steps.reservoir import Reservoir
+from federation.methods.task_method import average_by_volume, one_model_for_all
+from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AGEM(BufferedMethod):
+    """Both halves of the method; settings are those of ``BufferedMethod`` and ``TaskMethod``."""
+
+    name: ClassVar[str] = "agem"
+
+    def local_round(
+        self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[Reservoir, TaskUpload]:
+        """Train on this round's data, each step's gradient projected against the buffer's (A-GEM, Eq. 11)."""
+        del sampler
+        parameters, kept = train_with_buffer(self, Base("agem"), download.task_parameters, data, state, rng)
+        return kept, TaskUpload(parameters, len(data.labels))
+
+    def aggregate(
+        self,
+        state: TaskModels,
+        uploads: Mapping[ClientId, TaskUpload],
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
+        """Average the uploads by the number of samples behind each.
+
+        Raises:
+            ValueError: There are no uploads.
+        """
+        del rng, sampler
+        return one_model_for_all(state, uploads, average_by_volume(uploads))

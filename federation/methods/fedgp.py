@@ -1,0 +1,137 @@
+"""FedGP: no client's step may work against what the samples in all clients' buffers ask for.
+
+Dai et al. 2023, "FedGP: Buffer-based Gradient Projection for Continual Federated Learning", Algorithms 1 to 6, Eq. 4;
+also known as Fed-A-GEM. ``base`` is what the buffer does beside that: nothing (FedAvg with FedGP), DER or A-GEM.
+Real samples stay on the client; of them, a gradient travels.
+
+Algorithm 1 sends twice per round: after the models were averaged to w_t, every client sends the gradient of w_t on its
+buffer, and training starts from w_t with the mean of these gradients, g_ref. A round here has one upload and one
+download. So a client computes the same gradient, of w_t on the buffer as the last round left it, once it has w_t, at
+the start of its next local round, and sends it with that round's task model; the mean comes with w_{t+1}. It could send
+the gradient of its own trained model a round earlier; but that model just fitted this buffer, so its gradient is next
+to nothing, and what averaging forgot doesn't show in it.
+
+Differences from the paper:
+
+1. g_ref is therefore one round old: training from w_{t+1} is held against g_ref of w_t. There is none in the first two
+   rounds, where the paper has none in the first one.
+2. Clients without a buffer yet, or whose gradient isn't finite, send none; the mean is over those that did. If nobody
+   did, the last g_ref stays. The paper's clients are always there.
+3. A round's samples are offered to the reservoir once, in its first epoch; the paper's code does so in the first round
+   of each task alone, where all of a task's rounds have the same data. A last batch of one sample, which training
+   drops, isn't offered.
+4. Momentum and weight decay come after the projection, so a step may still go a little against g_ref: SGD is that of
+   all methods here (pFedGRP's B.2), the paper's has neither.
+5. Task models are averaged by data volume, as here for FedAvg; the paper averages evenly. Gradients are averaged
+   evenly, as in the paper.
+6. DER's term is the mean squared difference over all logits, as in the paper's code; its text has the squared norm.
+7. Not built: FedCurv and FedProx as bases.
+
+As in the paper's code, g_ref^k is of 32 samples drawn from the buffer, in training mode, over all parameters at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from federation.methods import checks
+from federation.methods import fedgp_records as fleet
+from federation.methods.buffered_method import BufferedMethod
+from federation.methods.records import ClientId, Parameters, RoundData, Sampler
+from federation.methods.seeding import forked_generator
+from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
+from federation.methods.steps.projection import gradient_at, gradient_layout, joined
+from federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
+from federation.methods.task_method import average_by_volume
+from federation.methods.task_records import TaskUpload, task_upload_layout
+from models.build import build_task_model, initialise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedGP(BufferedMethod):
+    """Both halves of the method; the other settings are those of ``BufferedMethod`` and ``TaskMethod``.
+
+    Attributes:
+        base: what the buffer does in local training: ``plain`` (nothing), ``der`` or ``agem``.
+        alpha: weight of DER's term, where ``base`` is ``der``.
+        reference_samples: of the buffer, in a client's share of g_ref.
+    """
+
+    name: ClassVar[str] = "fedgp"
+    Upload: ClassVar[type[Any]] = fleet.Upload
+    Download: ClassVar[type[Any]] = fleet.Download
+    AggregatorState: ClassVar[type[Any]] = fleet.AggregatorState
+
+    base: str = "plain"
+    alpha: float = 1.0
+    reference_samples: int = 32
+
+    def __post_init__(self) -> None:
+        BufferedMethod.__post_init__(self)
+        checks.one_of(BASES, self, "base")
+        checks.within(0.0, math.inf, self, ["alpha"])
+        checks.at_least(2, self, ["reference_samples"])
+
+    def initial_download(self, rng: torch.Generator) -> fleet.Download:
+        """Return one random task model; there is no g_ref yet."""
+        return fleet.Download(initialise(build_task_model(self.task), rng).state_dict())
+
+    def download_for(
+        self, state: fleet.AggregatorState, client_id: ClientId, initial: fleet.Download
+    ) -> fleet.Download:
+        """Return the last round's download, which is the same for everybody, else ``initial``."""
+        del client_id
+        return fleet.Download(state.average, state.reference) if state.average else initial
+
+    def upload_layout(self, name: str) -> Parameters | None:
+        """Return the layout of ``task`` and of ``gradient``; None for other names."""
+        return gradient_layout(self.task) if name == fleet.GRADIENT else task_upload_layout(self.task, name)
+
+    def local_round(
+        self, state: Reservoir, data: RoundData, download: fleet.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> tuple[Reservoir, fleet.Upload]:
+        """Take the average model's gradient on the buffer, then train it against g_ref (ClientUpdate, Eq. 4)."""
+        del sampler
+        start = download.task_parameters
+        gradient = self.buffer_gradient(state, start, rng)
+        reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
+        base = Base(self.base, self.alpha)
+        parameters, kept = train_with_buffer(self, base, start, data, state, rng, reference)
+        return kept, fleet.Upload(parameters, len(data.labels), gradient)
+
+    def buffer_gradient(self, reservoir: Reservoir, average: Parameters, rng: torch.Generator) -> Parameters:
+        """Return g_ref^k by parameter name (Algorithm 3); empty without a buffer, or if it isn't finite."""
+        if not len(reservoir):
+            return {}
+        met = reservoir.drawn(self.reference_samples, forked_generator(rng, "reference"))
+        gradient = gradient_at(self.task, average, met[IMAGES], met[LABELS], self.precision)
+        return gradient if all(bool(torch.isfinite(tensor).all()) for tensor in gradient.values()) else {}
+
+    def aggregate(
+        self,
+        state: fleet.AggregatorState,
+        uploads: Mapping[ClientId, fleet.Upload],
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+    ) -> tuple[fleet.AggregatorState, dict[ClientId, fleet.Download]]:
+        """Average the task models by volume and the buffers' gradients evenly (Algorithm 1).
+
+        Raises:
+            ValueError: There are no uploads.
+        """
+        del rng, sampler
+        average = average_by_volume({c: TaskUpload(u.task_parameters, u.num_samples) for c, u in uploads.items()})
+        gradients = [uploads[client_id].gradient for client_id in sorted(uploads) if uploads[client_id].gradient]
+        shares = torch.full((len(gradients),), 1 / max(1, len(gradients)), dtype=torch.float64)
+        reference = weighted_average(gradients, shares) if gradients else state.reference
+        known = tuple(sorted({*state.clients, *uploads}))
+        return fleet.AggregatorState(known, average, reference), dict.fromkeys(
+            known, fleet.Download(average, reference)
+        )

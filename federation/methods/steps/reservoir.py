@@ -1,0 +1,125 @@
+"""A buffer of real samples in which everything ever met is equally likely to be (Vitter's algorithm R).
+
+Axes: S samples in the buffer, B samples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from federation.methods import packing
+from federation.methods.records import Artefacts
+
+BUFFER = "buffer"
+"""Name of the parameter set that holds the samples, as named as what it is: real samples, kept."""
+
+IMAGES, LABELS, LOGITS = "images", "labels", "logits"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservoir:
+    """Real samples that a client keeps, at most ``capacity`` of them, chosen uniformly among all that it ever met.
+
+    Attributes:
+        capacity: most samples it holds.
+        num_seen: samples ever offered to it.
+        samples: S = min(num_seen, capacity) samples: ``images`` (S, C, H, W), ``labels`` (S, ...) and perhaps
+            ``logits`` (S, ...), what the model answered when the sample was met. Empty before the first one.
+    """
+
+    capacity: int = 200
+    num_seen: int = 0
+    samples: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"a reservoir has capacity {self.capacity}, expected at least 1")
+        if self.num_seen and not {IMAGES, LABELS} <= self.samples.keys() <= {IMAGES, LABELS, LOGITS}:
+            raise ValueError(f"a reservoir holds {sorted(self.samples)}, expected images, labels and perhaps logits")
+        expected = min(self.num_seen, self.capacity)
+        for name, tensor in self.samples.items():
+            if len(tensor) != expected:
+                raise ValueError(f"a reservoir has {len(tensor)} {name}, expected {expected}")
+
+    def __len__(self) -> int:
+        """S."""
+        return min(self.num_seen, self.capacity)
+
+    def with_batch(
+        self, images: Tensor, labels: Tensor, rng: torch.Generator, *, logits: Tensor | None = None
+    ) -> Reservoir:
+        """Return the reservoir after a batch was offered to it, sample by sample.
+
+        Vitter 1985, "Random Sampling with a Reservoir", algorithm R; FedGP, Algorithm 4. The n-th sample ever (from 0)
+        draws a place from 0 to n: within the capacity it takes that place, otherwise it is passed over. FedGP's text
+        counts from 1 and lets one sample more in at the start; this is Vitter's, under which all are equally likely.
+
+        Args:
+            images: (B, C, H, W).
+            labels: (B, ...), of the shape and dtype of those that are kept.
+            rng: on the CPU; draws B numbers, whatever becomes of the samples.
+            logits: (B, ...), given with every batch or with none.
+
+        Raises:
+            ValueError: Lengths differ, or the batch isn't like what the reservoir holds; says where.
+        """
+        batch = {IMAGES: images, LABELS: labels} | ({} if logits is None else {LOGITS: logits})
+        self._check(batch)
+        num_seen = self.num_seen + len(images)
+        winners = {place: row for row, place in enumerate(self._places(len(images), rng)) if place < self.capacity}
+        if not winners:
+            return Reservoir(self.capacity, num_seen, self.samples)
+        places, rows = torch.tensor(list(winners)), torch.tensor(list(winners.values()))
+        grown = min(num_seen, self.capacity) - len(self)
+        samples = {}
+        for name, tensor in batch.items():
+            room = tensor.new_empty((grown, *tensor.shape[1:]))
+            kept = torch.cat([self.samples[name], room]) if self.samples else room
+            kept[places.to(kept.device)] = tensor.detach()[rows.to(tensor.device)]
+            samples[name] = kept
+        return Reservoir(self.capacity, num_seen, samples)
+
+    def drawn(self, count: int, rng: torch.Generator) -> dict[str, Tensor]:
+        """Return ``min(count, S)`` of the samples, drawn without replacement, under the names of ``samples``."""
+        rows = torch.randperm(len(self), generator=rng)[:count]
+        return {name: tensor[rows.to(tensor.device)] for name, tensor in self.samples.items()}
+
+    def pack(self) -> Artefacts:
+        """Return ``buffer``."""
+        facts = {"capacity": self.capacity, "num_seen": self.num_seen}
+        return Artefacts({BUFFER: self.samples} if self.samples else {}, facts)
+
+    @classmethod
+    def unpack(cls, artefacts: Artefacts) -> Reservoir:
+        """Return the reservoir again."""
+        capacity = packing.whole_number(artefacts.facts.get("capacity"), "capacity")
+        num_seen = packing.whole_number(artefacts.facts.get("num_seen"), "num_seen")
+        return cls(capacity, num_seen, packing.required(artefacts, BUFFER) if num_seen else {})
+
+    def _places(self, count: int, rng: torch.Generator) -> list[int]:
+        numbers = torch.arange(self.num_seen, self.num_seen + count, dtype=torch.float64)
+        drawn = (torch.rand(count, generator=rng, dtype=torch.float64) * (numbers + 1)).floor()
+        places: list[int] = torch.where(numbers < self.capacity, numbers, drawn).to(torch.int64).tolist()
+        return places
+
+    def _check(self, batch: Mapping[str, Tensor]) -> None:
+        lengths = {name: len(tensor) for name, tensor in batch.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"a batch for the reservoir has {lengths}, expected as many of each")
+        if self.samples and self.samples.keys() != batch.keys():
+            raise ValueError(f"a batch for the reservoir has {sorted(batch)}, it holds {sorted(self.samples)}")
+        for name, kept in self.samples.items():
+            new = batch[name]
+            if new.shape[1:] != kept.shape[1:] or new.dtype != kept.dtype:
+                raise ValueError(
+                    f"{name} of a batch are (B, {_tail(new)}) {new.dtype}, the reservoir holds "
+                    f"(S, {_tail(kept)}) {kept.dtype}"
+                )
+
+
+def _tail(tensor: Tensor) -> str:
+    return ", ".join(map(str, tensor.shape[1:]))
