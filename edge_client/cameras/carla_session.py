@@ -108,7 +108,10 @@ class CarlaSession:
         """
         frame, snapshot = self._next_frame()
         at = self._clock()
-        wanted = frame % self._settings.frames_per_picture(self.fixed_step_s) == 0
+        due = frame % self._settings.frames_per_picture(self.fixed_step_s) == 0
+        wanted = (
+            due and snapshot.frame == frame
+        )  # else somebody ticked in between, and boxes would be of another moment
         return Moment(frame, at, self._scene.at(snapshot) if wanted else None)
 
     def close(self) -> None:
@@ -252,7 +255,7 @@ class CarlaSession:
             return int(snapshot.frame), snapshot
         frame = int(self._world.tick(timeout_s))
         snapshot = self._world.get_snapshot()
-        self._foreign_ticks += int(snapshot.frame != frame or self._frame not in (None, frame - 1))
+        self._foreign_ticks += int(self._frame not in (None, frame - 1))
         self._frame = frame
         if self._foreign_ticks > _FOREIGN_TICKS_ALLOWED:
             raise CameraError(f"carla {self._settings.place}: another client ticks this simulator, too")

@@ -403,6 +403,23 @@ def test_foreign_ticks_while_driving_are_noticed(simulator: Simulator):
     assert left_as_found(simulator)
 
 
+def test_a_picture_gets_no_boxes_of_another_moment(simulator: Simulator, monkeypatch: pytest.MonkeyPatch):
+    look, looks = carla_double.World.get_snapshot, []
+
+    def look_late_once(world: carla_double.World) -> carla_double.Snapshot:
+        looks.append(simulator.frame)
+        if len(looks) == 4:
+            simulator.advance()
+        return look(world)
+
+    monkeypatch.setattr(carla_double.World, "get_snapshot", look_late_once)
+    with driving() as seen:
+        frames = [frame_in(picture) for picture in islice(seen, 6)]
+    assert looks[3] not in frames
+    assert frames[:2] == looks[1:3]
+    assert frames[-1] > looks[3]
+
+
 def test_a_server_that_a_dead_client_left_frozen_is_taken_over_and_set_free(simulator: Simulator):
     simulator.settings.synchronous_mode = True
     simulator.settings.fixed_delta_seconds = 0.05
