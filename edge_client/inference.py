@@ -118,6 +118,8 @@ class InferenceLoop:
         with self._changed:
             while not lane.camera.live and lane.waiting is not None and not self._stop.is_set():
                 self._changed.wait(timeout=1.0)
+            if not lane.camera.live and lane.waiting is not None:
+                return  # stopped; the one that waits may still be answered
             lane.waiting = picture  # of a live camera the newest wins
             self._changed.notify_all()
 

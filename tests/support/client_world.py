@@ -115,12 +115,13 @@ class World:
         num_clients: int = 2,
         num_rounds: int = 2,
         deadline_s: float = 60.0,
+        task: TaskSpec = TASK,
     ) -> None:
         settings = FEDAVG if method == "fedavg" else PFEDGRP
-        self.spec = make_spec("fleet", method, TASK, preset="tiny", overrides=settings, run_seed=3)
+        self.spec = make_spec("fleet", method, task, preset="tiny", overrides=settings, run_seed=3)
         built = method_of(self.spec)
         rules = RoundRules(num_clients, min_clients=1, deadline_s=deadline_s, num_rounds=num_rounds)
-        self.fleet = Fleet(self.spec, built, eager_sampler(TASK), OnnxExporter(built, TASK), rules)
+        self.fleet = Fleet(self.spec, built, eager_sampler(task), OnnxExporter(built, task), rules)
         self.folder = folder
         self.broker = MemoryBroker()
         self.clients: dict[str, ClientService] = {}
@@ -136,10 +137,13 @@ class World:
     def start_client(self, client_id: str, number: int = 0, **options: Any) -> ClientService:
         folder = self.folder / client_id
         folder.mkdir(exist_ok=True)
-        source = self.sources[client_id] = ToySource(number, options.pop("rounds", 99))
+        toy = self.sources[client_id] = ToySource(number, options.pop("rounds", 99))
+        open_source = options.pop("open_source", lambda _: toy)
+        watchers = options.pop("watchers", [])
         identity = Identity("fleet", client_id, "cpu", Compute(sampler=options.pop("sampler", "onnx")))
         options.setdefault("spawn", TrainerThread)
-        service = self.clients[client_id] = ClientService(identity, folder, self._connect, lambda _: source, **options)
+        service = self.clients[client_id] = ClientService(identity, folder, self._connect, open_source, **options)
+        service.watchers.extend(watchers)
         service.start()
         return service
 
