@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
-from export.artefact import make_probe
+from export.artefact import DETECTOR_PROBE_TOLERANCE, PROBE_BATCH, PROBE_TOLERANCE, make_probe
 from export.graph import sub_generator_graph, task_graph
-from export.parity import check_parity, eager_run, load_parameters
+from export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
 from export.runtime import OnnxModel
 from federation.methods.records import Method, Parameters
 from federation.methods.steps.memory import kind_of
 from federation.protocol.messages import Probe
 from models.build import build_task_model
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec
 
 PROBE_SEED = 0
 PARITY_BATCHES = (1, 2)
 """At every round; ``model-export`` and the tests compare the largest batch too."""
+PICTURE_PROBE_BATCH = 2
+"""Of a detector's golden vector: pictures are large, and the device runs them all at once."""
 
 
 class OnnxExporter:
@@ -28,7 +30,7 @@ class OnnxExporter:
         task: the fleet's task.
     """
 
-    def __init__(self, method: Method, task: TaskSpec) -> None:
+    def __init__(self, method: Method, task: AnyTaskSpec) -> None:
         self._task = task
         kind = kind_of(method)
         self._sub_generator_spec = kind.graph_spec if kind is not None else None
@@ -51,5 +53,19 @@ class OnnxExporter:
         load_parameters(self._module, arrays)
         eager = eager_run(self._module)
         exported = OnnxModel(task_graph(self._task), arrays, num_threads=1)
-        check_parity("task model", exported.run, eager, self._task.image_shape, batches=PARITY_BATCHES)
-        return make_probe(eager, self._task.image_shape, seed=PROBE_SEED)
+        detects = isinstance(self._task, DetectionSpec)
+        check_parity(
+            "task model",
+            exported.run,
+            eager,
+            self._task.image_shape,
+            batches=PARITY_BATCHES,
+            tolerance=DETECTOR_TOLERANCE if detects else TOLERANCE,
+        )
+        return make_probe(
+            eager,
+            self._task.image_shape,
+            seed=PROBE_SEED,
+            batch_size=PICTURE_PROBE_BATCH if detects else PROBE_BATCH,
+            tolerance=DETECTOR_PROBE_TOLERANCE if detects else PROBE_TOLERANCE,
+        )

@@ -10,10 +10,10 @@ from aggregator.rounds import RoundRules
 from federation.errors import MalformedMessage, SettingsError
 from federation.protocol.limits import check_id
 from federation.protocol.messages import FleetSpec
-from federation.service.fleet_spec import make_spec
+from federation.service.fleet_spec import make_spec, task_kind
 from federation.service.presets import task_for
 from federation.service.settings import read_toml, settings_from
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class AggregatorSettings:
         fleet: fleet name, part of every topic.
         method: a key of ``METHODS``.
         dataset: names the task, a key of ``TASKS``.
-        task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``.
+        task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``; with ``kind = "detection"`` those of
+            ``DetectionSpec``.
         settings: preset of the method's settings.
         set: method settings on top of the preset.
         seed: what all randomness of the run derives from.
@@ -90,7 +91,7 @@ class AggregatorSettings:
             num_rounds=self.rounds,
         )
 
-    def task_spec(self) -> TaskSpec:
+    def task_spec(self) -> AnyTaskSpec:
         """The task, from the file or from the data set's name.
 
         Raises:
@@ -98,7 +99,8 @@ class AggregatorSettings:
         """
         if self.task is None:
             return task_for(self.dataset)
-        return settings_from(TaskSpec, read_toml(self.task), self.task.name)
+        kind, fields = task_kind(read_toml(self.task))
+        return settings_from(kind, fields, self.task.name)
 
     def spec(self) -> FleetSpec:
         """What all members of the fleet agree on; imports torch.

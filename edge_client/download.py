@@ -18,7 +18,7 @@ from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import Manifest, Serving
 from federation.protocol.tensors import decode_arrays
 from federation.service.artefact_codec import BlobReader
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
 _MAX_GRAPH_BYTES = 64 << 20
@@ -75,7 +75,7 @@ def is_same(manifest: Manifest, held: Manifest | None) -> bool:
 
 
 def candidate(
-    manifest: Manifest, task: TaskSpec, blobs: BlobReader, *, num_threads: int, providers: Sequence[str]
+    manifest: Manifest, task: AnyTaskSpec, blobs: BlobReader, *, num_threads: int, providers: Sequence[str]
 ) -> Candidate:
     """Return a verified download as something to install; loading happens later.
 
@@ -99,7 +99,7 @@ def candidate(
         round=manifest.round,
         image_shape=task.image_shape,
         load=load,
-        check=lambda model: check_probe(model, serving.probe, task.image_shape, task.num_classes),
+        check=lambda model: check_probe(model, serving.probe, task.image_shape, task.output_shape),
     )
 
 

@@ -10,7 +10,7 @@ from edge_client.model_slot import ServedModel
 from edge_client.parts import Parts
 from edge_client.sources.base import Source
 from edge_client.state_store import HeldDownload, spec_digest
-from federation.errors import ArtefactRejected, Reason
+from federation.errors import ArtefactRejected, Reason, SettingsError
 from federation.protocol.codec import encode
 from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import FleetSpec, Manifest, Report
@@ -36,9 +36,12 @@ def agreement(spec: FleetSpec) -> Agreement:
     """Return an agreement with its task.
 
     Raises:
-        SettingsError: The task is not one that this build knows.
+        SettingsError: The task is not one that this build knows, or can serve.
     """
-    return Agreement(spec, task_of(spec), spec_digest(spec))
+    task = task_of(spec)
+    if not isinstance(task, TaskSpec):
+        raise SettingsError(f"fleet {spec.fleet!r} learns to find boxes, which this client can't serve; it waits")
+    return Agreement(spec, task, spec_digest(spec))
 
 
 @dataclass(frozen=True, slots=True)

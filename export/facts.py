@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from models.specs import LATENT_SIZE, TaskSpec
+from models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
 
 PREFIX = "replayfleet."
 """Every metadata key begins with it."""
 
 
-def task_facts(spec: TaskSpec) -> dict[str, str]:
-    """Return a task model's facts: classes in the order of the logits, input shape, preprocessing."""
-    return {
-        "kind": "task",
+def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
+    """Return a task model's facts: classes in the order of the logits, input shape, preprocessing.
+
+    A detector's say besides how its raw outputs are to be read.
+    """
+    shared = {
         "classes": json.dumps(spec.class_names, ensure_ascii=False),
         "input": json.dumps(spec.image_shape),
         "preprocessing": "float32, pixel / 127.5 - 1, channels first, "
         + ("grey" if spec.image_channels == 1 else "RGB"),
-        "stem": spec.stem,
     }
+    if isinstance(spec, DetectionSpec):
+        return {
+            "kind": "detector",
+            **shared,
+            "output": json.dumps(spec.output_shape),
+            "anchors": json.dumps(spec.anchors),
+            "stride": str(spec.stride),
+        }
+    return {"kind": "task", **shared, "stem": spec.stem}
 
 
 def sub_generator_facts(spec: TaskSpec) -> dict[str, str]:

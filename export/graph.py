@@ -23,16 +23,21 @@ from export.runtime import UNUSED_SUFFIX, Array
 from export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
 from federation.errors import ArtefactRejected, Reason
 from models.build import build_generator, build_task_model
-from models.specs import LATENT_SIZE, TaskSpec
+from models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
 
 OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
 
 
 @functools.lru_cache(maxsize=8)
-def task_graph(spec: TaskSpec) -> bytes:
-    """Return the task model's graph: ``images`` (B, C, H, W) -> ``logits`` (B, K), any B. Takes 1 to 3 s once."""
-    return export_graph(build_task_model(spec), spec.image_shape, ("images", "logits"), task_facts(spec))
+def task_graph(spec: AnyTaskSpec) -> bytes:
+    """Return the task model's graph, any B. Takes 1 to 3 s once.
+
+    It maps ``images`` (B, C, H, W) to ``logits`` (B, K); a detector's to raw ``outputs`` (B, A * (5 + K), Y, X), which
+    ``export.detections`` reads.
+    """
+    output = "outputs" if isinstance(spec, DetectionSpec) else "logits"
+    return export_graph(build_task_model(spec), spec.image_shape, ("images", output), task_facts(spec))
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,6 +13,9 @@ from federation.errors import ArtefactRejected, Reason
 
 BATCHES = (1, 2, 64)
 TOLERANCE = 1e-4
+DETECTOR_TOLERANCE = 1e-3
+"""Of a detector's raw outputs: there are thousands, sums over more channels, and they reach tens where logits reach
+ones. A score moves by at most a quarter of it."""
 
 
 class ParityError(ArtefactRejected):

@@ -48,7 +48,7 @@ class Probe(msgspec.Struct, frozen=True):
     Attributes:
         seed: input is ``numpy.random.default_rng(seed).uniform(-1, 1, (batch_size, C, H, W))`` as float32.
         batch_size: B.
-        logits: (B x K) expected float32 values, row by row.
+        logits: (B x K) expected float32 values, row by row; of a detector 256 of each picture's raw outputs.
         tolerance: largest absolute difference accepted.
     """
 
@@ -193,7 +193,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     Attributes:
         method: a key of ``METHODS``.
         settings: the method's fields other than ``task``.
-        task: the fields of ``TaskSpec``.
+        task: the fields of ``TaskSpec``, or those of ``DetectionSpec`` with ``kind`` = ``detection``.
         run_seed: every random generator derives from it.
     """
 

@@ -15,14 +15,18 @@ import msgspec
 from federation.errors import SettingsError, nearest
 from federation.protocol.messages import FleetSpec
 from federation.service.presets import settings_for
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 if TYPE_CHECKING:
     from federation.methods.records import Method
 
 
+TASK_KINDS: Mapping[str, type[AnyTaskSpec]] = {"classification": TaskSpec, "detection": DetectionSpec}
+"""What ``kind`` among a task's fields may be; without one a task is a classification."""
+
+
 def make_spec(
-    fleet: str, method: str, task: TaskSpec, *, preset: str, overrides: Mapping[str, Any], run_seed: int
+    fleet: str, method: str, task: AnyTaskSpec, *, preset: str, overrides: Mapping[str, Any], run_seed: int
 ) -> FleetSpec:
     """Return the spec of a fleet, every setting spelt out.
 
@@ -41,10 +45,11 @@ def make_spec(
     if not 0 <= run_seed < 1 << 63:
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
     known = _setting_names(kind)
-    fields = {**settings_for(method, preset, task.image_size, known=known), **_converted(kind, overrides, strict=False)}
+    size = task.image_size if isinstance(task, TaskSpec) else task.image_height
+    fields = {**settings_for(method, preset, size, known=known), **_converted(kind, overrides, strict=False)}
     built = _build(kind, task, fields)
     settings = {name: getattr(built, name) for name in _setting_names(kind)}
-    spec = FleetSpec(fleet, method, settings, cast("dict[str, Any]", msgspec.to_builtins(task)), run_seed)
+    spec = FleetSpec(fleet, method, settings, task_fields(task), run_seed)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=FleetSpec)  # tuples as lists, as they travel
 
 
@@ -58,14 +63,34 @@ def method_of(spec: FleetSpec) -> Method:
     return _build(kind, task_of(spec), _converted(kind, spec.settings, strict=True))
 
 
-def task_of(spec: FleetSpec) -> TaskSpec:
+def task_fields(task: AnyTaskSpec) -> dict[str, Any]:
+    """Return a task's fields as they travel; those of a detection say so under ``kind``."""
+    fields = cast("dict[str, Any]", msgspec.to_builtins(task))
+    return {"kind": "detection", **fields} if isinstance(task, DetectionSpec) else fields
+
+
+def task_kind(fields: Mapping[str, Any]) -> tuple[type[AnyTaskSpec], dict[str, Any]]:
+    """Return (the class of a task's spec, its fields) from a task's fields, ``kind`` among them or not.
+
+    Raises:
+        SettingsError: Unknown kind; names the nearest.
+    """
+    rest = dict(fields)
+    name = rest.pop("kind", "classification")
+    if not isinstance(name, str) or name not in TASK_KINDS:
+        raise SettingsError(f"unknown kind of task {name!r}{nearest(str(name), TASK_KINDS)}")
+    return TASK_KINDS[name], rest
+
+
+def task_of(spec: FleetSpec) -> AnyTaskSpec:
     """Return the task that a spec describes.
 
     Raises:
         SettingsError: Its fields are not those of a task.
     """
+    kind, fields = task_kind(spec.task)
     try:
-        return msgspec.convert(spec.task, type=TaskSpec)
+        return msgspec.convert(fields, type=kind)
     except msgspec.ValidationError as error:
         raise SettingsError(f"the fleet's task is not usable: {str(error).replace('`', '')}") from error
 
@@ -109,7 +134,7 @@ def _converted(kind: type[Any], values: Mapping[str, Any], *, strict: bool) -> d
     return converted
 
 
-def _build(kind: type[Any], task: TaskSpec, fields: Mapping[str, Any]) -> Method:
+def _build(kind: type[Any], task: AnyTaskSpec, fields: Mapping[str, Any]) -> Method:
     try:
         return cast("Method", kind(task=task, **fields))
     except (TypeError, ValueError) as error:

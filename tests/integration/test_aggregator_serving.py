@@ -41,7 +41,7 @@ def test_a_device_can_serve_what_is_published_and_prove_it(tmp_path: Path, metho
     serving = manifest.serving
     parameters = decode_arrays(blobs.read(entries[serving.parameters].digest))
     model = OnnxModel(blobs.read(entries[serving.graph].digest), parameters, num_threads=1)
-    assert check_probe(model.run, serving.probe, TASK.image_shape, TASK.num_classes) < 1e-4
+    assert check_probe(model.run, serving.probe, TASK.image_shape, TASK.output_shape) < 1e-4
 
 
 def test_parameters_that_are_not_finite_are_never_published(method: Any, exporter: OnnxExporter):

@@ -176,7 +176,7 @@ def test_a_golden_vector_made_in_torch_passes_in_onnx_runtime_and_fails_for_anot
     module, other = (as_if_trained(build_task_model(SMALL), seed) for seed in (1, 2))
     probe = make_probe(eager_run(module), SMALL.image_shape, seed=11)
     served = OnnxModel(task_graph(SMALL), arrays_of(module), num_threads=1)
-    assert check_probe(served.run, probe, SMALL.image_shape, SMALL.num_classes) < 1e-4
+    assert check_probe(served.run, probe, SMALL.image_shape, SMALL.output_shape) < 1e-4
     wrong = OnnxModel(task_graph(SMALL), arrays_of(other), num_threads=1)
     with pytest.raises(ArtefactRejected, match="probe-mismatch"):
-        check_probe(wrong.run, probe, SMALL.image_shape, SMALL.num_classes)
+        check_probe(wrong.run, probe, SMALL.image_shape, SMALL.output_shape)

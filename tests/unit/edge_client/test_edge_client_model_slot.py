@@ -23,7 +23,7 @@ def candidate(version: int, model: Model | None = None, load: Callable[[], Model
     served = model or constant(version, 0)
     probe = Probe(seed=1, batch_size=2, logits=(version, 0.0, version, 0.0), tolerance=1e-4)
     return Candidate(
-        version, version, (1, 2, 2), load or (lambda: served), lambda m: check_probe(m, probe, (1, 2, 2), num_classes=2)
+        version, version, (1, 2, 2), load or (lambda: served), lambda m: check_probe(m, probe, (1, 2, 2), (2,))
     )
 
 

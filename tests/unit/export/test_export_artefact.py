@@ -26,7 +26,7 @@ def probe() -> Probe:
 
 def refusal(run: Callable[[Array], Array], golden: Probe) -> str:
     with pytest.raises(ArtefactRejected) as caught:
-        check_probe(run, golden, SHAPE, 3)
+        check_probe(run, golden, SHAPE, (3,))
     assert caught.value.reason is Reason.PROBE_MISMATCH
     return caught.value.detail
 
@@ -40,11 +40,11 @@ def test_the_input_is_what_the_message_documents():
 
 def test_the_model_that_made_it_passes_to_the_bit_also_after_travelling():
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(probe()), type=Probe)
-    assert check_probe(model, travelled, SHAPE, 3) == 0.0
+    assert check_probe(model, travelled, SHAPE, (3,)) == 0.0
 
 
 def test_rounding_passes_and_another_model_does_not():
-    assert 0 < check_probe(lambda x: model(x) + np.float32(5e-4), probe(), SHAPE, 3) <= 1e-3
+    assert 0 < check_probe(lambda x: model(x) + np.float32(5e-4), probe(), SHAPE, (3,)) <= 1e-3
     assert "off the golden vector by" in refusal(lambda x: model(x) + np.float32(2e-3), probe())
 
 

@@ -8,6 +8,7 @@ from federation.methods import METHODS
 from federation.service.fleet_spec import make_spec, method_of, task_of
 from federation.service.presets import SETTINGS, TASKS, settings_for, task_for
 from federation.service.settings import split_overrides
+from models.specs import DetectionSpec
 
 FASHION = TASKS["fashion-mnist"]
 
@@ -26,6 +27,34 @@ def test_a_spec_survives_the_wire_and_gives_the_same_method(method: str, preset:
 def test_a_method_that_no_device_can_serve_is_refused_with_those_that_can(method: str):
     with pytest.raises(SettingsError, match=rf"method '{method}' predicts .* fleet-sim.*, or take one of .*pfedgrp"):
         make_spec("f", method, FASHION, preset="tiny", overrides={}, run_seed=0)
+
+
+BOXES = DetectionSpec(3, 192, 320, ("car", "light"), ((0.1, 0.2), (0.01, 0.03)), width=4, stride=16, max_boxes=15)
+
+
+def test_a_detection_task_travels_as_one_and_an_older_task_without_a_kind_stays_a_classification():
+    spec = make_spec("f", "fedavg", BOXES, preset="tiny", overrides={}, run_seed=3)
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
+    assert travelled.task["kind"] == "detection"
+    assert task_of(travelled) == BOXES
+    assert method_of(travelled) == METHODS["fedavg"](task=BOXES, **settings_for("fedavg", "tiny"))
+    older = make_spec("f", "fedavg", FASHION, preset="tiny", overrides={}, run_seed=3)
+    assert "kind" not in older.task
+    assert task_of(older) == FASHION
+
+
+def test_a_task_that_no_build_knows_is_one_clear_line():
+    spec = make_spec("f", "fedavg", BOXES, preset="tiny", overrides={}, run_seed=3)
+    with pytest.raises(SettingsError, match="unknown kind of task 'detektion'; did you mean 'detection'"):
+        task_of(msgspec.structs.replace(spec, task={**spec.task, "kind": "detektion"}))
+    with pytest.raises(SettingsError, match="the fleet's task is not usable: stride is 5"):
+        task_of(msgspec.structs.replace(spec, task={**spec.task, "stride": 5}))
+
+
+@pytest.mark.parametrize("preset", SETTINGS)
+def test_a_method_that_needs_classes_is_refused_for_boxes_before_a_fleet_exists(preset: str):
+    with pytest.raises(SettingsError, match="method 'pfedgrp' needs one class for every picture"):
+        make_spec("f", "pfedgrp", BOXES, preset=preset, overrides={}, run_seed=3)
 
 
 def test_overrides_are_texts_that_become_the_fields_type():
