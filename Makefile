@@ -6,7 +6,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tables test test-slow check fix bench clean
+.PHONY: help setup demo tables driving test test-slow check fix bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -21,6 +21,9 @@ tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/t
 	@for number in 1 6 10; do \
 		.venv/bin/fleet-sim table $$number --out runs/tables --settings tiny --dataset fashion-mnist --scenario gradual $(ARGS) || exit 1; \
 	done
+
+driving: setup ## pFedGRP beside FedAvg and Centralized on recorded driving, to runs/driving; see docs/experiments.md
+	@$(PYTHON_BIN) -m scripts.driving_crops $(ARGS)
 
 test: setup ## All tests but the slow ones
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
