@@ -34,6 +34,7 @@ class Chronicle:
             details={"spec": msgspec.to_builtins(parts.spec), "num_rounds": rounds.rules.num_rounds},
             fleet=parts.spec.fleet,
             method=parts.spec.method,
+            stores_data=parts.method.stores_data,
             round=rounds.index,
             phase=rounds.phase.value,
             uploads=len(rounds.accepted),

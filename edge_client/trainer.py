@@ -95,7 +95,7 @@ def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str
     commit = records.training()
     fresh = method.initial_states()[0]
     if commit is None:
-        return fresh, ""
+        return fresh, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
     if commit.spec_digest != digest:
         return fresh, "the fleet's agreement changed, so the earlier state was left behind"
     try:

@@ -16,23 +16,22 @@ Differences from the papers:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from federation.methods.buffered_method import BufferedMethod
-from federation.methods.records import ClientId, RoundData, Sampler
+from federation.methods.records import RoundData, Sampler
 from federation.methods.steps.buffered_training import Base, train_with_buffer
 from federation.methods.steps.reservoir import Reservoir
-from federation.methods.task_method import average_by_volume, one_model_for_all
-from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
+from federation.methods.task_method import AveragingMethod
+from federation.methods.task_records import TaskDownload, TaskUpload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AGEM(BufferedMethod):
-    """Both halves of the method; settings are those of ``BufferedMethod`` and ``TaskMethod``."""
+class AGEM(BufferedMethod, AveragingMethod):
+    """The client's half; the aggregator's is ``AveragingMethod.aggregate``. Settings are ``BufferedMethod``'s."""
 
     name: ClassVar[str] = "agem"
 
@@ -43,19 +42,3 @@ class AGEM(BufferedMethod):
         del sampler
         parameters, kept = train_with_buffer(self, Base("agem"), download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))
-
-    def aggregate(
-        self,
-        state: TaskModels,
-        uploads: Mapping[ClientId, TaskUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples behind each.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
-        return one_model_for_all(state, uploads, average_by_volume(uploads))

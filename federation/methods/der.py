@@ -15,7 +15,6 @@ Differences from FedGP's text:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,16 +22,16 @@ import torch
 
 from federation.methods import checks
 from federation.methods.buffered_method import BufferedMethod
-from federation.methods.records import ClientId, RoundData, Sampler
+from federation.methods.records import RoundData, Sampler
 from federation.methods.steps.buffered_training import Base, train_with_buffer
 from federation.methods.steps.reservoir import Reservoir
-from federation.methods.task_method import average_by_volume, one_model_for_all
-from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
+from federation.methods.task_method import AveragingMethod
+from federation.methods.task_records import TaskDownload, TaskUpload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DER(BufferedMethod):
-    """Both halves of the method; the other settings are those of ``BufferedMethod`` and ``TaskMethod``.
+class DER(BufferedMethod, AveragingMethod):
+    """The client's half; the aggregator's is ``AveragingMethod.aggregate``. Other settings are ``BufferedMethod``'s.
 
     Attributes:
         alpha: weight of the distance to the kept logits. 0 is FedAvg.
@@ -54,19 +53,3 @@ class DER(BufferedMethod):
         base = Base("der", self.alpha)
         parameters, kept = train_with_buffer(self, base, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))
-
-    def aggregate(
-        self,
-        state: TaskModels,
-        uploads: Mapping[ClientId, TaskUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples behind each.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
-        return one_model_for_all(state, uploads, average_by_volume(uploads))

@@ -48,8 +48,8 @@ from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
 from federation.methods.steps.projection import gradient_at, gradient_layout, joined
 from federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
-from federation.methods.task_method import average_by_volume
-from federation.methods.task_records import TaskUpload, task_upload_layout
+from federation.methods.task_method import in_order_with_shares
+from federation.methods.task_records import task_upload_layout
 from models.build import build_task_model, initialise
 
 
@@ -127,11 +127,11 @@ class FedGP(BufferedMethod):
             ValueError: There are no uploads.
         """
         del rng, sampler
-        average = average_by_volume({c: TaskUpload(u.task_parameters, u.num_samples) for c, u in uploads.items()})
-        gradients = [uploads[client_id].gradient for client_id in sorted(uploads) if uploads[client_id].gradient]
-        shares = torch.full((len(gradients),), 1 / max(1, len(gradients)), dtype=torch.float64)
-        reference = weighted_average(gradients, shares) if gradients else state.reference
+        ordered, shares = in_order_with_shares(uploads)
+        average = weighted_average([upload.task_parameters for upload in ordered], shares)
+        gradients = [upload.gradient for upload in ordered if upload.gradient]
+        evenly = torch.full((len(gradients),), 1 / max(1, len(gradients)), dtype=torch.float64)
+        reference = weighted_average(gradients, evenly) if gradients else state.reference
         known = tuple(sorted({*state.clients, *uploads}))
-        return fleet.AggregatorState(known, average, reference), dict.fromkeys(
-            known, fleet.Download(average, reference)
-        )
+        new_state = fleet.AggregatorState(known, average, reference)
+        return new_state, dict.fromkeys(known, fleet.Download(average, reference))

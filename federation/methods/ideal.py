@@ -12,19 +12,19 @@ Differences from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Parameters, RoundData, Sampler
-from federation.methods.steps.objective import loss_of
-from federation.methods.steps.task_model import Optimisation, descend
-from federation.methods.task_method import TaskMethod, average_by_volume, one_model_for_all
-from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
+from federation.methods.lockstep import InStep, TrainTaskModel, Work
+from federation.methods.records import Artefacts, Parameters, RoundData, Sampler
+from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.task_model import Optimisation
+from federation.methods.task_method import AveragingMethod
+from federation.methods.task_records import TaskDownload, TaskUpload
 
 STORED = "stored/"
 
@@ -62,40 +62,20 @@ class StoredRounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ideal(TaskMethod):
-    """Both halves of the method; settings are those of ``TaskMethod``, its epochs run over all stored samples."""
+class Ideal(InStep, AveragingMethod):
+    """The client's half; the aggregator's is ``AveragingMethod.aggregate``. Epochs run over all stored samples."""
 
     name: ClassVar[str] = "ideal"
     stores_data: ClassVar[bool] = True
     ClientState: ClassVar[type[Any]] = StoredRounds
 
-    def local_round(
+    def local_work(
         self, state: StoredRounds, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
-    ) -> tuple[StoredRounds, TaskUpload]:
+    ) -> Work[tuple[StoredRounds, TaskUpload]]:
         """Train the average model on all samples met so far."""
         del sampler
         stored = state.with_round(data)
         images, labels = stored.all_of("images"), stored.all_of("labels")
-
-        def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:
-            return loss_of(self.task, module, images[batch], labels[batch])
-
-        optimisation = Optimisation.of(self)
-        parameters = descend(self.task, download.task_parameters, len(labels), optimisation, rng, batch_loss)
+        job = TaskModelJob(download.task_parameters, images, labels, rng)
+        parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
         return stored, TaskUpload(parameters, len(labels))
-
-    def aggregate(
-        self,
-        state: TaskModels,
-        uploads: Mapping[ClientId, TaskUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-    ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples that each client stored.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
-        return one_model_for_all(state, uploads, average_by_volume(uploads))

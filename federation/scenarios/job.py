@@ -97,10 +97,11 @@ class Job:
         size = stream.settings
         overlap = f" with {size.overlap} classes shared" if size.overlap else ""
         absent = f" ({size.num_absent} absent)" if size.num_absent else ""
+        storing = ", clients store real samples" if self.simulation.method.stores_data else ""
         return (
             f"{self.label} on {identity['dataset']}, {size.scenario}{overlap}: "
             f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
-            f"{identity['sampler']} sampler, {identity['num_threads']} threads"
+            f"{identity['sampler']} sampler, {identity['num_threads']} threads{storing}"
         )
 
     def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:

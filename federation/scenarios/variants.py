@@ -1,4 +1,4 @@
-"""Named variants of the methods: the ablations of pFedGRP and its versions, as settings.
+"""Named variants of the methods, as settings: the ablations of pFedGRP and its versions, and FedGP's bases.
 
 ``fleet-sim`` takes these names wherever it takes a method's. Plain values: importing this module imports no torch.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "agem-fedgp": ("fedgp", {"base": "agem"}),
+    "der-fedgp": ("fedgp", {"base": "der"}),
     "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),
     "pfedgrp-as2": ("pfedgrp", {"gate": False}),
     "pfedgrp-as3": ("pfedgrp", {"generators": "single"}),
@@ -29,6 +31,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
 ``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
+``agem-fedgp``, ``der-fedgp``: A-GEM and DER "w/ FedGP" in FedGP's Table 1; its "FedAvg w/ FedGP" is ``fedgp`` itself.
 """
 
 

@@ -33,7 +33,11 @@ Fields = Mapping[str, Any]
 
 _WITH_MEMORY = ("pfedgrp", "fedavg-replay", "pfedgraph-replay")
 
-_GROUPS = {**dict.fromkeys(_WITH_MEMORY, "memory"), **dict.fromkeys(("target", "lander"), "images")}
+_GROUPS = {
+    **dict.fromkeys(_WITH_MEMORY, "memory"),
+    **dict.fromkeys(("target", "lander"), "images"),
+    **dict.fromkeys(("agem", "der", "fedgp"), "buffer"),
+}
 """Method -> the group whose fields it has, beside its own and those of its task model."""
 
 _DEMO: dict[str, Fields] = {
@@ -101,7 +105,9 @@ _TINY: dict[str, Fields] = {
         "generator_width": 4,
         "synthetic_batch_size": 8,
     },
+    "buffer": {"buffer_size": 16, "buffer_batch_size": 8},
     "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2},
+    "fedgp": {"reference_samples": 8},
     "target": {"synthesis_rounds": 2},
     "lander": {"synthesis_rounds": 3, "warm_up_rounds": 1, "student_steps": 1},
     "mfcl": {"generator_steps": 2, "generator_batch_size": 16, "generator_width": 4, "synthetic_batch_size": 8},

@@ -33,6 +33,7 @@ from models.specs import TaskSpec
 TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=1)
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_epochs": 1, "batch_size": 8},
+    "fedgp": {"local_epochs": 1, "batch_size": 8, "base": "der", "buffer_size": 12},
     "pfedgrp": {
         "local_epochs": 1,
         "batch_size": 8,
@@ -115,14 +116,16 @@ def committed(data_dir: Path) -> TrainingCommit:
     return commit
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedgrp"])
+@pytest.mark.parametrize("method", ["fedavg", "fedgp", "pfedgrp"])
 def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     method: str, harness: Harness, tmp_path: Path
 ) -> None:
     agreed = spec(method)
     for round_index in (0, 1):
         harness.training.begin(job(tmp_path, agreed, round_index))
-        assert harness.until_end() == TrainDone(round_index)
+        ended = harness.until_end()
+        assert isinstance(ended, TrainDone)
+        assert ended.round == round_index
     commit = committed(tmp_path)
     state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
     assert (commit.state, commit.state_facts) == (state.blobs, state.facts)
@@ -197,6 +200,12 @@ def test_a_damaged_state_is_noticed_and_the_round_is_trained_from_the_download(t
     done = run_job(job(tmp_path, agreed, 1))
     assert "state of round 0 is damaged" in done.note
     assert committed(tmp_path).round == 1
+
+
+def test_a_device_that_begins_to_keep_real_samples_says_so(tmp_path: Path) -> None:
+    notes = [run_job(job(tmp_path, spec("fedgp"), index)).note for index in range(2)]
+    assert notes == ["method 'fedgp' keeps real samples on this device", ""]
+    assert run_job(job(tmp_path / "other", spec("fedavg"), 0)).note == ""
 
 
 def test_a_state_of_another_agreement_is_left_behind(tmp_path: Path) -> None:

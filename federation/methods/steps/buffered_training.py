@@ -21,7 +21,7 @@ from federation.methods.steps.objective import task_loss
 from federation.methods.steps.projection import joined, loss_gradient, project_gradient
 from federation.methods.steps.reservoir import IMAGES, LABELS, LOGITS, Reservoir
 from federation.methods.steps.task_model import Optimisation, TaskModelSettings, computing_in, descend
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 BASES = ("plain", "der", "agem")
 """What the buffer does in local training: nothing, DER's term in the loss, or A-GEM's projection of the gradient."""
@@ -31,7 +31,7 @@ class BufferedSettings(TaskModelSettings, Protocol):
     """The settings that training with a buffer reads; ``BufferedMethod`` says what they mean."""
 
     @property
-    def task(self) -> TaskSpec:
+    def task(self) -> AnyTaskSpec:
         """The task."""
 
     @property

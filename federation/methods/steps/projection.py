@@ -14,7 +14,7 @@ from federation.methods.records import Parameters
 from federation.methods.steps.objective import loss_of
 from federation.methods.steps.task_model import computing_in, trainable_task_model
 from models.build import build_task_model
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 
 def project_conflicting(gradient: Tensor, reference: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def project_gradient(module: nn.Module, reference: Tensor) -> None:
         parameter.grad = shaped.clone() if parameter.grad is None else parameter.grad.copy_(shaped)
 
 
-def loss_gradient(spec: TaskSpec, module: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def loss_gradient(spec: AnyTaskSpec, module: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the gradient of the task's loss on a batch, by parameter name; the module's own gradients stay.
 
     Args:
@@ -97,7 +97,7 @@ def loss_gradient(spec: TaskSpec, module: nn.Module, images: Tensor, labels: Ten
 
 
 def gradient_at(
-    spec: TaskSpec, parameters: Parameters, images: Tensor, labels: Tensor, precision: str
+    spec: AnyTaskSpec, parameters: Parameters, images: Tensor, labels: Tensor, precision: str
 ) -> dict[str, Tensor]:
     """Return the gradient of the task's loss on a batch for a task model with these parameters, in training mode.
 
@@ -120,7 +120,7 @@ def joined(gradient: Parameters, names: Iterable[str]) -> Tensor:
     return torch.cat([gradient[name].reshape(-1) for name in names])
 
 
-def gradient_layout(spec: TaskSpec) -> Parameters:
+def gradient_layout(spec: AnyTaskSpec) -> Parameters:
     """Return the layout of a gradient by parameter name, in the module's order, on the meta device."""
     module = build_task_model(spec, device="meta")
     return {name: parameter.detach() for name, parameter in module.named_parameters()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from federation.methods.der import DER
 from federation.methods.fedavg import FedAvg
 from federation.methods.fedgp import FedGP
 from federation.methods.packing import same_bits
-from federation.methods.records import Artefacts, Parameters
+from federation.methods.records import Artefacts, Parameters, RoundData
 from federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_conflicting
 from federation.methods.steps.reservoir import Reservoir
 from federation.methods.task_records import NoState, TaskDownload
 from federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from tests.support.shapes import SHAPES, shape_pictures
 from tests.support.toy import TOY, run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,
@@ -202,6 +204,29 @@ def test_a_client_with_the_largest_gradient_there_is_does_not_break_the_others()
     _, downloads = method.aggregate(fleet.AggregatorState(), uploads, rng(), sampler=SAMPLER)
     _, upload = method.local_round(Reservoir(), toy_data({0: 8}), downloads["a"], rng(), sampler=SAMPLER)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in upload.task_parameters.values())
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_boxes_are_learnt_kept_and_projected_as_classes_are(base: str) -> None:
+    spec = replace(SHAPES, width=2, stride=16)
+    method = FedGP(task=spec, **{**ONE_EPOCH, "batch_size": 2}, base=base, buffer_size=3)
+    kept, download = method.initial_states()[0], method.initial_download(rng())
+    reference = gradient_at(spec, download.task_parameters, *shown(shape_pictures(3, seed=9)), "float32")
+    for index, gradient in enumerate(({}, reference)):
+        start = fleet.Download(download.task_parameters, gradient)
+        kept, upload = method.local_round(kept, shape_pictures(4, seed=index), start, rng(index), sampler=SAMPLER)
+    assert kept.num_seen == 8
+    assert kept.samples["labels"].shape == (3, spec.max_boxes, 5)
+    assert ("logits" in kept.samples) == (base == "der")
+    if base == "der":
+        assert kept.samples["logits"].shape == (3, *spec.output_shape)
+    arrived = travelled(upload, method.upload_layout)
+    assert same_bits(arrived.gradient, upload.gradient)
+    assert same_bits(travelled(kept).samples, kept.samples)
+
+
+def shown(data: RoundData) -> tuple[torch.Tensor, torch.Tensor]:
+    return data.images, data.labels
 
 
 def test_one_seed_gives_the_same_bits_and_inputs_stay_untouched() -> None:

@@ -57,6 +57,11 @@ def test_a_variant_runs_as_its_method_under_its_own_label(tmp_path: Path) -> Non
     assert job.headline.startswith("pfedgrp-as1 on fashion-mnist")
 
 
+def test_the_operator_sees_whether_clients_store_real_samples(tmp_path: Path) -> None:
+    assert prepare(options(tmp_path, "der-fedgp")).headline.endswith("clients store real samples")
+    assert not prepare(options(tmp_path, "fedavg")).headline.endswith("real samples")
+
+
 def test_what_the_operator_sets_wins_over_the_variant(tmp_path: Path) -> None:
     asked = without_variant(options(tmp_path, "pfedgrp-v1", "sub_generator_epochs=2"))
     assert "sub_generator_epochs=2" in asked.overrides
