@@ -167,7 +167,7 @@ class Client:
             if before is not None:
                 self._parts.slot.clear()
             self.source = self._parts.open_source(agreed.task)
-            self._downloads.measure_on(self.source)
+            self._downloads.measure_on(self.source, agreed.task)
 
     def _situation(self) -> Situation:
         held, agreed = self._downloads.held, self._agreed

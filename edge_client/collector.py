@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.sources.base import Samples
 
@@ -63,20 +62,20 @@ class Collector:
         self._changing = threading.Lock()
         self.num_dropped = 0
 
-    def add(self, samples: Samples, predicted: NDArray[np.int64] | None = None, place: str = "") -> None:
+    def add(self, samples: Samples, *, place: str = "", num_right: int = 0, num_answered: int = 0) -> None:
         """Take a picture's labelled samples.
 
         Args:
             samples: with known labels only; none is no picture.
-            predicted: (B,) what the served model had answered; None where it hadn't.
             place: where the picture was taken.
+            num_right: of its labelled things, how many the served model had answered rightly.
+            num_answered: how many it had been asked about.
         """
         if not len(samples):
             return
         with self._changing:
-            if predicted is not None:
-                self._answered[place] += len(samples)
-                self._right[place] += int((predicted == samples.labels).sum())
+            self._answered[place] += num_answered
+            self._right[place] += num_right
             self._num_pictures += 1
             every = self._settings.hold_out
             full = sum(map(len, self._held_out)) + len(samples) > MAX_HELD_OUT
@@ -111,7 +110,8 @@ class Collector:
     def stream_accuracy(self) -> Mapping[str, tuple[int, int]]:
         """Return place -> (answered rightly, answered) since the last call, and begin to count anew."""
         with self._changing:
-            counts = {place: (self._right[place], answered) for place, answered in sorted(self._answered.items())}
+            counted = sorted(self._answered.items())
+            counts = {place: (self._right[place], answered) for place, answered in counted if answered}
             self._answered, self._right = Counter(), Counter()
             return counts
 

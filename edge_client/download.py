@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_client.model_slot import Candidate, Model
-from edge_client.sources.base import Samples
 from export.artefact import check_probe
 from export.runtime import OnnxModel
 from federation.errors import ArtefactRejected, Reason
@@ -101,15 +100,6 @@ def candidate(
         load=load,
         check=lambda model: check_probe(model, serving.probe, task.image_shape, task.output_shape),
     )
-
-
-def accuracy(model: Model, samples: Samples) -> float:
-    """Return the share of samples that the model classifies rightly, 0 to 1."""
-    right = 0
-    for first in range(0, len(samples), _EVALUATION_BATCH):
-        last = first + _EVALUATION_BATCH
-        right += int((model(samples.images[first:last]).argmax(axis=1) == samples.labels[first:last]).sum())
-    return right / len(samples)
 
 
 def _check_serving(manifest: Manifest) -> Serving:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from edge_client.download import accuracy, candidate, is_same
+from edge_client.download import candidate, is_same
 from edge_client.model_slot import ServedModel
 from edge_client.parts import Parts
+from edge_client.quality import quality
 from edge_client.sources.base import Source
 from edge_client.state_store import HeldDownload, spec_digest
-from federation.errors import ArtefactRejected, Reason, SettingsError
+from federation.errors import ArtefactRejected, Reason
 from federation.protocol.codec import encode
 from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import FleetSpec, Manifest, Report
@@ -18,7 +19,7 @@ from federation.protocol.topics import control_topic
 from federation.service.fleet_spec import task_of
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Arrived, Event, Failed, Offered
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 log = EventLogger(__name__)
 
@@ -28,7 +29,7 @@ class Agreement:
     """What the fleet agreed on, and the task that it makes."""
 
     spec: FleetSpec
-    task: TaskSpec
+    task: AnyTaskSpec
     digest: str
 
 
@@ -36,12 +37,9 @@ def agreement(spec: FleetSpec) -> Agreement:
     """Return an agreement with its task.
 
     Raises:
-        SettingsError: The task is not one that this build knows, or can serve.
+        SettingsError: The task is not one that this build knows.
     """
-    task = task_of(spec)
-    if not isinstance(task, TaskSpec):
-        raise SettingsError(f"fleet {spec.fleet!r} learns to find boxes, which this client can't serve; it waits")
-    return Agreement(spec, task, spec_digest(spec))
+    return Agreement(spec, task_of(spec), spec_digest(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,7 @@ class DownloadDesk:
         self._shared_bytes = 0
         self._measured_version = -1
         self._collect_due = True
+        self._task: AnyTaskSpec | None = None
         self.source: Source | None = None
         """What the served model is measured on; set once the fleet's task is known."""
         self.measures: dict[str, float] = {}
@@ -142,9 +141,9 @@ class DownloadDesk:
         self._parts.receiving.pop(event.transfer_id, None)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
 
-    def measure_on(self, source: Source) -> None:
+    def measure_on(self, source: Source, task: AnyTaskSpec) -> None:
         """Measure on ``source`` from now on, beginning with what is served already."""
-        self.source = source
+        self.source, self._task = source, task
         self._measure_unless_reported()
 
     def repeat_report(self) -> None:
@@ -164,7 +163,7 @@ class DownloadDesk:
         removed = parts.blobs.collect(keep | parts.records.blobs_in_use())
         log.debug("blobs collected", removed=removed)
 
-    def _install(self, manifest: Manifest, task: TaskSpec) -> Installed:
+    def _install(self, manifest: Manifest, task: AnyTaskSpec) -> Installed:
         """Runs as a job."""
         parts = self._parts
         began = time.monotonic()
@@ -215,24 +214,27 @@ class DownloadDesk:
         """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
         measures, self.measures = self.measures, {}
         source, self._measured_version = self.source, served.version
+        task = self._task
 
-        def work() -> tuple[float, int]:
+        def work() -> tuple[dict[str, float], int]:
             samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)
-            return (0.0, 0) if samples is None or not len(samples) else (accuracy(served.model, samples), len(samples))
+            if samples is None or not len(samples) or task is None:
+                return {}, 0
+            return quality(served.model, samples, task), len(samples)
 
-        def measured(result: tuple[float, int], now: float) -> None:
-            share, num_test = result
+        def measured(result: tuple[dict[str, float], int], now: float) -> None:
+            found, num_test = result
             streamed = {} if source is None else dict(source.measures())
-            metrics = measures | dict(self._parts.frame_measures()) | streamed | {"num_test": float(num_test)}
-            if num_test:
-                metrics["accuracy"] = share
+            metrics = measures | dict(self._parts.frame_measures()) | streamed | found | {"num_test": float(num_test)}
             self._report = Report(self._parts.client_id, served.round, served.version, metrics)
-            log.info("report", round=served.round, version=served.version, accuracy=share if num_test else "unknown")
+            told = {name: round(value, 4) for name, value in (*found.items(), *streamed.items()) if "/" not in name}
+            said: dict[str, object] = {**told} if told else {"accuracy": "unknown"}
+            log.info("report", round=served.round, version=served.version, **said)
             self.repeat_report()
 
         def failed(error: Exception, now: float) -> None:
             log.warning("accuracy not measured", version=served.version, reason=error)
-            measured((0.0, 0), now)
+            measured(({}, 0), now)
 
         self._parts.jobs.submit(work, measured, failed)
 

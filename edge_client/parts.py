@@ -16,7 +16,7 @@ from edge_client.state_store import StateStore
 from edge_client.training_job import SamplerName
 from federation.protocol.messages import Manifest
 from federation.transport.interfaces import BlobStore, Courier
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Parts:
     slot: ModelSlot
     training: LocalTraining
     jobs: Jobs
-    open_source: Callable[[TaskSpec], Source]
+    open_source: Callable[[AnyTaskSpec], Source]
     frame_measures: Callable[[], Mapping[str, float]] = dict
     compute: Compute = field(default_factory=Compute)
     buffer: RoundBuffer = field(default_factory=RoundBuffer)

@@ -104,7 +104,9 @@ def read_round_data(data_dir: Path) -> Samples:
         FileNotFoundError: There is none.
     """
     arrays = decode_arrays((data_dir / _ROUND_DATA).read_bytes())
-    return Samples(arrays["images"].astype(np.float32, copy=False), arrays["labels"].astype(np.int64, copy=False))
+    labels = arrays["labels"]
+    kind = np.float32 if labels.ndim == 3 else np.int64
+    return Samples(arrays["images"].astype(np.float32, copy=False), labels.astype(kind, copy=False))
 
 
 def delete_round_data(data_dir: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client.cameras.base import Boxes
 from edge_client.labels.base import UNKNOWN, unknown
 from edge_client.predictions import Shown
 from federation.service.logs import EventLogger
@@ -15,7 +16,7 @@ log = EventLogger(__name__)
 
 
 class AnnotatedLabels:
-    """Implements ``Labeller``: each input takes the class of its box; a whole picture that of all its boxes.
+    """Implements ``Labeller`` and ``BoxLabeller``: an input takes the class of its box, a whole picture that of all.
 
     A picture whose boxes disagree says nothing about the picture as a whole. Class names that the task doesn't have are
     reported once each and left unlabelled.
@@ -35,13 +36,27 @@ class AnnotatedLabels:
             log.warning("annotated class is not the fleet's", class_name=name, next="served, not trained on")
 
     def labels(self, shown: Shown) -> NDArray[np.int64]:
-        """Return the annotated classes."""
-        boxes, ids = shown.picture.boxes, self._ids.get(shown.picture.camera)
-        if boxes is None or ids is None or not len(boxes):
+        """Return the annotated classes, ``UNKNOWN`` where there is no annotation."""
+        classes = self._classes(shown)
+        if classes is None or not len(classes):
             return unknown(shown)
-        if boxes.class_ids.min() < 0 or boxes.class_ids.max() >= len(ids):
-            raise ValueError(f"boxes have class ids up to {boxes.class_ids.max()}, the camera names {len(ids)} classes")
-        classes: NDArray[np.int64] = ids[boxes.class_ids]
         if shown.inputs.box_indices is not None:
             return classes[shown.inputs.box_indices]
         return np.full(len(shown.inputs.images), classes[0] if len(set(classes.tolist())) == 1 else UNKNOWN, np.int64)
+
+    def boxes(self, shown: Shown) -> Boxes | None:
+        """Return the annotated boxes of the task's classes; None if the picture isn't annotated."""
+        boxes, classes = shown.picture.boxes, self._classes(shown)
+        if boxes is None or classes is None:
+            return None
+        known = classes != UNKNOWN
+        return Boxes(boxes.corners[known], classes[known])
+
+    def _classes(self, shown: Shown) -> NDArray[np.int64] | None:
+        boxes, ids = shown.picture.boxes, self._ids.get(shown.picture.camera)
+        if boxes is None or ids is None:
+            return None
+        if len(boxes) and not 0 <= boxes.class_ids.min() <= boxes.class_ids.max() < len(ids):
+            raise ValueError(f"boxes have class ids up to {boxes.class_ids.max()}, the camera names {len(ids)} classes")
+        classes: NDArray[np.int64] = ids[boxes.class_ids]
+        return classes

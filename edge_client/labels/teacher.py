@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client.cameras.base import Boxes
 from edge_client.labels.base import UNKNOWN
 from edge_client.predictions import Shown
 from edge_client.views.base import classified
+from export.detections import detections
 from federation.errors import SettingsError
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionRules, DetectionSpec
 
 MAX_TEACHER_BYTES = 2 * 2**30
 
@@ -43,14 +45,35 @@ class TeacherLabels:
         return np.where(answers.confidences >= self._min_confidence, answers.class_ids, UNKNOWN)
 
 
-def load_teacher(path: Path, task: TaskSpec, min_confidence: float, *, num_threads: int = 1) -> TeacherLabels:
+class TeacherBoxes:
+    """Implements ``BoxLabeller``: what a detector is sure to see is what is there.
+
+    Args:
+        ask: the teacher; answers (B, ...) as the task's own detector does.
+        task: the fleet's.
+        min_confidence: score below which a box isn't believed.
+    """
+
+    def __init__(self, ask: Ask, task: DetectionSpec, min_confidence: float) -> None:
+        self._ask = ask
+        self._task = task
+        self._rules = DetectionRules(score_threshold=min_confidence)
+
+    def boxes(self, shown: Shown) -> Boxes | None:
+        """Return the boxes that the teacher is sure of; None if there are none, for it may just be unsure."""
+        (found,) = detections(self._task, self._ask(shown.inputs.images), self._rules)
+        if not len(found):
+            return None
+        return Boxes(found.in_pixels(*shown.picture.size), found.class_ids)
+
+
+def load_teacher(path: Path, task: AnyTaskSpec, *, num_threads: int = 1) -> Ask:
     """Return the teacher in an ONNX file, asked once to see that it fits.
 
     Args:
-        path: a file of the operator's own, trusted as such: a model from (B, C, H, W) in [-1, 1] to logits (B, K), with
-            the task's image shape and class order.
+        path: a file of the operator's own, trusted as such: a model from (B, C, H, W) in [-1, 1] to what the task's own
+            model answers, in the task's order of classes.
         task: the fleet's.
-        min_confidence: see ``TeacherLabels``.
         num_threads: of its operations.
 
     Raises:
@@ -81,9 +104,6 @@ def load_teacher(path: Path, task: TaskSpec, min_confidence: float, *, num_threa
     except Exception as error:  # ONNX Runtime raises a dozen unrelated classes
         reason = " ".join(str(error).split())[:300]
         raise SettingsError(f"teacher {path}: no model of {task.image_shape} images ({reason})") from error
-    if logits.shape != (2, task.num_classes):
-        raise SettingsError(
-            f"teacher {path} answers {logits.shape[1:]} for an image, expected {task.num_classes} logits, "
-            "one per class of the fleet's task"
-        )
-    return TeacherLabels(ask, min_confidence)
+    if logits.shape != (2, *task.output_shape):
+        raise SettingsError(f"teacher {path} answers {logits.shape[1:]} for an image, expected {task.output_shape}")
+    return ask

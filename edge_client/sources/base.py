@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,21 @@ class Samples:
 
     Attributes:
         images: (B, C, H, W) float32 in [-1, 1].
-        labels: (B,) int64 class ids.
+        labels: (B,) int64 class ids; for detection (B, M, 5) float32, see ``federation.streams.box_labels``.
     """
 
     images: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.float32:
             raise ValueError(f"images must be (B, C, H, W) float32, got {self.images.shape} {self.images.dtype}")
-        if self.labels.shape != (len(self.images),) or self.labels.dtype != np.int64:
+        if self.labels.ndim == 3:
+            if self.labels.shape[::2] != (len(self.images), 5) or self.labels.dtype != np.float32:
+                raise ValueError(
+                    f"labels must be ({len(self.images)}, M, 5) float32, got {self.labels.shape} {self.labels.dtype}"
+                )
+        elif self.labels.shape != (len(self.images),) or self.labels.dtype != np.int64:
             raise ValueError(f"labels must be ({len(self.images)},) int64, got {self.labels.shape} {self.labels.dtype}")
 
     def __len__(self) -> int:

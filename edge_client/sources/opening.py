@@ -13,18 +13,20 @@ from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
 from edge_client.labels.base import Labeller
 from edge_client.labels.feedback import FeedbackDesk
-from edge_client.labels.teacher import load_teacher
+from edge_client.labels.lessons import BoxLabeller, BoxLessons, ClassLessons
+from edge_client.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
 from edge_client.sources.base import Source
 from edge_client.sources.folder import FolderSource, check_folder
 from edge_client.sources.stream import CameraSource
 from edge_client.sources.uri import CameraUri, DatasetUri, FolderUri, parse_sources
 from edge_client.views.base import View
 from edge_client.views.crops import Crops
+from edge_client.views.detector import Detector
 from edge_client.views.whole import WholePicture
 from federation.errors import SettingsError, nearest
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
-OpenSource: TypeAlias = Callable[[TaskSpec], Source]
+OpenSource: TypeAlias = Callable[[AnyTaskSpec], Source]
 """Raises SettingsError if the source doesn't fit the task."""
 
 VIEWS = ("auto", "whole", "crops")
@@ -84,34 +86,46 @@ def source_opener(
 
         dataset = DatasetSource(first, data_root)
 
-        def open_dataset(task: TaskSpec) -> Source:
-            dataset.check_task(task)
+        def open_dataset(task: AnyTaskSpec) -> Source:
+            dataset.check_task(_classified(task, "dataset://"))
             return dataset
 
         return open_dataset
     if isinstance(first, FolderUri):
         folder = first
         check_folder(folder)
-        return lambda task: FolderSource(folder, task, data_dir / _LEDGER)
+        return lambda task: FolderSource(folder, _classified(task, "folder://"), data_dir / _LEDGER)
     cameras = [CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
     wanted = learning or LearningSettings()
     return lambda task: _camera_source(cameras, task, wanted)
 
 
-def _camera_source(cameras: Sequence[Camera], task: TaskSpec, learning: LearningSettings) -> CameraSource:
-    labellers: list[Labeller] = []
+def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: LearningSettings) -> CameraSource:
     annotating = {camera.name: camera.class_names for camera in cameras if camera.class_names}
-    if annotating:
-        labellers.append(AnnotatedLabels(annotating, task.class_names))
-    if learning.teacher is not None:
-        labellers.append(load_teacher(learning.teacher, task, learning.teacher_confidence))
+    annotated = [AnnotatedLabels(annotating, task.class_names)] if annotating else []
+    teacher = None if learning.teacher is None else load_teacher(learning.teacher, task)
+    collector = Collector(learning.collector)
+    if isinstance(task, DetectionSpec):
+        box_labellers: list[BoxLabeller] = [*annotated]
+        if teacher is not None:
+            box_labellers.append(TeacherBoxes(teacher, task, learning.teacher_confidence))
+        return CameraSource(cameras, Detector(task), BoxLessons(box_labellers, task.max_boxes), None, collector)
+    labellers: list[Labeller] = [*annotated]
+    if teacher is not None:
+        labellers.append(TeacherLabels(teacher, learning.teacher_confidence))
     desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
-    return CameraSource(
-        cameras, _view(learning.view, task, annotated=bool(annotating)), labellers, desk, Collector(learning.collector)
-    )
+    view = _view(learning.view, task, annotated=bool(annotating))
+    return CameraSource(cameras, view, ClassLessons(labellers), desk, collector)
 
 
 def _view(name: str, task: TaskSpec, *, annotated: bool) -> View:
     if name == "crops" or (name == "auto" and annotated):
         return Crops(task)
     return WholePicture(task)
+
+
+def _classified(task: AnyTaskSpec, what: str) -> TaskSpec:
+    """Return the task if it is one of classification, which is all that some sources have labels for."""
+    if isinstance(task, TaskSpec):
+        return task
+    raise SettingsError(f"source {what} has one class per image, but the fleet learns to find boxes; take a camera")

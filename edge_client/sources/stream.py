@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge_client.cameras.base import Camera, Picture
 from edge_client.collector import Collector
-from edge_client.labels.base import UNKNOWN, Labeller, unknown
-from edge_client.labels.feedback import Feedback, FeedbackDesk
+from edge_client.labels.feedback import Feedback, FeedbackDesk, FeedbackRefused
+from edge_client.labels.lessons import Lessons
 from edge_client.predictions import Shown
 from edge_client.sources.base import Samples
 from edge_client.views.base import View
@@ -34,8 +31,8 @@ class CameraSource:
     Args:
         cameras: their names differ.
         view: how the task looks at their pictures.
-        labellers: asked in turn; the first that knows decides, input by input.
-        desk: where an operator's labels meet recent frames.
+        lessons: makes round data of pictures whose content is known.
+        desk: where an operator's labels meet recent frames; None where one word can't label a picture.
         collector: where labelled samples wait for their round.
     """
 
@@ -43,15 +40,15 @@ class CameraSource:
         self,
         cameras: Sequence[Camera],
         view: View,
-        labellers: Sequence[Labeller],
-        desk: FeedbackDesk,
+        lessons: Lessons,
+        desk: FeedbackDesk | None,
         collector: Collector,
     ) -> None:
         self._cameras = tuple(_Watched(camera, self._ended) for camera in cameras)
         self._playing = {camera.name for camera in cameras}
         self._recorded = {camera.name for camera in cameras if not camera.live}
         self._view = view
-        self._labellers = tuple(labellers)
+        self._lessons = lessons
         self._desk = desk
         self._collector = collector
         self._waiting: queue.Queue[Shown] = queue.Queue(MAX_WAITING)
@@ -83,6 +80,8 @@ class CameraSource:
         Raises:
             FeedbackRefused: It can't be used; says why.
         """
+        if self._desk is None:
+            raise FeedbackRefused("feedback names one class, and this fleet learns where things are; annotate instead")
         samples, place = self._desk.samples(feedback)
         self._collector.add(samples, place=place)
 
@@ -133,23 +132,16 @@ class CameraSource:
                 self._waiting.task_done()
 
     def _learn_from(self, shown: Shown) -> None:
-        self._desk.keep(shown)
-        labels = self._labels(shown)
-        known = labels != UNKNOWN
-        if not known.any():
-            return
-        prediction = shown.prediction
-        predicted = None if prediction is None else prediction.answers.class_ids[known]
-        samples = Samples(shown.inputs.images[known], labels[known])
-        self._collector.add(samples, predicted, shown.picture.place)
-
-    def _labels(self, shown: Shown) -> NDArray[np.int64]:
-        labels = unknown(shown)
-        for labeller in self._labellers:
-            if (labels != UNKNOWN).all():
-                break
-            labels = np.where(labels == UNKNOWN, labeller.labels(shown), labels)
-        return labels
+        if self._desk is not None:
+            self._desk.keep(shown)
+        lesson = self._lessons.lesson(shown)
+        if lesson is not None:
+            self._collector.add(
+                lesson.samples,
+                place=shown.picture.place,
+                num_right=lesson.num_right,
+                num_answered=lesson.num_answered,
+            )
 
 
 class _Watched:

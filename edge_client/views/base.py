@@ -22,12 +22,14 @@ class Inputs:
         images: (B, C, H, W) float32 in [-1, 1]; B may be 0.
         corners: (B, 4) float32, left, top, right, bottom in pixels of the picture: what each input shows. None: B is 1
             and the input shows all of it.
+        size: (width, height) of the picture; None where nothing depends on it.
         box_indices: (B,) int64, which of the picture's annotated boxes each input shows; None where it shows none.
     """
 
     images: NDArray[np.float32]
     corners: NDArray[np.float32] | None = None
     box_indices: NDArray[np.int64] | None = None
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Pixels as cameras give them, and as classification models see them.
+"""Pixels as cameras give them, and as models see them.
 
 Axes: B images, C channels, H height, W width.
 """
@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.streams.resizing import resized
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec
 
 
-def fitted(pixels: NDArray[np.uint8], task: TaskSpec) -> NDArray[np.float32]:
-    """Return RGB pixels (H, W, 3) as the task's input: (C, side, side) float32 in [-1, 1].
+def fitted(pixels: NDArray[np.uint8], task: AnyTaskSpec) -> NDArray[np.float32]:
+    """Return RGB pixels (H, W, 3) as the task's input: (C, height, width) float32 in [-1, 1].
 
-    The picture is resized to the task's square, whatever its shape was; grey tasks see its luminance.
+    The picture is stretched to the task's size, whatever its shape was; grey tasks see its luminance.
     """
-    side = task.image_size
-    grey = task.image_channels == 1
+    channels, height, width = task.image_shape
+    grey = channels == 1
     if grey and _is_grey(pixels):
         pixels, grey = pixels[:, :, :1], False
-    if grey or pixels.shape[:2] != (side, side):
-        pixels = resized(pixels, side, grey=grey)
+    if grey or pixels.shape[:2] != (height, width):
+        pixels = resized(pixels, height, width, grey=grey)
     planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     image: NDArray[np.float32] = np.ascontiguousarray(planes, dtype=np.float32) / np.float32(127.5) - np.float32(1.0)
     return image

@@ -11,8 +11,9 @@ import torch
 
 from edge_client.answerer import Answerer
 from edge_client.cameras.base import Picture
-from edge_client.download import Gate, accuracy, candidate, is_same
+from edge_client.download import Gate, candidate, is_same
 from edge_client.model_slot import ModelSlot
+from edge_client.quality import accuracy
 from edge_client.sources.base import Samples
 from edge_client.views.pixels import to_pixels
 from edge_client.views.whole import WholePicture

@@ -10,6 +10,7 @@ from edge_client.cameras.base import Boxes, Picture
 from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
 from edge_client.labels.feedback import Feedback, FeedbackDesk
+from edge_client.labels.lessons import ClassLessons
 from edge_client.predictions import Prediction, Shown
 from edge_client.sources.base import Samples
 from edge_client.sources.stream import CameraSource
@@ -82,9 +83,10 @@ def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
 
 def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place() -> None:
     found = collector()
-    found.add(samples(0, 1, 1), np.array([0, 1, 0]), "Town01")
-    found.add(samples(1), None, "Town01")  # no model had answered
-    found.add(samples(1), np.array([1]), "Town02")
+    found.add(samples(0, 1, 1), place="Town01", num_right=2, num_answered=3)
+    found.add(samples(1), place="Town01")  # no model had answered
+    found.add(samples(1), place="Town02", num_right=1, num_answered=1)
+    found.add(samples(1), place="Town03")
     assert found.stream_accuracy() == {"Town01": (2, 3), "Town02": (1, 1)}
     assert found.stream_accuracy() == {}
 
@@ -120,7 +122,7 @@ def source(pictures: list[Picture], least: int = 2) -> CameraSource:
     return CameraSource(
         [Recording("front", pictures)],
         Crops(TASK),
-        [AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)],
+        ClassLessons([AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)]),
         FeedbackDesk(TASK.class_names, 60.0),
         collector(least),
     )
@@ -168,7 +170,7 @@ def test_an_operators_label_becomes_round_data_too() -> None:
 
 
 def test_pictures_nobody_labels_are_served_and_not_learned() -> None:
-    found = CameraSource([], Crops(TASK), [], FeedbackDesk(TASK.class_names, 60.0), collector())
+    found = CameraSource([], Crops(TASK), ClassLessons([]), FeedbackDesk(TASK.class_names, 60.0), collector())
     one = picture(0, 0, 1)
     found.watch(Shown(one, found.view.inputs(one), None))
     assert found.settle()
@@ -182,7 +184,7 @@ def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogC
                 raise RuntimeError("teacher gone")
             return np.zeros(len(shown.inputs.images), np.int64)
 
-    found = CameraSource([], Crops(TASK), [Fails()], FeedbackDesk(TASK.class_names, 60.0), collector())
+    found = CameraSource([], Crops(TASK), ClassLessons([Fails()]), FeedbackDesk(TASK.class_names, 60.0), collector())
     for frame_id in range(3):
         one = picture(frame_id, 0, 1)
         found.watch(Shown(one, found.view.inputs(one), None))
