@@ -1,7 +1,7 @@
 """Centralized: each client trains on all the data it ever met, alone; regret is measured against it.
 
 Section 5.1 and appendix B.1 of pFedGRP. Despite its name nothing is centralised: there is no aggregation, the
-aggregator gives every client its own model back. It stores real samples on the client, which no other method here does.
+aggregator gives every client its own model back. It stores all real samples on the client.
 Differences from the paper: none known; like the other methods it goes on from its last model.
 """
 
