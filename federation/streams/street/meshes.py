@@ -62,6 +62,7 @@ class Mesh:
         corners: (parts, 3) indices of a corner of each part, by which the side is told that faces the camera.
         two_sided: (parts,) bool, the parts that are drawn whichever side faces the camera.
         reach: smallest and largest z.
+        room: metres by which bars and discs stand out from their vertices, at most.
     """
 
     vertices: Points
@@ -69,6 +70,7 @@ class Mesh:
     corners: NDArray[np.int64]
     two_sided: NDArray[np.bool_]
     reach: tuple[float, float]
+    room: float
 
 
 class MeshBuilder:
@@ -148,4 +150,5 @@ def turned(mesh: Mesh, quarters: int) -> Mesh:
 
 def _mesh(vertices: Points, parts: tuple[Part, ...], corners: NDArray[np.int64]) -> Mesh:
     two_sided = np.array([not part.one_sided for part in parts])
-    return Mesh(vertices, parts, corners, two_sided, (float(vertices[:, 2].min()), float(vertices[:, 2].max())))
+    reach = (float(vertices[:, 2].min()), float(vertices[:, 2].max()))
+    return Mesh(vertices, parts, corners, two_sided, reach, max(part.size for part in parts))

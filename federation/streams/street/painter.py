@@ -89,7 +89,8 @@ class Painter:
         firsts = np.cumsum([0, *sizes]).tolist()
         seen = _faces(uv, ahead, firsts)
         colours = self._colours(ahead)
-        extents = _extents(floored, firsts)
+        room = [self._view.focal * thing.mesh.room / max(thing.z + thing.mesh.reach[0], NEAR_M) for thing in ahead]
+        extents = _extents(floored, firsts, np.array(room))
         first_part = 0
         for thing, begin, end, extent in zip(ahead, firsts, firsts[1:], extents, strict=False):
             outlines = _Outlines(self._view, vertices[begin:end], uv[begin:end], floored[begin:end])
@@ -137,6 +138,7 @@ class Painter:
         crosses = nearest < NEAR_M
         smallest = _DETAIL_PIXELS * max(nearest, NEAR_M) / self._view.focal
         drawn: list[Contour] = []
+        solid: list[Contour] = []
         for part, colour, faces in zip(thing.mesh.parts, colours, seen, strict=True):
             if not faces or (0 < part.detail < smallest and not (self._town.night and part.role in self._glowing)):
                 continue
@@ -144,13 +146,15 @@ class Painter:
             if contours:
                 self._cv2.fillPoly(self._pixels, contours, colour)
                 drawn += contours
+                if part.detail == 0:
+                    solid += contours
                 if self._town.night and part.role in self._glowing and part.role != "lit":
                     self._glow(contours[0], colour, len(self._marked) + 1 if thing.class_id >= 0 else 0)
         if not drawn:
             return
         if thing.class_id < 0 or len(self._marked) == MAX_BOXES:
             if any(_overlap(extent, marked.extent) for marked in self._marked):
-                for contour in drawn:
+                for contour in solid:  # details lie on them
                     self._cv2.fillPoly(self._mask, [contour], 0)
         else:
             self._mark(thing.class_id, drawn)
@@ -225,7 +229,7 @@ class _Outlines:
         place = part.contours[0].start
         if part.form is Form.DISC:
             radius = self._view.focal * part.size / self._vertices[place, 2]
-            return [whole_pixels(self._uv[place] + radius * _CIRCLE)]
+            return [(self._uv[place] + radius * _CIRCLE).astype(np.int32)]
         (x0, y0), (x1, y1) = self._uv[place : place + 2].tolist()
         z0, z1 = self._vertices[place : place + 2, 2].tolist()
         half = self._view.focal * part.size / 2
@@ -247,11 +251,11 @@ class _Outlines:
         return found
 
 
-def _extents(floored: Contour, firsts: Sequence[int]) -> list[Extent]:
-    """Return the extent of all things, wider by what a bar or disc may stand out."""
+def _extents(floored: Contour, firsts: Sequence[int], room: Points) -> list[Extent]:
+    """Return what all things lie within, given the (things,) pixels by which bars and discs stand out."""
     low, high = (function.reduceat(floored, firsts[:-1], axis=0) for function in (np.minimum, np.maximum))
-    room = 2 + (high - low).max(axis=1, keepdims=True) // 2
-    return [tuple(extent) for extent in np.concatenate([low - room, high + room], axis=1).tolist()]
+    wide = np.ceil(room).astype(np.int64)[:, None] + 1
+    return [tuple(extent) for extent in np.concatenate([low - wide, high + wide], axis=1).tolist()]
 
 
 def _faces(uv: Points, things: Sequence[Thing], firsts: Sequence[int]) -> list[bool]:
