@@ -116,7 +116,10 @@ def read_yolo(path: Path, num_classes: int, size: tuple[int, int]) -> Annotation
     centres = np.array(boxes, dtype=np.float64).reshape(-1, 4)
     halves = centres[:, 2:] / 2
     corners = np.concatenate([centres[:, :2] - halves, centres[:, :2] + halves], axis=1) * (*size, *size)
-    return _annotation(corners, class_ids, str(path))
+    try:
+        return _annotation(corners, class_ids)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}") from None
 
 
 def read_coco(path: Path, class_names: Sequence[str] = ()) -> CocoFile:
@@ -205,7 +208,7 @@ def _coco(root: dict[str, Any], class_names: tuple[str, ...]) -> CocoFile:
         boxes[place].append(_box(entry, where))
         class_ids[place].append(classes[category])
     pictures = (
-        CocoPicture(name, size, _annotation(np.array(own, np.float64).reshape(-1, 4), ids, f"picture {name}"))
+        CocoPicture(name, size, _annotation(np.array(own, np.float64).reshape(-1, 4), ids, f"picture {name}: "))
         for name, size, own, ids in zip(file_names, sizes, boxes, class_ids, strict=True)
     )
     return CocoFile(own_names, tuple(pictures))
@@ -272,13 +275,12 @@ def _box(entry: dict[str, Any], where: str) -> tuple[float, float, float, float]
     return float(x), float(y), float(x + w), float(y + h)
 
 
-def _annotation(corners: NDArray[np.float64], class_ids: Sequence[int], where: str) -> Annotation:
+def _annotation(corners: NDArray[np.float64], class_ids: Sequence[int], where: str = "") -> Annotation:
+    """Return the boxes, or raise ValueError if one has no extent in float32."""
     rounded = corners.astype(np.float32)
     sound = (rounded[:, :2] < rounded[:, 2:]).all(axis=1)
     if not sound.all():
-        raise SettingsError(
-            f"{where}: box {int(np.argmin(sound)) + 1} of {len(rounded)} is too small to have an extent"
-        )
+        raise ValueError(f"{where}box {int(np.argmin(sound)) + 1} of {len(rounded)} is too small to have an extent")
     return Annotation(rounded, np.array(class_ids, dtype=np.int64))
 
 

@@ -171,6 +171,12 @@ def test_a_bad_coco_box_is_refused_with_its_place(tmp_path: Path, bbox: object):
         read_coco(_coco(tmp_path, annotations=[sound, sound | {"bbox": bbox}]))
 
 
+def test_a_coco_box_without_extent_is_refused_with_file_and_picture(tmp_path: Path):
+    tiny = {"image_id": 2, "category_id": 9, "bbox": [90, 2, 1e-9, 4]}
+    with pytest.raises(SettingsError, match=r"coco.json: picture a.jpg: box 1 of 1 is too small"):
+        read_coco(_coco(tmp_path, annotations=[tiny]))
+
+
 @pytest.mark.parametrize("text", ["{", "", "[" * 100_000, "[]"])
 def test_json_that_is_no_coco_object_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "coco.json"
