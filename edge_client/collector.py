@@ -7,9 +7,10 @@ are real samples in memory.
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from edge_client.sources.base import Samples
 
 MAX_HELD_OUT = 4000
 """Held-out samples at most; further ones are not held out but learned from."""
+
+MAX_WAITING_BYTES = 256 * 2**20
+"""Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +56,8 @@ class Collector:
 
     def __init__(self, settings: CollectorSettings) -> None:
         self._settings = settings
-        self._waiting: list[Samples] = []
+        self._waiting: collections.deque[Samples] = collections.deque()
+        self._num_waiting = self._waiting_bytes = self._held_out_bytes = 0
         self._held_out: list[Samples] = []
         self._round: tuple[int, Samples] | None = None
         self._answered: Counter[str] = Counter()
@@ -78,11 +83,13 @@ class Collector:
             self._right[place] += num_right
             self._num_pictures += 1
             every = self._settings.hold_out
-            full = sum(map(len, self._held_out)) + len(samples) > MAX_HELD_OUT
-            if every and self._num_pictures % every == 0 and not full:
+            if every and self._num_pictures % every == 0 and self._can_hold_out(samples):
                 self._held_out.append(samples)
+                self._held_out_bytes += _size_bytes(samples)
             else:
                 self._waiting.append(samples)
+                self._num_waiting += len(samples)
+                self._waiting_bytes += _size_bytes(samples)
                 self._drop_excess()
 
     def end(self) -> None:
@@ -95,10 +102,11 @@ class Collector:
         with self._changing:
             if self._round is not None and self._round[0] == round_index:
                 return self._round[1]
-            count = sum(map(len, self._waiting))
-            if count < (2 if self._ended else self._settings.min_samples):
+            if self._num_waiting < (2 if self._ended else self._settings.min_samples):
                 return None
-            samples, self._waiting = _joined(self._waiting), []
+            samples = _joined(self._waiting)
+            self._waiting.clear()
+            self._num_waiting = self._waiting_bytes = 0
             self._round = (round_index, samples)
             return samples
 
@@ -115,16 +123,36 @@ class Collector:
             self._answered, self._right = Counter(), Counter()
             return counts
 
+    def _can_hold_out(self, samples: Samples) -> bool:
+        num_held = sum(map(len, self._held_out)) + len(samples)
+        return num_held <= MAX_HELD_OUT and self._held_out_bytes + _size_bytes(samples) <= MAX_WAITING_BYTES
+
     def _drop_excess(self) -> None:
-        excess = sum(map(len, self._waiting)) - self._settings.max_samples
-        while excess > 0:
-            oldest = self._waiting.pop(0)
-            kept = max(0, len(oldest) - excess)
-            if kept:
-                self._waiting.insert(0, Samples(oldest.images[-kept:], oldest.labels[-kept:]))
-            self.num_dropped += len(oldest) - kept
-            excess -= len(oldest) - kept
+        """Drop the oldest pictures, the last of them in part where samples are counted, never the newest."""
+        while len(self._waiting) > 1 and (
+            self._waiting_bytes > MAX_WAITING_BYTES
+            or self._num_waiting - len(self._waiting[0]) >= self._settings.max_samples
+        ):
+            self._drop(len(self._waiting[0]))
+        self._drop(max(0, self._num_waiting - self._settings.max_samples))
+
+    def _drop(self, count: int) -> None:
+        """Drop so many samples of the oldest picture."""
+        if not count:
+            return
+        oldest = self._waiting.popleft()
+        kept = len(oldest) - count
+        if kept:
+            self._waiting.appendleft(Samples(oldest.images[-kept:], oldest.labels[-kept:]))
+        self._num_waiting -= count
+        self._waiting_bytes -= _size_bytes(oldest) - (_size_bytes(self._waiting[0]) if kept else 0)
+        self.num_dropped += count
 
 
-def _joined(parts: list[Samples]) -> Samples:
+def _joined(parts: Iterable[Samples]) -> Samples:
+    parts = list(parts)
     return Samples(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def _size_bytes(samples: Samples) -> int:
+    return samples.images.nbytes + samples.labels.nbytes

@@ -17,7 +17,8 @@ from edge_client.sources.base import Samples
 from federation.errors import ReplayfleetError, nearest
 
 MAX_FRAMES = 2048
-"""Frames that are kept at most, whatever the time says: it bounds memory."""
+MAX_KEPT_BYTES = 128 * 2**20
+"""Frames that are kept at most, and their memory, whatever the time says."""
 
 
 class FeedbackRefused(ReplayfleetError):
@@ -72,13 +73,17 @@ class FeedbackDesk:
         self._keep_s = keep_s
         self._clock = clock
         self._kept: collections.OrderedDict[tuple[str, int], _Kept] = collections.OrderedDict()
+        self._kept_bytes = 0
         self._changing = threading.Lock()
 
     def keep(self, shown: Shown) -> None:
         """Keep a frame's inputs for a while."""
         picture, now = shown.picture, self._clock()
         with self._changing:
+            before = self._kept.pop((picture.camera, picture.frame_id), None)
+            self._kept_bytes -= 0 if before is None else before.images.nbytes
             self._kept[picture.camera, picture.frame_id] = _Kept(shown.inputs.images, picture.place, now)
+            self._kept_bytes += shown.inputs.images.nbytes
             self._forget(now)
 
     def samples(self, feedback: Feedback) -> tuple[Samples, str]:
@@ -120,6 +125,7 @@ class FeedbackDesk:
     def _forget(self, now: float) -> None:
         while self._kept:
             key, oldest = next(iter(self._kept.items()))
-            if len(self._kept) <= MAX_FRAMES and now - oldest.at <= self._keep_s:
+            fits = len(self._kept) <= MAX_FRAMES and self._kept_bytes <= MAX_KEPT_BYTES
+            if fits and now - oldest.at <= self._keep_s:
                 return
-            del self._kept[key]
+            self._kept_bytes -= self._kept.pop(key).images.nbytes

@@ -175,3 +175,12 @@ def test_the_number_of_kept_frames_is_bounded() -> None:
     for frame_id in range(MAX_FRAMES + 5):
         desk.keep(Shown(Picture("front", frame_id, found.picture.pixels, 0.0), found.inputs, None))
     assert len(desk._kept) == MAX_FRAMES
+
+
+def test_the_memory_of_kept_frames_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = FeedbackDesk(TASK.class_names, 60.0, Clock())
+    frames = [shown(boxes(0, 1), frame_id=frame_id) for frame_id in (1, 2, 2, 3)]
+    monkeypatch.setattr("edge_client.labels.feedback.MAX_KEPT_BYTES", 2 * frames[0].inputs.images.nbytes)
+    for frame in frames:
+        desk.keep(frame)
+    assert [frame_id for _, frame_id in desk._kept] == [2, 3]

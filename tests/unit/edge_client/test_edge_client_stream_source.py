@@ -67,6 +67,21 @@ def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
     assert found.num_dropped == 4
 
 
+def test_the_memory_of_waiting_and_held_out_samples_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_client.collector.MAX_WAITING_BYTES", 3 * 24)  # of a sample: 16 bytes image, 8 label
+    found = collector(hold_out=2)
+    for label in range(12):
+        found.add(samples(label))
+    taken, held = found.round_samples(0), found.held_out()
+    assert taken is not None
+    assert held is not None
+    assert held.labels.tolist() == [1, 3, 5]
+    assert taken.labels.tolist() == [9, 10, 11]
+    assert found.num_dropped == 6
+    found.add(samples(*range(9)))  # one picture alone is never dropped
+    assert len(found.round_samples(1) or ()) == 9
+
+
 def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
     found = collector(hold_out=3)
     for label in range(6):
