@@ -109,8 +109,9 @@ class SyntheticCamera:
         return f"synthetic street, {towns}, {own.width}x{own.height} at {own.rate:g}/s, seed {own.seed}"
 
     def _drawn(self, frame_id: int, captured_at: float) -> Picture:
-        pixels, annotation = self._street(self.town_of(frame_id)).draw(frame_id / self._settings.rate)
-        return Picture(self.name, frame_id, pixels, captured_at, Boxes(annotation.corners, annotation.class_ids))
+        town = self.town_of(frame_id)
+        pixels, annotation = self._street(town).draw(frame_id / self._settings.rate)
+        return Picture(self.name, frame_id, pixels, captured_at, Boxes(annotation.corners, annotation.class_ids), town)
 
     def _built(self, town: str) -> Street:
         own = self._settings

@@ -84,6 +84,9 @@ class FolderUri:
 
 
 _SCHEMES = ("dataset", "folder")
+_STREET = "street"
+"""What ``synthetic://`` shows."""
+
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -168,6 +171,8 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         address, _, fragment = uri.partition("#")
         return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
     place, query = _place_and_query(uri)
+    if not kind.place and place.rstrip("/") not in ("", _STREET):
+        raise SettingsError(f"source {uri!r}: unknown scene {place!r}; expected '{scheme}://{_STREET}'")
     if kind.place == "host":
         host, _, port = place.rstrip("/").partition(":")
         fixed: dict[str, Any] = {"host": host} if host else {}

@@ -51,6 +51,7 @@ def test_a_network_streams_own_query_is_left_alone_and_our_settings_stand_behind
         (["camera://0?rate=fast"], "rate is 'fast', expected float"),
         (["carla-replay:///data?loop=maybe"], "loop is 'maybe', expected true or false"),
         (["carla-replay://"], "names no file or folder"),
+        (["synthetic://forest"], "unknown scene 'forest'"),
         (["csi://front"], "sensor is 'front', expected int"),
         (["carla://box:many"], "port is 'many', expected int"),
         (["a=camera://0", "a=camera://1"], "two sources are named 'a'"),
