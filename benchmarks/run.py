@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
     "live_camera": ([], ["--seconds", "3"]),
+    "served_stream": ([], ["--seconds", "3"]),
     "live_camera_recovery": ([], ["--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }

@@ -1,0 +1,133 @@
+"""A camera stream as a client serves it, without training: age of frames when they are answered, drops, memory.
+
+A small RTSP server in a process of its own sends MJPEG at 640x384; the capture process, the serving loop and an ONNX
+task model do what they do in ``edge-client``. The age is from the grab to the answer. Torch is never imported here: the
+model is exported by another process. The bound of the project: p95 at most 100 ms at 30 frames a second for ten
+minutes on two cores, memory flat, dropped = captured - answered.
+
+    python -m benchmarks.served_stream [--seconds 600] [--out benchmarks/results/served_stream.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.environment import write_result
+from benchmarks.live_camera import SERVER, SIZE, cpu_s, resident_mb
+from edge_client.answerer import Answerer
+from edge_client.cameras.rtsp import RtspCameraSettings
+from edge_client.cameras.supervised import SupervisedCamera
+from edge_client.inference import InferenceLoop
+from edge_client.model_slot import Candidate, ModelSlot
+from edge_client.predictions import Shown
+from edge_client.views.whole import WholePicture
+from export.runtime import OnnxModel
+from federation.protocol.tensors import decode_arrays
+from models.specs import TaskSpec
+
+TASK = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
+
+_EXPORT = """
+import sys, torch
+from pathlib import Path
+from export.graph import task_graph
+from federation.service.artefact_codec import encode_parameters
+from models.build import build_task_model, initialise
+from models.specs import TaskSpec
+task = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
+module = initialise(build_task_model(task), torch.Generator().manual_seed(0))
+folder = Path(sys.argv[1])
+folder.joinpath("graph").write_bytes(task_graph(task))
+folder.joinpath("parameters").write_bytes(encode_parameters(module.state_dict()))
+"""
+
+_WARM_UP_S = 2.0
+
+
+def exported_model() -> OnnxModel:
+    """Return a task model that another process exported."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", _EXPORT, folder], check=True)
+        graph = Path(folder, "graph").read_bytes()
+        return OnnxModel(graph, decode_arrays(Path(folder, "parameters").read_bytes()), num_threads=1)
+
+
+def measure(seconds: float, rate_hz: float) -> dict[str, Any]:
+    """Serve one stream for so long; returns the numbers."""
+    model = exported_model()
+    command = [sys.executable, "-c", SERVER.format(width=SIZE[0], height=SIZE[1], rate=rate_hz)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        camera = SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
+        numbers = serve(camera, model, seconds)
+    return {"size": SIZE, "rate_hz": rate_hz, "seconds": seconds} | numbers
+
+
+def serve(camera: SupervisedCamera, model: OnnxModel, seconds: float) -> dict[str, Any]:
+    """Return ages in ms, CPU in shares of a core, memory in MB, and counts."""
+    slot = ModelSlot()
+    slot.install(Candidate(1, 0, TASK.image_shape, lambda: model.run, lambda _: None))
+    answerer, ages = Answerer(slot, WholePicture(TASK)), list[float]()
+    began = time.monotonic() + _WARM_UP_S
+
+    def note(shown: Shown) -> None:
+        if shown.prediction is not None and shown.picture.captured_at >= began:
+            ages.append(shown.prediction.age_s)
+
+    loop = InferenceLoop([camera], answerer, note)
+    loop.start()
+    time.sleep(_WARM_UP_S)
+    processes = {"client": os.getpid(), "capture": camera.pid or 0}
+    cpu_before = {name: cpu_s(pid) for name, pid in processes.items()}
+    memory: dict[str, list[float]] = {name: [] for name in processes}
+    stop = threading.Event()
+    while time.monotonic() - began < seconds and not stop.wait(1.0):
+        for name, pid in processes.items():
+            memory[name].append(resident_mb(pid))
+    elapsed = time.monotonic() - began
+    used = {name: (cpu_s(pid) - cpu_before[name]) / elapsed for name, pid in processes.items()}
+    loop.stop()
+    counts = loop.counts
+    return {
+        "age_ms": {share: float(1000 * np.percentile(ages, float(share[1:]))) for share in ("p50", "p95", "p99")}
+        | {"max": 1000 * max(ages)},
+        "answers_per_s": len(ages) / elapsed,
+        "cpu_cores": used,
+        "memory_mb": {
+            name: {"first": values[0], "last": values[-1], "max": max(values)} for name, values in memory.items()
+        },
+        "captured": camera.counts.num_captured,
+        "captured_by_frame_ids": counts.num_captured,
+        "answered": counts.num_frames,
+        "dropped": counts.num_dropped,
+        "failed": counts.num_failed,
+        "lost": camera.counts.num_lost,
+        "torch_imported": "torch" in sys.modules,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--rate", type=float, default=30.0, help="pictures per second")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/served_stream.json"))
+    options = parser.parse_args()
+    result = measure(options.seconds, options.rate)
+    for key, value in result.items():
+        print(f"{key:>22}: {value}")
+    write_result(options.out, result)
+
+
+if __name__ == "__main__":
+    main()
