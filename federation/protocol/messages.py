@@ -178,7 +178,8 @@ class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):
     """What a client measured, once per round, after it swapped the model of that round's download in.
 
     ``metrics`` keys are listed in ``docs/architecture.md``: ``accuracy``, ``num_test``, ``swap_s``, ``train_s``,
-    ``bytes_up``, ``bytes_down``, ``frames``, ``latency_p95_s``, ``sub_generators_sent``, ``sub_generators_held``.
+    ``bytes_up``, ``bytes_down``, ``frames``, ``latency_p95_s``, ``sub_generators_sent``, ``sub_generators_held``; of
+    cameras ``stream_accuracy``, ``num_stream``, ``stream_accuracy/<place>``; of detectors ``boxes_found``.
     """
 
     client_id: str
