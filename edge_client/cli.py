@@ -45,6 +45,7 @@ def cli() -> None:
 @click.option("--teacher-confidence", type=float, help="Below it the teacher isn't believed.  [default: 0.9]")
 @click.option("--keep-frames-s", type=float, help="How long a frame can be labelled by an operator.  [default: 60]")
 @click.option("--min-samples", type=int, help="Labelled samples that a camera's round needs.  [default: 50]")
+@click.option("--min-pictures", type=int, help="Pictures that these must come from.  [default: 1]")
 @click.option("--max-samples", type=int, help="Labelled samples that a camera's round takes.  [default: 2000]")
 @click.option("--hold-out", type=int, help="Keep every so many labelled pictures for testing.  [default: 0, none]")
 @click.option("--show", is_flag=True, default=None, help="Draw the stream in a window.")

@@ -30,6 +30,8 @@ class CollectorSettings:
 
     Attributes:
         min_samples: fewer are no round yet.
+        min_pictures: samples of fewer pictures are no round yet either; where pictures show some one thing and others
+            ten, this is what makes rounds of one stream equally long.
         max_samples: of a round; the newest stay, the rest is dropped and counted.
         hold_out: every so many labelled pictures, one is held out for testing; 0 holds out none.
     """
@@ -37,6 +39,7 @@ class CollectorSettings:
     min_samples: int = 50
     max_samples: int = 2000
     hold_out: int = 0
+    min_pictures: int = 1
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_samples <= self.max_samples:
@@ -45,6 +48,8 @@ class CollectorSettings:
             )
         if self.hold_out < 0 or self.hold_out == 1:
             raise ValueError(f"hold_out is {self.hold_out}, expected 0 (never) or at least 2")
+        if self.min_pictures < 1:
+            raise ValueError(f"min_pictures is {self.min_pictures}, expected at least 1")
 
 
 class Collector:
@@ -63,6 +68,7 @@ class Collector:
         self._answered: Counter[str] = Counter()
         self._right: Counter[str] = Counter()
         self._num_pictures = 0
+        self._num_new_pictures = 0
         self._ended = False
         self._changing = threading.Lock()
         self.num_dropped = 0
@@ -87,6 +93,7 @@ class Collector:
                 self._held_out.append(samples)
                 self._held_out_bytes += _size_bytes(samples)
             else:
+                self._num_new_pictures += 1
                 self._waiting.append(samples)
                 self._num_waiting += len(samples)
                 self._waiting_bytes += _size_bytes(samples)
@@ -102,11 +109,11 @@ class Collector:
         with self._changing:
             if self._round is not None and self._round[0] == round_index:
                 return self._round[1]
-            if self._num_waiting < (2 if self._ended else self._settings.min_samples):
+            if not self._is_enough():
                 return None
             samples = _joined(self._waiting)
             self._waiting.clear()
-            self._num_waiting = self._waiting_bytes = 0
+            self._num_waiting = self._waiting_bytes = self._num_new_pictures = 0
             self._round = (round_index, samples)
             return samples
 
@@ -122,6 +129,12 @@ class Collector:
             counts = {place: (self._right[place], answered) for place, answered in counted if answered}
             self._answered, self._right = Counter(), Counter()
             return counts
+
+    def _is_enough(self) -> bool:
+        if self._ended:
+            return self._num_waiting >= 2
+        wanted = self._settings
+        return self._num_waiting >= wanted.min_samples and self._num_new_pictures >= wanted.min_pictures
 
     def _can_hold_out(self, samples: Samples) -> bool:
         num_held = sum(map(len, self._held_out)) + len(samples)

@@ -33,6 +33,7 @@ class ClientSettings:
         teacher_confidence: softmax probability below which the teacher isn't believed.
         keep_frames_s: seconds that an operator has to label a camera's frame.
         min_samples: labelled samples that a camera's round needs.
+        min_pictures: pictures that these must come from, cameras together.
         max_samples: labelled samples that a camera's round takes at most, the newest.
         hold_out: every so many labelled pictures of a camera, one is kept in memory for testing; 0: none.
         show: draw cameras' streams in windows.
@@ -62,6 +63,7 @@ class ClientSettings:
     teacher_confidence: float = 0.9
     keep_frames_s: float = 60.0
     min_samples: int = 50
+    min_pictures: int = 1
     max_samples: int = 2000
     hold_out: int = 0
     show: bool = False
@@ -105,7 +107,10 @@ class ClientSettings:
         """
         try:
             collector = CollectorSettings(
-                min_samples=self.min_samples, max_samples=self.max_samples, hold_out=self.hold_out
+                min_samples=self.min_samples,
+                max_samples=self.max_samples,
+                hold_out=self.hold_out,
+                min_pictures=self.min_pictures,
             )
         except ValueError as error:
             raise SettingsError(str(error)) from error

@@ -45,6 +45,17 @@ def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_
     assert second.labels.tolist() == [0, 0, 0]
 
 
+def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_were_dropped() -> None:
+    found = Collector(CollectorSettings(min_samples=2, max_samples=4, min_pictures=3))
+    for _ in range(2):
+        found.add(samples(0, 1, 1))
+    assert found.round_samples(0) is None
+    found.add(samples(0, 0, 0))
+    assert len(found.round_samples(0) or ()) == 4
+    found.add(samples(0, 1, 1))
+    assert found.round_samples(1) is None
+
+
 def test_when_nothing_more_comes_a_round_takes_what_is_left() -> None:
     found = collector(least=50)
     found.add(samples(0, 1))
@@ -110,6 +121,8 @@ def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place()
 def test_impossible_sizes_are_refused(least: int, most: int, hold_out: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out)
+    with pytest.raises(ValueError, match="min_pictures is 0"):
+        CollectorSettings(min_pictures=0)
 
 
 class Recording:
