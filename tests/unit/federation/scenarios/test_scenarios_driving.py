@@ -103,7 +103,9 @@ def test_the_command_says_the_accuracy_per_town(
 
 
 def test_streams_without_places_have_no_accuracy_by_place(tmp_path: Path):
-    asked = options(tmp_path, scenario="circulating", rounds=1, overrides=["samples_per_class=2", "test_samples_per_class=1"])
+    asked = options(
+        tmp_path, scenario="circulating", rounds=1, overrides=["samples_per_class=2", "test_samples_per_class=1"]
+    )
     result = prepare(asked).run(on_round=lambda _: None, on_client=lambda *_: None)
     assert all(not client.accuracy_by_place for client in result.rounds[0].clients.values())
     assert "place_accuracy" not in result.summary
