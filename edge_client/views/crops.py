@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edge_client.cameras.base import Picture
 from edge_client.views.base import Answers, Inputs, classified
 from edge_client.views.pixels import fitted
-from federation.streams.crops import square_crop
+from federation.streams.crops import square_crop, worth_a_crop
 from models.specs import TaskSpec
 
 MAX_CROPS = 64
@@ -34,13 +34,12 @@ class Crops:
         return Inputs(images, corners, taken)
 
     def taken(self, picture: Picture) -> NDArray[np.int64]:
-        """Return which boxes become inputs, in their own order: those that overlap the picture, largest first kept."""
+        """Return which boxes become inputs, in their own order: of those worth a crop the largest."""
         if picture.boxes is None:
             return np.empty(0, np.int64)
-        width, height = picture.size
         corners = picture.boxes.corners
-        inside = np.minimum(corners[:, 2:], (width, height)) - np.maximum(corners[:, :2], 0)
-        areas = np.where((inside > 0).all(axis=1), inside.prod(axis=1), 0.0)
+        inside = np.minimum(corners[:, 2:], picture.size) - np.maximum(corners[:, :2], 0)
+        areas = np.where(worth_a_crop(corners, picture.size), inside.prod(axis=1), 0.0)
         largest = np.argsort(-areas, kind="stable")[:MAX_CROPS]
         kept = np.sort(largest[areas[largest] > 0])
         return kept.astype(np.int64)

@@ -8,8 +8,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+MIN_SIDE_PIXELS = 8
+"""Longer side of the smallest object that is worth a crop, in pixels of the picture: less shows nothing but a blur."""
+
 MARGIN = 1.2
 """Side of the square in longer sides of the box: a little of what surrounds an object tells small ones apart."""
+
+
+def worth_a_crop(corners: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return (N,) which boxes show enough: of what lies inside the picture, the longer side counts.
+
+    Args:
+        corners: (N, 4) left, top, right, bottom in pixels.
+        size: (width, height) of the picture.
+    """
+    inside = np.minimum(corners[:, 2:], size) - np.maximum(corners[:, :2], 0)
+    large: NDArray[np.bool_] = (inside.max(axis=1, initial=0) >= MIN_SIDE_PIXELS) & (inside > 0).all(axis=1)
+    return large
 
 
 def square_crop(pixels: NDArray[np.uint8], corners: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import SettingsError
-from federation.streams.crops import square_crop
+from federation.streams.crops import MIN_SIDE_PIXELS, square_crop, worth_a_crop
 from federation.streams.driving import Driving, DrivingFrame
 from federation.streams.labelled_images import LabelledImages
 from federation.streams.picture_files import picture_size
 from federation.streams.resizing import resized
-
-MIN_SIDE_PIXELS = 8
-"""Longer side of the smallest object that becomes a crop, in pixels of the picture: less shows nothing but a blur."""
 
 TEST_EVERY = 4
 """The last of every so many frames of a town is held out for tests."""
@@ -130,8 +127,7 @@ class _Part:
         """Take the objects of a frame that are large enough."""
         size = picture_size(frame.image)
         found = driving.annotation(frame, size)
-        seen = np.minimum(found.corners[:, 2:], size) - np.maximum(found.corners[:, :2], 0)
-        for index in np.flatnonzero((seen.max(axis=1, initial=0) >= MIN_SIDE_PIXELS) & (seen > 0).all(axis=1)):
+        for index in np.flatnonzero(worth_a_crop(found.corners, size)):
             self.frames.append(frame)
             self.boxes.append(found.corners[index])
             self.labels.append(int(found.class_ids[index]))

@@ -15,9 +15,10 @@ from edge_client.cameras.base import Boxes, Picture
 from edge_client.views.crops import Crops
 from federation.errors import SettingsError
 from federation.service.presets import TASKS
+from federation.streams.crops import MIN_SIDE_PIXELS
 from federation.streams.datasets import load_dataset
 from federation.streams.driving import Driving
-from federation.streams.driving_crops import MIN_SIDE_PIXELS, DrivingCrops
+from federation.streams.driving_crops import DrivingCrops
 from federation.streams.labelled_images import LabelledImages, normalise
 from federation.streams.picture_files import picture_size
 from federation.streams.stream import Stream, StreamSettings
