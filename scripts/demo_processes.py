@@ -69,7 +69,7 @@ class Children:
     """
 
     def __init__(self, logs: Path) -> None:
-        self._logs = logs
+        self.logs = logs
         self._children: list[Child] = []
 
     def __enter__(self) -> Children:
@@ -92,7 +92,7 @@ class Children:
             SettingsError: The script isn't installed.
         """
         nice = ["nice", "-n", str(niceness)] if niceness and shutil.which("nice") else []
-        path = self._logs / f"{name}.log"
+        path = self.logs / f"{name}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
                 [*nice, script(command[0]), *command[1:]],

@@ -39,7 +39,7 @@ def live_view(record: FleetRecord, *, elapsed_s: float, note: str = "") -> Rende
 def rounds_table(record: FleetRecord) -> Table:
     """Return a row per round: uploads, accuracies, sub-generators, bytes, duration; fits 80 columns for 3 clients."""
     names = record.names if len(record.names) <= _MAX_CLIENT_COLUMNS else []
-    table = _table("rounds: accuracy on all that was met so far, and what travelled")
+    table = _table(f"rounds: {record.measure} on all that was met so far, and what travelled")
     for heading in ("round", "uploads", *map(short_name, names), "mean", "sub-gens", "up MB", "down MB", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for index in sorted(record.rounds):
@@ -81,8 +81,9 @@ def _upload_line(event: Mapping[str, Any], record: FleetRecord) -> str:
     who, found = str(event["client"]), record.rounds[int(event["round"])]
     client = found.clients[who]
     again = ", all of classes met before" if client.known_before else ""
+    what = f"{_share(client)} sub-generators{again}" if client.held else "its task model"
     return (
-        f"round {found.index}: {who} uploaded {_share(client)} sub-generators{again}, {megabytes(client.bytes_up)} "
+        f"round {found.index}: {who} uploaded {what}, {megabytes(client.bytes_up)} "
         f"({found.num_uploads} of {found.expected} uploads)"
     )
 
@@ -94,7 +95,7 @@ def _report_line(event: Mapping[str, Any], record: FleetRecord) -> str:
     found = record.rounds[index]
     client = found.clients[who]
     line = (
-        f"round {index}: {who} serves v{event.get('version')}, accuracy {percent(client.accuracy)} on "
+        f"round {index}: {who} serves v{event.get('version')}, {record.measure} {percent(client.accuracy)} on "
         f"{client.num_test} test images, {megabytes(client.bytes_down)} down, swapped in {milliseconds(client.swap_s)}"
     )
     if found.mean_accuracy is not None:
@@ -140,7 +141,7 @@ def _table(title: str) -> Table:
 
 def _clients_table(record: FleetRecord) -> Table:
     table = _table("clients now (sub-gens: sub-generators sent of those held)")
-    for heading in ("client", "state", "round", "serves", "accuracy", "sub-gens", "up", "down", "swap"):
+    for heading in ("client", "state", "round", "serves", record.measure, "sub-gens", "up", "down", "swap"):
         table.add_column(heading, justify="left" if heading in {"client", "state"} else "right", no_wrap=True)
     for name in record.names:
         client = record.clients[name]
@@ -173,12 +174,16 @@ def _round_cells(found: Round, names: Sequence[str]) -> list[RenderableType]:
         f"{found.num_uploads} of {found.expected}",
         *(percent(client.accuracy) for client in clients),
         Text(percent(found.mean_accuracy), style="bold"),
-        Text(f"{found.total('sent')} of {found.total('held')}", style="bold green" if again else ""),
+        Text(_shares(found), style="bold green" if again else ""),
         f"{found.total('bytes_up') / 1e6:.1f}",
         f"{found.total('bytes_down') / 1e6:.1f}" if found.total("bytes_down") else UNKNOWN,
         UNKNOWN if found.round_s is None else f"{found.round_s:.0f} s",
     ]
 
 
+def _shares(found: Round) -> str:
+    return f"{found.total('sent')} of {found.total('held')}" if found.total("held") else UNKNOWN
+
+
 def _share(client: ClientRound) -> str:
-    return UNKNOWN if client.sent is None else f"{client.sent} of {client.held}"
+    return f"{client.sent} of {client.held}" if client.sent is not None and client.held else UNKNOWN

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_STREAM = "stream_accuracy"
+
 
 @dataclass(slots=True)
 class ClientRound:
@@ -24,8 +26,12 @@ class ClientRound:
         held: sub-generators that it has.
         bytes_up: of its upload, on the wire.
         bytes_down: of the download that answers it, on the wire, its copy of what all clients share included.
-        accuracy: of the model that it serves after the round, on its cumulative test data.
+        accuracy: of the model that it serves after the round, on its cumulative test data; of a detector the share of
+            boxes that it finds.
         num_test: size of these data.
+        stream_accuracy: the same measure on what came during the round, of the model served then, before it learned it.
+        num_stream: objects that this share is of.
+        place_accuracy: the same by place, for example by town.
         train_s: wall time of its local round.
         swap_s: loading, probing and swapping the model that came back.
         frames: frames answered so far.
@@ -40,6 +46,9 @@ class ClientRound:
     bytes_down: int | None = None
     accuracy: float | None = None
     num_test: int | None = None
+    stream_accuracy: float | None = None
+    num_stream: int = 0
+    place_accuracy: dict[str, float] = field(default_factory=dict)
     train_s: float | None = None
     swap_s: float | None = None
     frames: int | None = None
@@ -112,6 +121,7 @@ class FleetRecord:
 
     Attributes:
         spec: the fleet's: method, settings, task, run seed.
+        stores_data: its method keeps real samples on the clients.
         num_rounds: how many were asked for; 0 before the aggregator has begun.
         rounds: round index -> round.
         clients: client id -> client, in the order in which they came.
@@ -123,6 +133,7 @@ class FleetRecord:
 
     def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
         self.spec: dict[str, Any] = {}
+        self.stores_data = False
         self.num_rounds = 0
         self.rounds: dict[int, Round] = {}
         self.clients: dict[str, Client] = {}
@@ -163,6 +174,11 @@ class FleetRecord:
         return tuple(self.spec.get("task", {}).get("class_names", ()))
 
     @property
+    def measure(self) -> str:
+        """What ``accuracy`` is of this fleet, in words."""
+        return "boxes found" if self.spec.get("task", {}).get("kind") == "detection" else "accuracy"
+
+    @property
     def current(self) -> Round | None:
         """The newest round."""
         return self.rounds[max(self.rounds)] if self.rounds else None
@@ -192,6 +208,7 @@ class FleetRecord:
 
     def _started(self, event: Mapping[str, Any]) -> None:
         self.spec = dict(event.get("spec") or {})
+        self.stores_data = bool(event.get("stores_data"))
         self.num_rounds = int(event.get("num_rounds") or 0)
         self._expected = int(event.get("clients", 0))
 
@@ -248,7 +265,11 @@ class FleetRecord:
             return
         found = self._client_round(event, index)
         found.bytes_down = received
-        found.accuracy = metrics.get("accuracy")
+        found.accuracy = metrics.get("accuracy", metrics.get("boxes_found"))
+        found.stream_accuracy = metrics.get(_STREAM)
+        found.num_stream = int(metrics.get("num_stream", 0))
+        begin = f"{_STREAM}/"
+        found.place_accuracy = {name[len(begin) :]: share for name, share in metrics.items() if name.startswith(begin)}
         found.num_test = int(metrics.get("num_test", 0))
         found.train_s, found.swap_s = metrics.get("train_s"), metrics.get("swap_s")
         found.latency_p95_s = metrics.get("latency_p95_s")
