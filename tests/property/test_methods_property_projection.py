@@ -49,7 +49,8 @@ def test_to_first_order_a_step_never_increases_the_loss_on_the_reference(seed: i
     target, at, gradient = torch.randn(3, size, generator=rng, dtype=torch.float64)
 
     def loss(point: Tensor) -> Tensor:
-        return 0.5 * (matrix @ point - target).square().sum()
+        residual: Tensor = matrix @ point - target
+        return 0.5 * residual.square().sum()
 
     projected = project_conflicting(gradient, matrix.T @ (matrix @ at - target))
     change = loss(at - step * projected) - loss(at)

@@ -59,7 +59,7 @@ def first_stage_loss(parameters: Parameters) -> float:
 def step_taken(start: Parameters, end: Parameters) -> Tensor:
     """What a single step of plain SGD followed, as one vector."""
     names = gradient_layout(TOY)
-    return (joined(start, names) - joined(end, names)) / ONE_EPOCH["learning_rate"]
+    return (joined(start, names) - joined(end, names)) / float(ONE_EPOCH["learning_rate"])
 
 
 def agree(left: Tensor, right: Tensor) -> bool:

@@ -81,9 +81,9 @@ def test_without_conflict_it_has_the_bits_of_its_base(base: str) -> None:
     start, first = after_first_stage()
     data = toy_data({2: 8, 3: 8})
     simple = BASES[base](task=TOY, **ONE_EPOCH)
-    state = NoState() if base == "plain" else reservoir_of(first, judge=start if base == "der" else None)
+    kept = Reservoir() if base == "plain" else reservoir_of(first, judge=start if base == "der" else None)
+    state = NoState() if base == "plain" else kept
     _, expected = simple.local_round(state, data, TaskDownload(start), rng(), sampler=SAMPLER)
-    kept = Reservoir() if base == "plain" else state
     method = FedGP(task=TOY, **ONE_EPOCH, base=base)
     for reference in ({}, constant_gradient(0.0)):
         _, upload = method.local_round(kept, data, fleet.Download(start, reference), rng(), sampler=SAMPLER)
@@ -180,7 +180,7 @@ def test_hostile_uploads_are_refused() -> None:
     method.check_upload(arrive(gradient=honest))
     method.check_upload(arrive())
     huge = torch.zeros(1, 4)
-    for sets, reason in [
+    hostile: list[tuple[dict[str, Parameters], Reason]] = [
         ({"gradient": {**honest, "head.weight": torch.zeros(9, 9)}}, Reason.WRONG_LAYOUT),
         ({"gradient": {**honest, "more": huge}}, Reason.WRONG_LAYOUT),
         ({"gradient": {}}, Reason.WRONG_LAYOUT),
@@ -188,7 +188,8 @@ def test_hostile_uploads_are_refused() -> None:
         ({"gradient": constant_gradient(float("nan"))}, Reason.NOT_FINITE),
         ({"reference": honest}, Reason.WRONG_LAYOUT),
         ({"buffer": {"images": huge}}, Reason.WRONG_LAYOUT),
-    ]:
+    ]
+    for sets, reason in hostile:
         with pytest.raises(ArtefactRejected) as caught:
             arrive(**sets)
         assert caught.value.reason is reason
