@@ -30,6 +30,13 @@ def test_the_best_goes_first_and_of_equals_the_earlier():
     assert kept([0.5, 0.5, 0.5, 0.5], [0, 0, 0, 0]) == [0, 2, 3]
 
 
+def test_among_many_equals_the_order_stays():
+    places = np.arange(64, dtype=np.float32)[:, None]
+    apart = np.concatenate([places, places, places + 0.5, places + 0.5], axis=1)
+    found = non_max_suppression(apart, np.full(64, 0.5, np.float32), np.zeros(64, np.int64), DetectionRules())
+    assert found.tolist() == list(range(64))
+
+
 def test_classes_suppress_only_their_own():
     assert kept([0.9, 0.8, 0.7, 0.6], [0, 1, 0, 0]) == [0, 1, 2, 3]
 

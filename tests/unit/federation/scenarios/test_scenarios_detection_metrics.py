@@ -40,11 +40,13 @@ def test_finding_everything_exactly_is_one():
     assert quality.map50 == quality.map == pytest.approx(1.0)
 
 
-def test_a_box_that_overlaps_by_three_fifths_counts_at_three_of_ten_thresholds():
-    # Equal squares of side 0.4, shifted by 0.1: 0.3 / 0.5 = 0.6, less a little so that rounding decides nothing.
-    quality = detection_quality([found((CAR, 0.9, 0.599, 0.5, 0.4, 0.4))], true((CAR, 0.5, 0.5, 0.4, 0.4))[None])
-    assert quality.map50 == pytest.approx(1.0)
-    assert quality.map == pytest.approx(0.3)
+@pytest.mark.parametrize(("shift", "num_thresholds"), [(0.099, 3), (0.12, 1), (0.14, 0)])
+def test_a_box_counts_at_those_of_ten_thresholds_that_its_overlap_reaches(shift: float, num_thresholds: int):
+    # Squares of side 0.4, one shifted: (0.4 - shift) / (0.4 + shift) is a little over 0.6, 0.54 or 0.48.
+    moved = found((CAR, 0.9, 0.5 + shift, 0.5, 0.4, 0.4))
+    quality = detection_quality([moved], true((CAR, 0.5, 0.5, 0.4, 0.4))[None])
+    assert quality.map50 == pytest.approx(min(1, num_thresholds))
+    assert quality.map == pytest.approx(num_thresholds / 10)
 
 
 def test_the_area_under_a_known_precision_and_recall_curve():
