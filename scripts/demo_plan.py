@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import shutil
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from typing import Any
 
 from federation.errors import SettingsError
 from federation.scenarios.settings import SIZES, unknown_settings
-from federation.service.atomic import write_atomic
 from federation.streams.datasets import Dataset, load_dataset
 from federation.streams.stream import client_id
+from scripts.demo_folder import clear_folder, note_facts
 
 DATASET = "fashion-mnist"
 SCENARIO = "circulating"
@@ -106,10 +104,8 @@ class Plan:
 
     def note(self, **facts: Any) -> None:
         """Add facts to the folder's marker."""
-        path = self.out / MARKER
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         plan = {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
-        write_atomic(path, json.dumps({**known, **plan, **facts}, indent=1).encode() + b"\n")
+        note_facts(self.out / MARKER, {**plan, **facts})
 
     def _test_part(self) -> list[str]:
         return [] if self.test_samples is None else ["--set", f"test_samples_per_class={self.test_samples}"]
@@ -153,22 +149,7 @@ def clear(out: Path) -> None:
     Raises:
         SettingsError: It holds something else, which is not ours to remove, or it can't be written.
     """
-    if out.exists() and not out.is_dir():
-        raise SettingsError(f"{out} is a file; choose a folder with --out")
-    if out.exists() and not (out / MARKER).exists() and any(out.iterdir()):
-        raise SettingsError(f"{out} holds something that is not of a demo; choose another folder with --out")
-    try:
-        for name in _OWN:
-            path = out / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        (out / MARKER).unlink(missing_ok=True)
-        (out / "logs").mkdir(parents=True)
-        (out / "clients").mkdir()
-    except OSError as error:
-        raise SettingsError(f"{out} can't be written ({error.strerror}: {error.filename})") from error
+    clear_folder(out, MARKER, _OWN, ("logs", "clients"))
 
 
 def find_data(data_root: Path | None, say: Callable[[str], None]) -> Dataset:

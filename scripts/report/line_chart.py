@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 58, 14, 38
 _GRID = (0, 25, 50, 75, 100)
@@ -28,7 +29,15 @@ class Line:
     has_end: bool = True
 
 
-def line_chart(lines: Sequence[Line], *, changes: Sequence[int], change_name: str, size: tuple[int, int]) -> str:
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    changes: Sequence[int],
+    change_name: str,
+    size: tuple[int, int],
+    title: str = "Accuracy after each round",
+    places: Mapping[int, str] = MappingProxyType({}),
+) -> str:
     """Return an SVG element; the lines later in the list are drawn on top.
 
     Args:
@@ -36,16 +45,19 @@ def line_chart(lines: Sequence[Line], *, changes: Sequence[int], change_name: st
         changes: rounds before which the stream changes.
         change_name: what happens there.
         size: (width, height) of the drawing; text keeps its size.
+        title: what the drawing shows.
+        places: round -> a word that stands at the top where the stream enters a place in that round.
     """
     frame = _Frame(size, max(len(line.values) for line in lines))
     parts = [_grid(frame), *(_change(frame, index, change_name) for index in changes if index < frame.num_rounds)]
+    parts += [_place(frame, index, name) for index, name in places.items() if index < frame.num_rounds]
     parts += [_curve(frame, line) for line in lines]
     parts += _ends(frame, lines)
     width, height = size
-    title = "Accuracy after each round"
+    name = html.escape(title)
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>{''.join(parts)}</svg>"
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{name}">'
+        f"<title>{name}</title>{''.join(parts)}</svg>"
     )
 
 
@@ -91,6 +103,11 @@ def _change(frame: _Frame, index: int, name: str) -> str:
         f'<line class="change" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}">'
         f"<title>{html.escape(name)}</title></line>"
     )
+
+
+def _place(frame: _Frame, index: int, name: str) -> str:
+    x = max(_LEFT, frame.x(index - 0.5)) + 6
+    return f'<text class="tick place" x="{x:.1f}" y="{_TOP + 8}">{html.escape(name)}</text>'
 
 
 def _curve(frame: _Frame, line: Line) -> str:

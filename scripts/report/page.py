@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from scripts.fleet_record import Client, ClientRound, Round
 from scripts.report.facts import Facts, Traffic
 from scripts.report.line_chart import Line, line_chart
+from scripts.report.parts import document, section, tiles
 from scripts.report.samples import Picture, draws_all_classes, why_nothing_is_drawn
 from scripts.report.sentences import headline, is_quiet, revisit_sentence
 from scripts.report.settings_section import settings_section
@@ -29,7 +28,6 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         real: a picture per class.
     """
     first, second = headline(facts)
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     sections = [
         _tiles(facts),
         _accuracy_section(facts),
@@ -39,29 +37,13 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         _bytes_section(facts),
         settings_section(facts),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>Replayfleet demo</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f'<header><p class="over">Replayfleet demo</p><h1>{_glued(first)}</h1>\n'
-        f'<p class="lead">{_glued(second)}</p></header>\n' + "\n".join(sections) + "\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _glued(text: str) -> str:
-    """Keep numbers and their units on one line."""
-    return re.sub(r"(?<=\d) (?=(MB|kB|%|ms|points)(\W|$))", "\N{NO-BREAK SPACE}", text)
-
-
-def _section(name: str, title: str, intro: str, body: str) -> str:
-    return f'<section id="{name}"><h2>{title}</h2><p class="intro">{_glued(intro)}</p>\n{body}</section>'
+    return document("Replayfleet demo", first, second, sections)
 
 
 def _tiles(facts: Facts) -> str:
     own, fedavg = facts.final
     sent, held = facts.sub_generators()
-    tiles = [
+    found = [
         (percent(own), "personalised models, mean of the clients", "own"),
         (percent(fedavg), "FedAvg's one model, the same mean", "fedavg"),
         (f"{sent} of {held}", "sub-generators uploaded", ""),
@@ -69,8 +51,7 @@ def _tiles(facts: Facts) -> str:
         (f"{facts.num_frames:,}".replace(",", " "), "frames answered while learning", ""),
         (milliseconds(facts.slowest("swap_s")), "slowest swap of a served model", ""),
     ]
-    cells = "".join(f'<div class="tile {kind}"><b>{value}</b><span>{text}</span></div>' for value, text, kind in tiles)
-    return f'<div class="tiles">{cells}</div>'
+    return tiles(found)
 
 
 def _accuracy_section(facts: Facts) -> str:
@@ -88,7 +69,7 @@ def _accuracy_section(facts: Facts) -> str:
     if any(index < len(facts.rounds) for index in stream["changes"]):
         keys.append(("change", str(stream["change_name"])))
     legend = "".join(f'<span class="key {style}">{html.escape(text)}</span>' for style, text in keys)
-    return _section(
+    return section(
         "accuracy",
         "Accuracy on everything met so far",
         "Every round brings new images of a few classes, usable in that round only, and its test images join the "
@@ -110,7 +91,7 @@ def _rounds_section(facts: Facts) -> str:
         f'<p class="note {"quiet" if is_quiet(clients) else "drifted"}">{revisit_sentence(facts, index)}</p>'
         for index, clients in facts.revisits().items()
     )
-    return _section(
+    return section(
         "rounds",
         "Round by round",
         "What each client met, how many of its sub-generators it had to upload, and how well the model that came back "
@@ -149,7 +130,7 @@ def _weights_section(facts: Facts) -> str:
         f"<figure><figcaption>round {found.index}</figcaption>{_heat_map(found.weights)}</figure>" for found in rounds
     )
     count = len(facts.record.clients)
-    return _section(
+    return section(
         "weights",
         "Who learns from whom",
         "Aggregation weights: a row is a client's personalised model, a column whose task model it is mixed from. The "
@@ -186,7 +167,7 @@ def _samples_section(facts: Facts, generated: Mapping[str, Sequence[Picture]], r
     names = facts.record.class_names
     blocks = [_sheet("real test images, for comparison", real, names)]
     blocks += [_sheet(name, pictures, names) for name, pictures in sorted(generated.items())]
-    return _section(
+    return section(
         "samples",
         "What the sub-generators remember",
         why_nothing_is_drawn(facts.record.spec) or _what_is_drawn(facts),
@@ -236,7 +217,7 @@ def _bytes_section(facts: Facts) -> str:
         '<span class="key up">uploaded by all clients</span><span class="key down">received by all clients</span>'
         '<span class="key everything">sending everything</span>'
     )
-    return _section(
+    return section(
         "bytes",
         "Bytes on the wire",
         f"{megabytes(total.sent)} instead of {megabytes(total.everything)}: everything "

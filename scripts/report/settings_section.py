@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scripts.report.facts import Facts
+from scripts.report.parts import definitions
 from scripts.words import clock
 
 
@@ -55,10 +56,7 @@ def settings_section(facts: Facts) -> str:
 
 
 def _block(title: str, values: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(_text(value))}</dd>" for name, value in values.items()
-    )
-    return f"<div><h3>{title}</h3><dl>{rows}</dl></div>"
+    return definitions(title, [(str(name), _text(value)) for name, value in values.items()])
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,266 @@
+"""What the driving demo runs: its two parts, their sizes, and the command lines of all processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from federation.service.atomic import write_atomic
+from federation.streams.anchors import fit_anchors
+from models.specs import DetectionSpec
+from scripts.carla.roads import HOLD_OUT, Drive, Roads
+from scripts.demo_folder import note_facts
+
+VEHICLES = ("vehicle-1", "vehicle-2")
+MARKER = "demo-carla.json"
+"""Says that a folder belongs to this demo, and what was run there."""
+
+OWN = ("crops", "detection", "roads", "films", "logs", "report.html")
+"""What the demo writes into its folder beside the marker."""
+
+_ASKS_AGAIN_S = 5.0
+"""A client that had too little data asks again after so long; on average half of it is lost to a round."""
+
+_NUM_ANCHORS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """One part of the demo: a fleet of its own, with a task and a method.
+
+    Attributes:
+        name: of its folder: ``crops`` or ``detection``.
+        method: a key of ``METHODS``.
+        preset: of its settings.
+        overrides: settings on top of the preset.
+        rate_hz: pictures per second of each vehicle; with ``frames_per_round`` it says how long a round lasts.
+        max_samples: that one round learns from at most.
+        detector: (width, height) in pixels and width of the network, where the task is detection.
+    """
+
+    name: str
+    method: str
+    preset: str
+    overrides: Mapping[str, object]
+    rate_hz: float
+    max_samples: int = 2000
+    detector: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """How much is driven and learned.
+
+    Attributes:
+        num_towns: that every vehicle drives through, once.
+        rounds_per_town: rounds that a town should span.
+        frames_per_town: pictures that a vehicle takes in one town, held-out ones included.
+        works: the parts, in this order.
+    """
+
+    num_towns: int
+    rounds_per_town: int
+    frames_per_town: int
+    works: tuple[Work, ...]
+
+    @property
+    def num_rounds(self) -> int:
+        """Of each part."""
+        return self.num_towns * self.rounds_per_town
+
+    @property
+    def frames_per_round(self) -> float:
+        """Pictures that a vehicle takes in one round, held-out ones included."""
+        return self.frames_per_town / self.rounds_per_town
+
+
+# Rounds last a little longer than training takes on two quiet cores: 49 s for crops, 43 s for boxes.
+FULL = Size(
+    num_towns=4,
+    rounds_per_town=2,
+    frames_per_town=108,
+    works=(
+        Work(
+            name="crops",
+            method="pfedgrp",
+            preset="small",
+            overrides={"local_epochs": 6},
+            rate_hz=1.1,
+            max_samples=320,
+        ),
+        Work(
+            name="detection",
+            method="fedgp",
+            preset="paper",
+            overrides={
+                "base": "der",
+                "local_epochs": 8,
+                "batch_size": 4,
+                "buffer_batch_size": 4,
+                "reference_samples": 16,
+                "weight_decay": 0.0005,
+            },
+            rate_hz=1.25,
+            detector=(320, 192, 4),
+        ),
+    ),
+)
+
+# Everything works, little is learned.
+FAST = Size(
+    num_towns=3,
+    rounds_per_town=1,
+    frames_per_town=16,
+    works=(
+        Work(name="crops", method="pfedgrp", preset="tiny", overrides={}, rate_hz=2.0, max_samples=64),
+        Work(
+            name="detection",
+            method="fedgp",
+            preset="tiny",
+            overrides={"base": "der", "local_epochs": 1, "batch_size": 4, "buffer_batch_size": 4},
+            rate_hz=2.0,
+            detector=(160, 96, 2),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A checked demo.
+
+    Attributes:
+        out: where everything goes.
+        size: how much is driven and learned.
+        roads: the towns.
+        seed: of models, training and drawn streets.
+        slower: by what factor vehicles drive slower than planned, for slower machines.
+    """
+
+    out: Path
+    size: Size
+    roads: Roads
+    seed: int = 0
+    slower: float = 1.0
+
+    @property
+    def logs(self) -> Path:
+        """One log per process."""
+        return self.out / "logs"
+
+    def aggregator_dir(self, work: Work) -> Path:
+        """The aggregator's data dir."""
+        return self.out / work.name / "aggregator"
+
+    def vehicle_dir(self, work: Work, vehicle: str) -> Path:
+        """A vehicle's data dir."""
+        return self.out / work.name / vehicle
+
+    def film(self, work: Work, vehicle: str) -> Path:
+        """What a vehicle saw, drawn."""
+        return self.out / film_name(work.name, vehicle)
+
+    def drive(self, work: Work, index: int) -> Drive:
+        """Return a vehicle's way: the same towns, each vehicle beginning somewhere else."""
+        towns = self.roads.towns
+        start = -index % len(towns)
+        return Drive(towns=towns[start:] + towns[:start], rate_hz=work.rate_hz / self.slower, seed=self.seed + index)
+
+    def aggregator(self, work: Work, broker: str) -> list[str]:
+        """The aggregator's command line."""
+        settings = [word for key, value in work.overrides.items() for word in ("--set", f"{key}={value}")]
+        task = ["--task", str(self._task_file(work))] if work.detector else ["--dataset", "carla-crops"]
+        return [
+            "aggregator", "serve", "--broker", broker, "--fleet", work.name,
+            "--data-dir", str(self.aggregator_dir(work)), "--clients", str(len(VEHICLES)),
+            "--rounds", str(self.size.num_rounds), "--method", work.method, *task, "--settings", work.preset, *settings,
+            "--seed", str(self.seed), "--threads", "1",
+        ]  # fmt: skip
+
+    def vehicle(self, work: Work, index: int, broker: str) -> list[str]:
+        """The command line of one vehicle."""
+        name, drive = VEHICLES[index], self.drive(work, index)
+        return [
+            "edge-client", "start", "--device", "cpu", "--broker", broker, "--fleet", work.name, "--client-id", name,
+            "--source", f"front={self.roads.source(drive)}", "--data-dir", str(self.vehicle_dir(work, name)),
+            "--hold-out", str(HOLD_OUT), "--min-samples", "4", "--min-pictures", str(self.min_pictures(drive)),
+            "--max-samples", str(work.max_samples), "--record", str(self.film(work, name)), "--threads", "1",
+        ]  # fmt: skip
+
+    def min_pictures(self, drive: Drive) -> int:
+        """Return how many pictures a round waits for: its share of the way, less what comes before it is asked."""
+        learned = (HOLD_OUT - 1) / HOLD_OUT
+        late = min(0.2 * self.size.frames_per_round, drive.rate_hz * _ASKS_AGAIN_S / 2)
+        return max(1, int(learned * (self.size.frames_per_round - late)))
+
+    def drive_s(self, work: Work) -> float:
+        """Return how long the vehicles drive, in seconds."""
+        return len(self.roads.towns) * self.size.frames_per_town * self.slower / work.rate_hz
+
+    def write_tasks(self) -> None:
+        """Write the detectors' task files, with anchors that fit the boxes on these roads."""
+        for work in self.size.works:
+            if work.detector is not None:
+                path = self._task_file(work)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(path, task_file(self.detector_task(work)).encode())
+
+    def detector_task(self, work: Work) -> DetectionSpec:
+        """Return a detector's spec.
+
+        Raises:
+            ValueError: The part has no detector.
+        """
+        if work.detector is None:
+            raise ValueError(f"part {work.name} detects nothing")
+        width, height, channels = work.detector
+        anchors = fit_anchors(self.roads.box_sizes(), _NUM_ANCHORS)
+        return DetectionSpec(3, height, width, self.roads.class_names, anchors, channels, 16)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the folder's marker."""
+        own = {
+            "synthetic": self.roads.synthetic,
+            "roads": self.roads.describe(),
+            "recording": self.roads.origin,
+            "seed": self.seed,
+            "slower": self.slower,
+            "num_rounds": self.size.num_rounds,
+            "frames_per_town": self.size.frames_per_town,
+            "towns": {
+                work.name: {name: list(self.drive(work, index).towns) for index, name in enumerate(VEHICLES)}
+                for work in self.size.works
+            },
+            "rate_hz": {work.name: work.rate_hz / self.slower for work in self.size.works},
+        }
+        note_facts(self.out / MARKER, {**own, **facts})
+
+    def _task_file(self, work: Work) -> Path:
+        return self.out / work.name / "task.toml"
+
+
+def film_name(part: str, vehicle: str) -> str:
+    """Return where in the demo's folder a vehicle's film of one part is."""
+    return f"films/{part}-{vehicle}.mp4"
+
+
+def task_file(spec: DetectionSpec) -> str:
+    """Return a detector's spec as a file for ``aggregator serve --task``."""
+    anchors = ", ".join(f"[{width:.6f}, {height:.6f}]" for width, height in spec.anchors)
+    return "\n".join(
+        [
+            'kind = "detection"',
+            f"image_channels = {spec.image_channels}",
+            f"image_height = {spec.image_height}",
+            f"image_width = {spec.image_width}",
+            f"class_names = {json.dumps(list(spec.class_names))}",
+            f"anchors = [{anchors}]",
+            f"width = {spec.width}",
+            f"stride = {spec.stride}",
+            f"max_boxes = {spec.max_boxes}",
+            "",
+        ]
+    )

@@ -1,0 +1,211 @@
+"""How good the models are that the vehicles serve at the end, on pictures that no vehicle learned from.
+
+The very ONNX models are taken from the vehicles' data dirs, and asked through the views that the vehicles ask through.
+Axes: B inputs, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.cameras.base import Picture
+from edge_client.download import candidate
+from edge_client.model_slot import Model
+from edge_client.quality import boxes_found
+from edge_client.sources.base import Samples
+from edge_client.state_store import HeldDownload, StateStore
+from edge_client.views.crops import Crops
+from edge_client.views.detector import Detector
+from federation.errors import ReplayfleetError, SettingsError
+from federation.protocol.messages import FleetSpec
+from federation.service.atomic import write_atomic
+from federation.service.fleet_spec import task_of
+from federation.streams.box_labels import box_labels
+from federation.transport.blob_store import DiskBlobStore
+from models.specs import DetectionSpec, TaskSpec
+from scripts.carla.roads import Roads
+
+QUALITY_FILE = "quality.json"
+EVERYWHERE = "all towns"
+_BLOBS = "blobs"
+_BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quality:
+    """One served model on the held-out pictures of one town, or of all.
+
+    Attributes:
+        num_objects: in these pictures.
+        accuracy: share of objects classified rightly; None of a detector.
+        boxes_found: share of boxes that a detector finds; None otherwise.
+        map50: mAP@0.5 of a detector; None otherwise, or where torchmetrics isn't installed.
+    """
+
+    num_objects: int
+    accuracy: float | None = None
+    boxes_found: float | None = None
+    map50: float | None = None
+
+
+Qualities = Mapping[str, Mapping[str, Quality]]
+"""Vehicle -> town or ``EVERYWHERE`` -> quality."""
+
+
+def measure(folder: Path, vehicles: tuple[str, ...], roads: Roads) -> Qualities:
+    """Measure what the vehicles of one part serve, and write it to ``quality.json`` in the part's folder.
+
+    Args:
+        folder: of the part; the vehicles' data dirs are in it.
+        vehicles: their names.
+        roads: whose held-out pictures are taken.
+
+    Raises:
+        ReplayfleetError: A vehicle serves nothing.
+    """
+    found: dict[str, dict[str, Quality]] = {}
+    known: dict[str, dict[str, Quality]] = {}
+    tests: dict[str, Samples] = {}
+    for vehicle in vehicles:
+        held = _held(folder / vehicle)
+        task = task_of(held.spec)
+        tests = tests or {town: test_samples(roads, town, held.spec) for town in roads.towns}
+        serving = held.manifest.serving
+        assert serving is not None
+        digest = next(entry.digest for entry in held.manifest.blobs if entry.name == serving.parameters)
+        if digest not in known:
+            model = _model(held, folder / vehicle)
+            known[digest] = (
+                _of_detector(model, task, tests) if isinstance(task, DetectionSpec) else _of_classifier(model, tests)
+            )
+        found[vehicle] = known[digest]
+    values = {
+        vehicle: {town: dataclasses.asdict(quality) for town, quality in by_town.items()}
+        for vehicle, by_town in found.items()
+    }
+    write_atomic(folder / QUALITY_FILE, json.dumps(values, indent=1).encode() + b"\n")
+    return found
+
+
+def read_quality(folder: Path) -> Qualities:
+    """Return what ``measure`` wrote.
+
+    Raises:
+        ReplayfleetError: It is missing or damaged.
+    """
+    path = folder / QUALITY_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            vehicle: {town: Quality(**quality) for town, quality in by_town.items()}
+            for vehicle, by_town in values.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ReplayfleetError(f"{path} can't be read: {error}") from error
+
+
+def test_samples(roads: Roads, town: str, spec: FleetSpec) -> Samples:
+    """Return a town's held-out pictures as the fleet's task sees them."""
+    task = task_of(spec)
+    if isinstance(task, DetectionSpec):
+        return _pictures(roads, town, task)
+    return _crops(roads, town, task)
+
+
+def _crops(roads: Roads, town: str, task: TaskSpec) -> Samples:
+    view = Crops(task)
+    images, labels = [np.empty((0, *task.image_shape), np.float32)], [np.empty(0, np.int64)]
+    for index, scene in enumerate(roads.held_out(town)):
+        inputs = view.inputs(Picture("front", index, scene.pixels, 0.0, scene.boxes, town))
+        if inputs.box_indices is not None:
+            images.append(inputs.images)
+            labels.append(scene.boxes.class_ids[inputs.box_indices])
+    return Samples(np.concatenate(images), np.concatenate(labels))
+
+
+def _pictures(roads: Roads, town: str, task: DetectionSpec) -> Samples:
+    view = Detector(task)
+    images, labels = [], []
+    for index, scene in enumerate(roads.held_out(town)):
+        picture = Picture("front", index, scene.pixels, 0.0, scene.boxes, town)
+        images.append(view.inputs(picture).images)
+        labels.append(box_labels(scene.boxes.corners, scene.boxes.class_ids, picture.size, task.max_boxes))
+    return Samples(np.concatenate(images), np.stack(labels))
+
+
+def _of_classifier(model: Model, tests: Mapping[str, Samples]) -> dict[str, Quality]:
+    right = {town: _in_batches(model, samples).argmax(axis=1) == samples.labels for town, samples in tests.items()}
+    found = {
+        town: Quality(len(hits), accuracy=float(hits.mean()) if len(hits) else None) for town, hits in right.items()
+    }
+    everything = np.concatenate(list(right.values()))
+    share = float(everything.mean()) if len(everything) else None
+    return {**found, EVERYWHERE: Quality(len(everything), accuracy=share)}
+
+
+def _of_detector(model: Model, task: DetectionSpec, tests: Mapping[str, Samples]) -> dict[str, Quality]:
+    outputs = {town: _in_batches(model, samples) for town, samples in tests.items()}
+    joined = Samples(
+        np.concatenate([samples.images for samples in tests.values()]),
+        np.concatenate([samples.labels for samples in tests.values()]),
+    )
+    all_outputs = np.concatenate(list(outputs.values()))
+    found = {town: _detected(task, outputs[town], samples) for town, samples in tests.items()}
+    return {**found, EVERYWHERE: _detected(task, all_outputs, joined)}
+
+
+def _detected(task: DetectionSpec, outputs: NDArray[np.float32], samples: Samples) -> Quality:
+    return Quality(
+        num_objects=int((samples.labels[:, :, 0] >= 0).sum()),
+        boxes_found=boxes_found(_replayed(outputs), samples, task),
+        map50=_map50(task, outputs, samples),
+    )
+
+
+def _replayed(outputs: NDArray[np.float32]) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Return a model that gives outputs that are known already, batch after batch."""
+    place = 0
+
+    def model(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        nonlocal place
+        place += len(images)
+        return outputs[place - len(images) : place]
+
+    return model
+
+
+def _map50(task: DetectionSpec, outputs: NDArray[np.float32], samples: Samples) -> float | None:
+    import torch
+
+    from federation.scenarios.detection_metrics import evaluate_detector
+
+    images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
+    try:
+        found = evaluate_detector(task, lambda _: torch.from_numpy(outputs), images, labels).map50
+    except SettingsError:
+        return None
+    return found if np.isfinite(found) else None
+
+
+def _in_batches(model: Model, samples: Samples) -> NDArray[np.float32]:
+    parts = [model(samples.images[first : first + _BATCH]) for first in range(0, len(samples), _BATCH)]
+    return np.concatenate(parts) if parts else np.empty((0, 1), np.float32)
+
+
+def _held(data_dir: Path) -> HeldDownload:
+    held = StateStore(data_dir).held() if data_dir.is_dir() else None
+    if held is None:
+        raise ReplayfleetError(f"{data_dir} holds no model; run the demo first")
+    return held
+
+
+def _model(held: HeldDownload, data_dir: Path) -> Model:
+    blobs = DiskBlobStore(data_dir / _BLOBS)
+    task = task_of(held.spec)
+    return candidate(held.manifest, task, blobs, num_threads=1, providers=("CPUExecutionProvider",)).load()

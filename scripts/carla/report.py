@@ -1,0 +1,85 @@
+"""The page of a finished driving demo, made from its folder; ``python -m scripts.carla.report OUT`` makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from federation.errors import ReplayfleetError
+from federation.streams.driving import Driving
+from scripts.carla.facts import PARTS, read_facts, read_marker
+from scripts.carla.page import page, summary
+from scripts.carla.plan import VEHICLES, film_name
+from scripts.carla.quality import measure
+from scripts.carla.roads import RecordedRoads, Roads, StreetRoads
+from scripts.carla.stills import Still, stills
+
+_PER_FILM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A written page.
+
+    Attributes:
+        path: the HTML file.
+        summary: the run in a few lines, for a terminal.
+    """
+
+    path: Path
+    summary: list[str]
+
+
+def write_report(out: Path) -> Report:
+    """Measure the last models, read everything else from the demo's folder, and write ``report.html`` there.
+
+    Raises:
+        ReplayfleetError: The demo didn't finish; says what is missing.
+    """
+    marker = read_marker(out)
+    roads = roads_of(out, marker)
+    for part in PARTS:
+        measure(out / part, VEHICLES, roads)
+    facts = read_facts(out)
+    path = out / "report.html"
+    path.write_text(page(facts, _stills(out)), encoding="utf-8")
+    return Report(path, summary(facts))
+
+
+def roads_of(out: Path, marker: Mapping[str, Any]) -> Roads:
+    """Return the roads that a demo drove on.
+
+    Raises:
+        SettingsError: The recording is gone.
+    """
+    towns = next(iter(marker["towns"].values()))[VEHICLES[0]]
+    if marker["synthetic"]:
+        return StreetRoads(towns, int(marker["frames_per_town"]))
+    return RecordedRoads(Driving(out / "roads"), Path(marker["recording"]))
+
+
+def _stills(out: Path) -> dict[str, list[Still]]:
+    films = {part: [out / film_name(part, name) for name in VEHICLES] for part in PARTS}
+    return {part: [still for film in found for still in stills(film, _PER_FILM)] for part, found in films.items()}
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def report(out: Path) -> None:
+    """Write OUT/report.html of the driving demo that ran in OUT."""
+    from federation.service.torch_setup import prepare_torch
+
+    prepare_torch(1)
+    try:
+        written = write_report(out)
+    except ReplayfleetError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("\n".join([*written.summary, str(written.path)]))
+
+
+if __name__ == "__main__":
+    report()
