@@ -6,7 +6,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tables driving test test-slow check fix bench clean
+.PHONY: help setup demo demo-carla tables driving test test-slow check fix bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -16,6 +16,9 @@ setup: ## Create .venv and install everything, the broker and the demo's data in
 
 demo: setup ## A fleet of three clients learns from a stream over MQTT; ends with runs/demo/report.html
 	@$(PYTHON_BIN) -m scripts.demo $(ARGS)
+
+demo-carla: setup ## Two vehicles drive through towns and learn objects, then boxes; ends with runs/demo-carla/report.html
+	@$(PYTHON_BIN) -m scripts.demo_carla $(ARGS)
 
 tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/tables; see docs/experiments.md
 	@for number in 1 6 10; do \

@@ -47,8 +47,9 @@ def headline(facts: Facts) -> tuple[str, str]:
     )
     up, down = facts.bytes()
     second = (
-        f"Each learned from {crops.num_rounds} and {detection.num_rounds} rounds, beginning in different towns, while "
-        f"{spaced(facts.total('frames'))} frames were answered and {spaced(facts.total('dropped'))} dropped. "
+        f"They began in different towns and learned for {crops.num_rounds} rounds what objects are and for "
+        f"{detection.num_rounds} where they are. Meanwhile {spaced(facts.total('frames'))} frames were answered and "
+        f"{spaced(facts.total('dropped'))} dropped. "
         f"{megabytes(up)} went up and {megabytes(down)} came down; no picture left a vehicle."
     )
     return first, second

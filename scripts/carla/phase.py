@@ -107,7 +107,7 @@ def places(plan: Plan, work: Work) -> str:
         drive = plan.drive(work, index)
         status = vehicle_status(plan, work, name)
         done = int(sum(status.get(key, 0) for key in ("frames", "dropped", "failed")))
-        town = drive.towns[done // plan.size.frames_per_town % len(drive.towns)]
+        town = drive.towns[done // plan.roads.frames_per_town % len(drive.towns)]
         way = plan.roads.num_pictures(drive)
         parts.append(f"{name}: {town}, picture {done}" + (f" of {way}" if way is not None else ""))
     return f"{work.name}: " + "; ".join(parts)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from federation.service.atomic import write_atomic
 from federation.streams.anchors import fit_anchors
 from models.specs import DetectionSpec
@@ -36,7 +38,7 @@ class Work:
         method: a key of ``METHODS``.
         preset: of its settings.
         overrides: settings on top of the preset.
-        rate_hz: pictures per second of each vehicle; with ``frames_per_round`` it says how long a round lasts.
+        rate_hz: pictures per second of each vehicle; together with their number it says how long a round lasts.
         max_samples: that one round learns from at most.
         detector: (width, height) in pixels and width of the network, where the task is detection.
     """
@@ -57,7 +59,7 @@ class Size:
     Attributes:
         num_towns: that every vehicle drives through, once.
         rounds_per_town: rounds that a town should span.
-        frames_per_town: pictures that a vehicle takes in one town, held-out ones included.
+        frames_per_town: pictures that a vehicle takes in one town at most, held-out ones included.
         works: the parts, in this order.
     """
 
@@ -70,11 +72,6 @@ class Size:
     def num_rounds(self) -> int:
         """Of each part."""
         return self.num_towns * self.rounds_per_town
-
-    @property
-    def frames_per_round(self) -> float:
-        """Pictures that a vehicle takes in one round, held-out ones included."""
-        return self.frames_per_town / self.rounds_per_town
 
 
 # Rounds last a little longer than training takes on two quiet cores: 49 s for crops, 43 s for boxes.
@@ -192,13 +189,13 @@ class Plan:
 
     def min_pictures(self, drive: Drive) -> int:
         """Return how many pictures a round waits for: its share of the way, less what comes before it is asked."""
-        learned = (HOLD_OUT - 1) / HOLD_OUT
-        late = min(0.2 * self.size.frames_per_round, drive.rate_hz * _ASKS_AGAIN_S / 2)
-        return max(1, int(learned * (self.size.frames_per_round - late)))
+        frames = self.roads.frames_per_town / self.size.rounds_per_town
+        late = min(0.2 * frames, drive.rate_hz * _ASKS_AGAIN_S / 2)
+        return max(1, int((frames - late) * (HOLD_OUT - 1) / HOLD_OUT))
 
     def drive_s(self, work: Work) -> float:
         """Return how long the vehicles drive, in seconds."""
-        return len(self.roads.towns) * self.size.frames_per_town * self.slower / work.rate_hz
+        return len(self.roads.towns) * self.roads.frames_per_town * self.slower / work.rate_hz
 
     def write_tasks(self) -> None:
         """Write the detectors' task files, with anchors that fit the boxes on these roads."""
@@ -217,7 +214,8 @@ class Plan:
         if work.detector is None:
             raise ValueError(f"part {work.name} detects nothing")
         width, height, channels = work.detector
-        anchors = fit_anchors(self.roads.box_sizes(), _NUM_ANCHORS)
+        sizes = self.roads.box_sizes()
+        anchors = fit_anchors(sizes, min(_NUM_ANCHORS, len(np.unique(sizes, axis=0))))
         return DetectionSpec(3, height, width, self.roads.class_names, anchors, channels, 16)
 
     def note(self, **facts: Any) -> None:
@@ -229,7 +227,7 @@ class Plan:
             "seed": self.seed,
             "slower": self.slower,
             "num_rounds": self.size.num_rounds,
-            "frames_per_town": self.size.frames_per_town,
+            "frames_per_town": self.roads.frames_per_town,
             "towns": {
                 work.name: {name: list(self.drive(work, index).towns) for index, name in enumerate(VEHICLES)}
                 for work in self.size.works

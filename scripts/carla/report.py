@@ -16,9 +16,10 @@ from scripts.carla.page import page, summary
 from scripts.carla.plan import VEHICLES, film_name
 from scripts.carla.quality import measure
 from scripts.carla.roads import RecordedRoads, Roads, StreetRoads
-from scripts.carla.stills import Still, stills
+from scripts.carla.stills import Still, still
 
-_PER_FILM = 1
+_STRETCHES = ((0.6, 0.75), (0.85, 1.0))
+"""Of each vehicle's film, where its still comes from: late, when models have learned, and not in the same town."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,11 @@ def roads_of(out: Path, marker: Mapping[str, Any]) -> Roads:
 
 
 def _stills(out: Path) -> dict[str, list[Still]]:
-    films = {part: [out / film_name(part, name) for name in VEHICLES] for part in PARTS}
-    return {part: [still for film in found for still in stills(film, _PER_FILM)] for part, found in films.items()}
+    found = {
+        part: [still(out / film_name(part, name), *_STRETCHES[index]) for index, name in enumerate(VEHICLES)]
+        for part in PARTS
+    }
+    return {part: [one for one in pictures if one is not None] for part, pictures in found.items()}
 
 
 @click.command()

@@ -70,6 +70,8 @@ class Roads(Protocol):
     synthetic: bool
     origin: str
     """Folder of the whole recording; empty where there is none."""
+    frames_per_town: int
+    """Pictures that a vehicle takes in one town, held-out ones included."""
 
     def source(self, drive: Drive) -> str:
         """Return what ``edge-client start --source`` takes."""
@@ -102,6 +104,7 @@ class RecordedRoads:
         self.origin = str(origin)
         self.towns = driving.towns
         self.class_names = driving.class_names
+        self.frames_per_town = min(len(driving.frames([town])) for town in driving.towns)
 
     def source(self, drive: Drive) -> str:
         """Return a ``carla-replay://`` of the thinned towns, each of them once."""
@@ -149,14 +152,14 @@ class StreetRoads:
 
     def __init__(self, towns: Sequence[str], frames_per_town: int) -> None:
         self.towns = tuple(towns)
-        self._frames_per_town = frames_per_town
+        self.frames_per_town = frames_per_town
 
     def source(self, drive: Drive) -> str:
         """Return a ``synthetic://street`` that shows one town after the other, round and round."""
         query = {
             "towns": ",".join(drive.towns),
             "rate": f"{drive.rate_hz:g}",
-            "stay": f"{self._frames_per_town / drive.rate_hz:.6g}",
+            "stay": f"{self.frames_per_town / drive.rate_hz:.6g}",
             "seed": drive.seed,
         }
         return f"synthetic://street?{urllib.parse.urlencode(query, safe=',')}"
@@ -167,7 +170,7 @@ class StreetRoads:
 
     def held_out(self, town: str) -> Iterator[Scene]:
         """Yield as many pictures as a recorded town holds out, of another street with the same look."""
-        return self._scenes(town, _TEST_SEED, self._frames_per_town // HOLD_OUT)
+        return self._scenes(town, _TEST_SEED, self.frames_per_town // HOLD_OUT)
 
     def box_sizes(self) -> NDArray[np.float64]:
         """Return those of a third street."""

@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 
 from federation.errors import ReplayfleetError
 
-_COLOURFUL = 90
-"""Difference of a pixel's largest and smallest channel from which it counts as drawn: films are of grey streets."""
-
-_LAST_SHARE = 0.35
-"""Stills come from so much of the end of a film, when the models have learned."""
+_BLACK = 20
+"""Up to this value in all channels a pixel counts as the ground of a drawn word."""
 
 _MAX_LOOKS = 60
 _JPEG_QUALITY = 82
@@ -42,29 +39,29 @@ class Still:
     data_uri: str
 
 
-def stills(film: Path, count: int) -> list[Still]:
-    """Return pictures from the end of a film: in each of ``count`` equal stretches, the one with most drawn into it.
+def still(film: Path, first_share: float, last_share: float) -> Still | None:
+    """Return the picture with most words drawn into it out of one stretch of a film.
 
-    A film that is missing, or that OpenCV can't read, has none.
+    None if the film is missing, or if OpenCV can't read it.
+
+    Args:
+        film: the file.
+        first_share: where the stretch begins, 0 to 1.
+        last_share: where it ends.
 
     Raises:
-        ReplayfleetError: A picture can't be encoded.
+        ReplayfleetError: The picture can't be encoded.
     """
-    frames = list(_last_frames(film))
-    if not frames:
-        return []
-    total = frames[-1][0] + 1
-    found = []
-    for part in np.array_split(np.arange(len(frames)), min(count, len(frames))):
-        index, pixels = max((frames[place] for place in part), key=lambda frame: colourful_share(frame[1]))
-        found.append(Still(film.name, index, total, jpeg_uri(pixels)))
-    return found
+    best: tuple[int, int, NDArray[np.uint8]] | None = None
+    for frame in _frames(film, first_share, last_share):
+        if best is None or written_share(frame[2]) > written_share(best[2]):
+            best = frame
+    return None if best is None else Still(film.name, best[0], best[1], jpeg_uri(best[2]))
 
 
-def colourful_share(pixels: NDArray[np.uint8]) -> float:
-    """Return the share of pixels (H, W, 3) that are far from grey."""
-    spread = pixels.max(axis=2).astype(np.int16) - pixels.min(axis=2)
-    return float((spread > _COLOURFUL).mean())
+def written_share(pixels: NDArray[np.uint8]) -> float:
+    """Return the share of pixels (H, W, 3) that are black: words stand on black."""
+    return float((pixels.max(axis=2) < _BLACK).mean())
 
 
 def jpeg_uri(pixels: NDArray[np.uint8]) -> str:
@@ -81,21 +78,21 @@ def jpeg_uri(pixels: NDArray[np.uint8]) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(encoded.tobytes()).decode()}"
 
 
-def _last_frames(film: Path) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yield (index, BGR pixels) of up to ``_MAX_LOOKS`` frames, evenly from the film's last part."""
+def _frames(film: Path, first_share: float, last_share: float) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """Yield (index, number of all frames, BGR pixels) of up to ``_MAX_LOOKS`` frames, evenly from the stretch."""
     import cv2
 
     reader = cv2.VideoCapture(str(film))
     try:
         total = int(reader.get(cv2.CAP_PROP_FRAME_COUNT)) if reader.isOpened() else 0
-        first = int(total * (1 - _LAST_SHARE))
-        wanted = set(np.linspace(first, total - 1, min(_MAX_LOOKS, total - first)).astype(int).tolist())
-        for index in range(total):
+        first, last = int(total * first_share), max(0, int(total * last_share) - 1)
+        wanted = set(np.linspace(first, last, min(_MAX_LOOKS, total)).astype(int).tolist()) if total else set()
+        for index in range(last + 1):
             if not reader.grab():
                 return
             if index in wanted:
                 done, pixels = reader.retrieve()
                 if done:
-                    yield index, np.asarray(pixels, np.uint8)
+                    yield index, total, np.asarray(pixels, np.uint8)
     finally:
         reader.release()

@@ -76,3 +76,18 @@ def test_every_event_worth_a_line_has_one():
 def test_a_rejection_is_told_with_its_fields():
     event = {"time": 1.0, "event": "upload rejected", "client": "client-0", "reason": "not-finite"}
     assert event_line(event, FleetRecord()) == "upload rejected: client client-0, reason not-finite"
+
+
+def test_a_fleet_without_sub_generators_says_so_and_names_its_measure():
+    events = [dict(event) for event in journal(sent=(0, 0, 0))]
+    for event in events:
+        if event["event"] == "upload accepted":
+            event["facts"] = {}
+        if event["event"] == "client report":
+            event["metrics"] = {**event["metrics"], "sub_generators_held": 0.0}
+    events[0]["spec"] = {**events[0]["spec"], "task": {"kind": "detection", "class_names": ["vehicle"]}}
+    record = FleetRecord(events)
+    assert "rounds: boxes found on all that was met so far" in shown(rounds_table(record))
+    assert "0 of 0" not in shown(live_view(record, elapsed_s=1))
+    upload = next(event for event in events if event["event"] == "upload accepted")
+    assert event_line(upload, record).startswith("round 0: client-0 uploaded its task model, 1.0 MB")

@@ -77,3 +77,21 @@ def test_a_line_still_being_written_waits(tmp_path: Path):
     path.write_text(f"{first}\n{second}\ntorn\n[1]\n")
     assert tail.new_events() == [{"event": "b"}]
     assert tail.new_events() == []
+
+
+def test_a_detectors_share_of_boxes_and_what_the_stream_showed_place_by_place_are_taken():
+    metrics = {
+        "boxes_found": 0.25,
+        "stream_accuracy": 0.5,
+        "num_stream": 8.0,
+        "stream_accuracy/Town01": 0.75,
+        "stream_accuracy/Town02": 0.25,
+    }
+    record = FleetRecord(journal())
+    assert (record.measure, record.stores_data) == ("accuracy", False)
+    record.add({"event": "aggregator started", "spec": {"task": {"kind": "detection"}}, "stores_data": True})
+    record.add(report("client-0", 3, metrics))
+    found = record.rounds[2].clients["client-0"]
+    assert (record.measure, record.stores_data) == ("boxes found", True)
+    assert (found.accuracy, found.stream_accuracy, found.num_stream) == (0.25, 0.5, 8)
+    assert found.place_accuracy == {"Town01": 0.75, "Town02": 0.25}

@@ -260,3 +260,11 @@ def test_an_unfinished_demo_makes_no_report(tmp_path: Path):
     (out / "fedavg" / "result.json").unlink()
     with pytest.raises(ReplayfleetError, match="no finished demo"):
         read_facts(out)
+
+
+def test_a_chart_names_the_places_that_the_stream_enters():
+    line = Line("a", [0.1, 0.5, 0.9], "own")
+    places = {0: "Town01", 2: "Town<2>", 7: "never"}
+    chart = line_chart([line], changes=[2], change_name="a town", size=(400, 300), title="A & B", places=places)
+    assert [word for word in ("Town01", "Town&lt;2&gt;", "never") if word in chart] == ["Town01", "Town&lt;2&gt;"]
+    assert chart.count("A &amp; B") == 2
