@@ -74,7 +74,7 @@ class Size:
         return self.num_towns * self.rounds_per_town
 
 
-# Rounds last a little longer than training takes on two quiet cores: 49 s for crops, 43 s for boxes.
+# Rounds last a little longer than training takes on two quiet cores: 57 s for crops, 43 s for boxes.
 FULL = Size(
     num_towns=4,
     rounds_per_town=2,
@@ -85,8 +85,8 @@ FULL = Size(
             method="pfedgrp",
             preset="small",
             overrides={"local_epochs": 6},
-            rate_hz=1.1,
-            max_samples=320,
+            rate_hz=0.95,
+            max_samples=280,
         ),
         Work(
             name="detection",
