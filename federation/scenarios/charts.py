@@ -39,7 +39,13 @@ class Curve:
 
 
 def accuracy_chart(
-    curves: Sequence[Curve], *, title: str, changes: Sequence[int] = (), change_name: str = "", band: str = "client"
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    changes: Sequence[int] = (),
+    change_name: str = "",
+    band: str = "client",
+    measure: str = "accuracy",
 ) -> bytes:
     """Return a PNG: every run's accuracy on the clients' cumulative test sets, after each round's aggregation.
 
@@ -49,6 +55,7 @@ def accuracy_chart(
         changes: rounds at which the streams change, marked by dotted lines just before them.
         change_name: what the legend calls those.
         band: what the keys of ``Curve.clients`` are.
+        measure: what the curves show.
 
     Raises:
         ValueError: There is no curve.
@@ -67,6 +74,7 @@ def accuracy_chart(
         faint = 1.0 if len(changes) <= _MARKED_CHANGES else 0.35
         axes.axvline(change - 0.5, color="0.55", linestyle=":", linewidth=1.1, alpha=faint, label=name, zorder=1)
     _dress(axes, max(len(curve.accuracy) for curve in curves), title)
+    axes.set_ylabel(f"{measure} on all classes met so far [%]")
     if any(curve.clients for curve in curves):
         axes.set_xlabel(f"round   (bands: from the worst {band} to the best)")
     picture = io.BytesIO()
@@ -94,7 +102,6 @@ def _dress(axes: Axes, num_rounds: int, title: str) -> None:
 
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy on all classes met so far [%]")
     axes.set_ylim(0, 100)
     axes.set_xlim(-0.5, num_rounds - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))

@@ -31,7 +31,7 @@ _TABLE = "table"
     default="fashion-mnist",
     help=(
         "fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, carla-crops, "
-        "or folder."
+        "carla-boxes (with --scenario driving), or folder."
     ),
 )
 @click.option("--settings", "preset", default="small", help="Stream size and method: paper, small, demo, tiny.")
@@ -112,7 +112,8 @@ def _run(job: Job) -> None:
     from federation.scenarios.progress import Progress
 
     stream = job.simulation.stream
-    progress = Progress(stream.num_rounds, stream.settings.num_clients, num_absent=stream.settings.num_absent)
+    size = stream.settings
+    progress = Progress(stream.num_rounds, size.num_clients, num_absent=size.num_absent, measure=job.measure)
     click.echo(job.headline)
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
     if result is None:
@@ -120,10 +121,11 @@ def _run(job: Job) -> None:
         sys.exit(UNFINISHED)
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
+    kept = f", kept {100 * summary['earlier_kept']:.1f} % of the earlier towns" if "earlier_kept" in summary else ""
     towns = f" ({100 * summary['place_accuracy']:.2f} % per town)" if "place_accuracy" in summary else ""
     click.echo(
-        f"final accuracy {100 * summary['final_accuracy']:.2f} %{towns}, "
-        f"average {100 * summary['average_accuracy']:.2f} %{regret}, "
+        f"final {job.measure} {100 * summary['final_accuracy']:.2f} %{towns}, "
+        f"average {100 * summary['average_accuracy']:.2f} %{regret}{kept}, "
         f"forgetting {100 * summary['average_forgetting']:.2f}; "
         f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
         f"wrote {job.out / 'result.json'} and accuracy.png"

@@ -99,11 +99,22 @@ def evaluate_detector(
     Raises:
         SettingsError: torchmetrics or its backend isn't installed.
     """
-    found = [
+    return detection_quality(found_in(spec, judge, images, rules), labels.cpu().numpy())
+
+
+def found_in(
+    spec: DetectionSpec, judge: Judge, images: Tensor, rules: DetectionRules = EVALUATION_RULES
+) -> list[Detections]:
+    """Return what a detector finds in each of B pictures; the arguments are those of ``evaluate_detector``."""
+    return [
         Detections(one.corners.cpu().numpy(), one.scores.cpu().numpy(), one.class_ids.cpu().numpy())
         for one in found_boxes(spec, judge(images), rules)
     ]
-    return detection_quality(found, labels.cpu().numpy())
+
+
+def require_metric() -> None:
+    """Raise SettingsError if torchmetrics or its backend isn't installed."""
+    _metric()
 
 
 def _metric() -> Any:

@@ -37,6 +37,16 @@ class Evaluation:
     hits: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @property
+    def num_samples(self) -> int:
+        """M."""
+        return sum(self.num_test.values())
+
+    @property
+    def mean_average_precision(self) -> float | None:
+        """None: images with one class each have no boxes to be found."""
+        return None
+
+    @property
     def accuracy(self) -> float:
         """a_i^t of Eq. 4; NaN if nothing was tested."""
         return math.nan if not self.num_test else accuracy(sum(self.num_correct.values()), sum(self.num_test.values()))

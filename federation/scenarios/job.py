@@ -22,16 +22,18 @@ from federation.methods.records import Sampler
 from federation.methods.steps.memory import kind_of, sampler_of
 from federation.scenarios.charts import accuracy_chart
 from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.detection_metrics import require_metric
 from federation.scenarios.placement import torch_device
+from federation.scenarios.records import LateChange, RoundRecord, kept_accuracy
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
 from federation.scenarios.settings import method_from, settings_of, stream_settings
 from federation.scenarios.simulator import RoundOutcome, Simulation
 from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.atomic import write_atomic
 from federation.service.settings import split_overrides
-from federation.streams.datasets import Dataset, dataset_kind, load_dataset
-from federation.streams.driving_stream import AnyStream, DrivingStream, open_stream
-from federation.streams.stream import StreamSettings, client_id
+from federation.streams.box_datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
+from federation.streams.driving_stream import LATE_CLIENT, AnyStream, DrivingStream, open_stream
+from federation.streams.stream import StreamSettings, client_id, plain_settings
 
 _RESULT = "result.json"
 _CHART = "accuracy.png"
@@ -104,6 +106,11 @@ class Job:
             f"{identity['sampler']} sampler, {identity['num_threads']} threads{storing}"
         )
 
+    @property
+    def measure(self) -> str:
+        """What its accuracies are, for people."""
+        return "mAP@0.5" if isinstance(self.simulation.dataset, BoxDataset) else "accuracy"
+
     def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
         """Run all rounds that are left, and write the result and its chart; None if ``minutes`` passed before."""
         started = time.monotonic()
@@ -126,7 +133,7 @@ class Job:
             run=self.identity,
             stream=_described(stream),
             rounds=records,
-            summary=summary_beside(records, self.compared),
+            summary=summary_beside(records, self.compared) | _kept(stream, records),
             hardware=hardware(),
             versions=versions(),
             commit=commit(),
@@ -146,6 +153,7 @@ class Job:
             title=title,
             changes=stream.changes(),
             change_name=stream.change_name,
+            measure=self.measure,
         )
 
 
@@ -158,7 +166,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
     asked, options = options, without_variant(options)
     wanted = wanted_stream(options)
     _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
-    data = load_dataset(
+    data = load_any_dataset(
         options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
     )
     simulation = simulation_of(options, wanted, data)
@@ -193,7 +201,7 @@ def wanted_stream(options: Options) -> StreamSettings:
     return stream_settings(
         options.preset,
         options.dataset,
-        options.image_size or dataset_kind(options.dataset).image_sizes[0],
+        options.image_size or default_image_size(options.dataset),
         split_overrides(options.overrides),
         {
             "scenario": options.scenario,
@@ -206,12 +214,14 @@ def wanted_stream(options: Options) -> StreamSettings:
     )
 
 
-def simulation_of(options: Options, wanted: StreamSettings, data: Dataset) -> Simulation:
+def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) -> Simulation:
     """Return what is to be run; nothing is trained or written yet.
 
     Raises:
-        SettingsError: The method refuses a setting, or the data don't last.
+        SettingsError: The method refuses a setting, the data don't last, or what measures detectors isn't installed.
     """
+    if isinstance(data, BoxDataset):
+        require_metric()
     method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
     on_gpu = torch_device(options.torch_device).type != "cpu"
     return Simulation(
@@ -240,7 +250,7 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
         "preset": options.preset,
         "dataset": options.dataset,
         "task": dataclasses.asdict(simulation.dataset.task),
-        "stream": dataclasses.asdict(simulation.stream.settings),
+        "stream": plain_settings(simulation.stream.settings),
         "run_seed": options.seed,
         "sampler": options.sampler,
         "num_threads": options.threads,
@@ -259,7 +269,21 @@ def _described(stream: AnyStream) -> dict[str, Any]:
             client_id(index): [stream.place_names[place] for place in stream.route(index)]
             for index in range(stream.settings.num_clients)
         }
+        change = _late_change(stream)
+        if change is not None:
+            described["late_change"] = dataclasses.asdict(change)
     return described
+
+
+def _late_change(stream: AnyStream) -> LateChange | None:
+    if not (isinstance(stream, DrivingStream) and stream.settings.late_town):
+        return None
+    return LateChange(client=client_id(LATE_CLIENT), town=stream.settings.late_town, round=stream.change_round)
+
+
+def _kept(stream: AnyStream, records: Sequence[RoundRecord]) -> dict[str, float]:
+    change = _late_change(stream)
+    return {} if change is None else kept_accuracy(records, change)
 
 
 def _sampler(name: str, method: Any, num_threads: int) -> Sampler:

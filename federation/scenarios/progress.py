@@ -18,8 +18,15 @@ class Progress:
     """Prints rounds as they end, with the time that the rest will take if it goes on like this."""
 
     def __init__(
-        self, num_rounds: int, num_clients: int, clock: Callable[[], float] = time.monotonic, *, num_absent: int = 0
+        self,
+        num_rounds: int,
+        num_clients: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        num_absent: int = 0,
+        measure: str = "accuracy",
     ) -> None:
+        self._measure = measure
         self._num_rounds = num_rounds
         self._num_clients = num_clients
         self._num_absent = num_absent
@@ -50,7 +57,7 @@ class Progress:
         clients = record.clients.values()
         parts = [
             f"round {record.round:>{len(str(self._num_rounds - 1))}}",
-            f"accuracy {100 * record.accuracy:5.1f} %"
+            f"{self._measure} {100 * record.accuracy:5.1f} %"
             f" ({100 * min(c.accuracy for c in clients):.1f} to {100 * max(c.accuracy for c in clients):.1f})",
             f"up {sum(c.bytes_up for c in clients) / _MEGABYTE:.1f} MB",
             f"down {sum(c.bytes_down for c in clients) / _MEGABYTE:.1f} MB",

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from federation.errors import SettingsError, nearest
-from federation.service.presets import SETTINGS, settings_for
+from federation.service.presets import SETTINGS, detector_settings_for, settings_for
+from federation.streams.box_datasets import has_boxes
 from federation.streams.stream import DRIVING, StreamSettings
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,8 @@ class StreamSize:
     classes_per_task: int = 2
     overlap: int = 0
     num_absent: int = 0
+    late_town: str = ""
+    late_rounds: int | None = None
 
 
 SIZES: dict[str, StreamSize] = {
@@ -50,6 +53,17 @@ DRIVING_SIZES: dict[str, StreamSize] = {
 
 ``samples_per_class`` is the most that a round takes of one class: in some stretches there are hundreds of traffic
 lights and not one motorbike.
+"""
+
+BOX_SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=2, num_rounds=35, samples_per_class=200),
+    "small": StreamSize(num_clients=2, num_rounds=21, samples_per_class=24, test_samples_per_class=8),
+    "demo": StreamSize(num_clients=2, num_rounds=10, samples_per_class=24, test_samples_per_class=4),
+    "tiny": StreamSize(num_clients=2, num_rounds=6, samples_per_class=8, test_samples_per_class=2),
+}
+"""Preset -> stream of scenario ``driving`` over pictures with boxes; a round takes ``samples_per_class`` in all.
+
+FedGP's 70 rounds would leave three pictures to each.
 """
 
 _PAPER_SAMPLES_AT_64_PIXELS = 50
@@ -81,7 +95,8 @@ def stream_settings(
     if preset not in SIZES:
         raise unknown_settings(preset)
     driving = given.get("scenario") == DRIVING
-    size = dataclasses.asdict((DRIVING_SIZES if driving else SIZES)[preset])
+    sizes = SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
+    size = dataclasses.asdict(sizes[preset])
     if preset == "paper" and not driving:
         size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
         if image_size == 64:
@@ -90,7 +105,7 @@ def stream_settings(
     return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})
 
 
-def method_from(kind: type[Any], task: TaskSpec, preset: str, overrides: Mapping[str, str]) -> Any:
+def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapping[str, str]) -> Any:
     """Return a method with a preset's fields, and with overrides on top.
 
     Args:
@@ -108,7 +123,11 @@ def method_from(kind: type[Any], task: TaskSpec, preset: str, overrides: Mapping
     for key in own:
         if key not in known:
             raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
-    fields = {**settings_for(kind.name, preset, task.image_size, known=known), **_converted(kind, own)}
+    if isinstance(task, DetectionSpec):
+        preset_fields = detector_settings_for(kind.name, preset, known=known)
+    else:
+        preset_fields = settings_for(kind.name, preset, task.image_size, known=known)
+    fields = {**preset_fields, **_converted(kind, own)}
     try:
         return kind(task=task, **fields)
     except (TypeError, ValueError) as error:

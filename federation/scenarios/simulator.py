@@ -16,6 +16,7 @@ from federation.methods.seeding import seeded_generator
 from federation.methods.steps.memory import sampler_of
 from federation.scenarios.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
+from federation.scenarios.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from federation.scenarios.evaluation import Evaluation, evaluate
 from federation.scenarios.ledger import Ledger, Traffic
 from federation.scenarios.metrics import weighted_accuracy
@@ -24,7 +25,7 @@ from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
 from federation.service.artefact_codec import EncodedArtefacts, decode_artefacts, encode_artefacts
 from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import Dataset
+from federation.streams.box_datasets import AnyDataset, BoxDataset
 from federation.streams.driving_stream import AnyStream, DrivingStream
 from federation.streams.stream import client_id
 
@@ -81,7 +82,7 @@ class Simulation:
 
     Attributes:
         method: an instance of a class of ``METHODS``.
-        dataset: both parts of the image set.
+        dataset: both parts of the image set, or of the pictures with boxes.
         stream: which client meets which samples when.
         run_seed: of models and training; the stream has a seed of its own.
         sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
@@ -94,7 +95,7 @@ class Simulation:
     """
 
     method: Any
-    dataset: Dataset
+    dataset: AnyDataset
     stream: AnyStream
     run_seed: int
     sampler: Sampler
@@ -265,10 +266,11 @@ class Simulation:
         return ClientRecord(
             classes=self.stream.class_ids(index, round_index),
             accuracy=tested.accuracy,
-            num_test=sum(tested.num_test.values()),
+            num_test=tested.num_samples,
             num_seen=self.stream.num_seen(index, round_index),
             class_accuracy=tested.class_accuracy(),
             accuracy_by_place=self._by_place(round_index, index, tested),
+            mean_average_precision=tested.mean_average_precision,
             train_s=local.train_s if local else 0.0,
             bytes_up=local.traffic.num_bytes if local else 0,
             bytes_up_everything=local.size_of_everything(held) if local else 0,
@@ -284,14 +286,17 @@ class Simulation:
             num_updates=local.upload.pack().facts.get("num_updates") if local else 0,
         )
 
-    def _tested(self, round_index: int, index: int, download: Any) -> Evaluation:
+    def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:
         if not self.evaluates:
             return Evaluation({}, {})
         indices = self.stream.test_indices(index, round_index)
         device = torch_device(self.torch_device)
-        return evaluate(self.method.predictor(download), self.dataset.test, indices, device)
+        judge = self.method.predictor(download)
+        if isinstance(self.dataset, BoxDataset):
+            return evaluate_boxes(self.dataset.task, judge, self.dataset.test, indices, device)
+        return evaluate(judge, self.dataset.test, indices, device)
 
-    def _by_place(self, round_index: int, index: int, tested: Evaluation) -> dict[str, float]:
+    def _by_place(self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation) -> dict[str, float]:
         if not (self.evaluates and isinstance(self.stream, DrivingStream)):
             return {}
         return tested.group_accuracy(self.stream.test_places(index, round_index), self.stream.place_names)

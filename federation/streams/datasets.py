@@ -86,7 +86,7 @@ def load_dataset(
         sizes = " or ".join(str(side) for side in kind.image_sizes)
         raise SettingsError(f"data set {name} has images of {sizes} pixels, not {size}")
     own = _own_folders(data_root)
-    places = [*own, *kind.places, _cache()]
+    places = folders_to_search(data_root, kind.places)
     parts = _first(kind, places, size)
     if parts is None and download and kind.download is not None:
         kind.download(own[0] if own else _cache())
@@ -106,6 +106,15 @@ def dataset_kind(name: str) -> DatasetKind:
     if name not in DATASETS:
         raise SettingsError(f"unknown data set {name!r}{nearest(name, DATASETS)}")
     return DATASETS[name]
+
+
+def folders_to_search(data_root: Path | None, places: Sequence[Path] = ()) -> list[Path]:
+    """Return the folders that may hold a data set: the operator's own, ``places``, and that of earlier downloads.
+
+    Raises:
+        SettingsError: ``data_root`` is no folder.
+    """
+    return [*_own_folders(data_root), *places, _cache()]
 
 
 def _task(name: str, size: int, class_names: tuple[str, ...]) -> TaskSpec:
@@ -176,6 +185,12 @@ def _read_carla_crops(root: Path, size: int) -> Parts | None:
 
 _NAME_A_FOLDER = f"name a folder with --data-root or {DATA_ROOT_VARIABLE} that holds"
 
+NAME_A_RECORDING = (
+    f"{_NAME_A_FOLDER} recorded driving, or carla/ with it: images/Town01_001020.jpg, labels/Town01_001020.txt "
+    "(YOLO) and labels.txt with the class names"
+)
+"""The end of the sentence "not found; ..." for data sets that are made of recorded driving."""
+
 DATASETS: dict[str, DatasetKind] = {
     "fashion-mnist": DatasetKind(
         image_sizes=(28,),
@@ -234,10 +249,7 @@ DATASETS: dict[str, DatasetKind] = {
     "carla-crops": DatasetKind(
         image_sizes=(32,),
         read=_read_carla_crops,
-        how_to_get=(
-            f"{_NAME_A_FOLDER} recorded driving, or carla/ with it: images/Town01_001020.jpg, labels/Town01_001020.txt "
-            "(YOLO) and labels.txt with the class names"
-        ),
+        how_to_get=NAME_A_RECORDING,
     ),
     "folder": DatasetKind(
         image_sizes=(32, 64),

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from federation.errors import SettingsError, nearest
 from federation.streams.annotations import Annotation, read_class_names, read_yolo
-from federation.streams.picture_files import list_pictures, read_picture
+from federation.streams.picture_files import list_pictures, picture_size, read_picture
 
+_PARTS = ("images", "labels", "labels.txt")
 _NAME = re.compile(r"(?P<town>[A-Za-z][A-Za-z0-9_-]*)_(?P<number>\d{1,12})")
 _EXPECTED = "expected images/Town01_001020.jpg, labels/Town01_001020.txt and labels.txt with the class names"
 
@@ -41,6 +42,27 @@ class DrivingFrame:
     def pixels(self) -> NDArray[np.uint8]:
         """Return the picture as (H, W, 3) uint8, RGB; raises SettingsError if it is damaged."""
         return read_picture(self.image)
+
+
+def find_recording(root: Path) -> Path | None:
+    """Return the folder of recorded driving: ``root/carla`` or ``root`` itself; None if neither holds any."""
+    folders = (root / "carla", root)
+    return next((folder for folder in folders if all((folder / part).exists() for part in _PARTS)), None)
+
+
+def pixels_as_labelled(frame: DrivingFrame) -> NDArray[np.uint8]:
+    """Return a frame's picture as (H, W, 3) uint8, RGB, upright as its boxes are.
+
+    Raises:
+        SettingsError: It is damaged, or was turned as it was decoded: its boxes would not fit.
+    """
+    pixels, size = frame.pixels(), picture_size(frame.image)
+    if (pixels.shape[1], pixels.shape[0]) != size:
+        raise SettingsError(
+            f"picture {frame.image} decodes to {pixels.shape[1]} x {pixels.shape[0]} pixels, but its head says "
+            f"{size[0]} x {size[1]}; save it without an orientation mark"
+        )
+    return pixels
 
 
 class Driving:

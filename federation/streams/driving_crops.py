@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import SettingsError
 from federation.streams.crops import MIN_SIDE_PIXELS, square_crop, worth_a_crop
-from federation.streams.driving import Driving, DrivingFrame
+from federation.streams.driving import Driving, DrivingFrame, find_recording, pixels_as_labelled
 from federation.streams.labelled_images import LabelledImages
 from federation.streams.picture_files import picture_size
 from federation.streams.resizing import resized
 
 TEST_EVERY = 4
 """The last of every so many frames of a town is held out for tests."""
-
-_PARTS_OF_A_RECORDING = ("images", "labels", "labels.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,8 @@ class DrivingCrops(LabelledImages):
         num_frames: frames of each town, both parts together.
     """
 
+    noun: ClassVar[str] = "objects"
+
     place_ids: NDArray[np.int64]
     frames: NDArray[np.int64]
     place_names: tuple[str, ...]
@@ -49,6 +50,18 @@ class DrivingCrops(LabelledImages):
             raise ValueError(
                 f"{len(self.labels)} crops but {len(self.place_ids)} places and {len(self.frames)} frames of them"
             )
+
+    def kinds(self) -> NDArray[np.int64]:
+        """Return (N,) what a round's quota counts apart: the classes."""
+        return self.labels
+
+    def classes_of(self, indices: NDArray[np.int64]) -> tuple[int, ...]:
+        """Return the classes of these crops, rising."""
+        return tuple(np.unique(self.labels[indices]).tolist())
+
+    def num_objects(self, indices: NDArray[np.int64]) -> int:
+        """Return how many objects these crops show: one each."""
+        return len(indices)
 
 
 def read_driving_crops(root: Path, side: int, class_names: Sequence[str]) -> tuple[DrivingCrops, DrivingCrops] | None:
@@ -64,7 +77,7 @@ def read_driving_crops(root: Path, side: int, class_names: Sequence[str]) -> tup
     Raises:
         SettingsError: The recording is incomplete or damaged, or has other classes.
     """
-    folder = next((place for place in (root / "carla", root) if _holds_recording(place)), None)
+    folder = find_recording(root)
     if folder is None:
         return None
     driving = Driving(folder)
@@ -105,8 +118,7 @@ class _CropPixels:
     def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         missing = np.unique(np.asarray(indices)[~self._cut[indices]]).tolist()
         for frame in dict.fromkeys(self._frames[index] for index in missing):
-            pixels = frame.pixels()
-            _check_size(frame, pixels)
+            pixels = pixels_as_labelled(frame)
             for index in self._by_frame[frame]:
                 self._pixels[index] = resized(square_crop(pixels, self._boxes[index]), self.shape[1])
                 self._cut[index] = True
@@ -144,18 +156,4 @@ class _Part:
             np.array(self.positions, dtype=np.int64),
             driving.towns,
             num_frames,
-        )
-
-
-def _holds_recording(folder: Path) -> bool:
-    return all((folder / name).exists() for name in _PARTS_OF_A_RECORDING)
-
-
-def _check_size(frame: DrivingFrame, pixels: NDArray[np.uint8]) -> None:
-    """Raise SettingsError if a picture was turned as it was decoded: its boxes would not fit."""
-    size = picture_size(frame.image)
-    if (pixels.shape[1], pixels.shape[0]) != size:
-        raise SettingsError(
-            f"picture {frame.image} decodes to {pixels.shape[1]} x {pixels.shape[0]} pixels, but its head says "
-            f"{size[0]} x {size[1]}; save it without an orientation mark"
         )

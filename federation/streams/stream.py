@@ -25,7 +25,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,8 @@ class StreamSettings:
         overlap: classes that adjacent task types share, on top of K_T: at most those of all task types but two.
         num_absent: clients that miss each round but the first.
         seed: of all draws.
+        late_town: of scenario ``DRIVING``: where the first client alone gets to in the last rounds; "" is nowhere.
+        late_rounds: how many those are; None is a seventh, as FedGP's rounds 60 to 69 of 70.
     """
 
     scenario: str
@@ -124,12 +126,29 @@ class StreamSettings:
     overlap: int = 0
     num_absent: int = 0
     seed: int = 0
+    late_town: str = ""
+    late_rounds: int | None = None
 
     def __post_init__(self) -> None:
         known = (*SCENARIOS, DRIVING)
         if self.scenario not in known:
             raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, known)}")
-        for name in ("num_clients", "num_rounds", "samples_per_class", "test_samples_per_class", "classes_per_task"):
+        if self.late_town and self.scenario != DRIVING:
+            raise SettingsError(
+                f"late_town is {self.late_town!r}, but scenario {self.scenario} has no towns; leave it out"
+            )
+        if self.late_rounds is not None and not self.late_town:
+            raise SettingsError(
+                f"late_rounds is {self.late_rounds}, but no late_town is named; name one, or leave it out"
+            )
+        for name in (
+            "num_clients",
+            "num_rounds",
+            "samples_per_class",
+            "test_samples_per_class",
+            "classes_per_task",
+            "late_rounds",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name} is {value}, expected at least 1")
@@ -140,6 +159,14 @@ class StreamSettings:
                 f"num_absent is {self.num_absent}, expected 0 to {self.num_clients - 1}: "
                 f"one of {self.num_clients} clients must take part in every round"
             )
+
+
+def plain_settings(settings: StreamSettings) -> dict[str, Any]:
+    """Return settings as JSON values, as runs are known by: those of a late town only where there is one."""
+    plain = dataclasses.asdict(settings)
+    if not settings.late_town:
+        del plain["late_town"], plain["late_rounds"]
+    return plain
 
 
 class Stream:

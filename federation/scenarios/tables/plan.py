@@ -23,7 +23,7 @@ from federation.scenarios.settings import StreamSize, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
 from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.settings import split_overrides
-from federation.streams.datasets import Dataset, load_dataset
+from federation.streams.box_datasets import AnyDataset, load_any_dataset
 
 RESULT = "result.json"
 REFERENCE = "centralized"
@@ -150,7 +150,7 @@ class Planner:
         self._choice = choice
         self._overrides = split_overrides(choice.overrides)
         self._used: set[str] = set()
-        self._data: dict[str, Dataset | SettingsError] = {}
+        self._data: dict[str, AnyDataset | SettingsError] = {}
         self._finished = _finished_below(choice.out)
 
     def runs(self, table: PaperTable) -> list[PlannedRun]:
@@ -278,11 +278,11 @@ class Planner:
             in_step=choice.in_step,
         )
 
-    def _dataset(self, name: str) -> Dataset:
+    def _dataset(self, name: str) -> AnyDataset:
         if name not in self._data:
             choice = self._choice
             try:
-                self._data[name] = load_dataset(name, data_root=choice.data_root, download=choice.download)
+                self._data[name] = load_any_dataset(name, data_root=choice.data_root, download=choice.download)
             except SettingsError as error:
                 self._data[name] = error
         found = self._data[name]
