@@ -47,8 +47,8 @@ def headline(facts: Facts) -> tuple[str, str]:
     )
     up, down = facts.bytes()
     second = (
-        f"They began in different towns and learned for {crops.num_rounds} rounds what objects are and for "
-        f"{detection.num_rounds} where they are. Meanwhile {spaced(facts.total('frames'))} frames were answered and "
+        f"They began in different towns and learned for {_rounds(crops)} what objects are and for "
+        f"{_rounds(detection)} where they are. Meanwhile {spaced(facts.total('frames'))} frames were answered and "
         f"{spaced(facts.total('dropped'))} dropped. "
         f"{megabytes(up)} went up and {megabytes(down)} came down; no picture left a vehicle."
     )
@@ -80,6 +80,10 @@ def method_name(part: Part) -> str:
 def spaced(number: int) -> str:
     """Return a number with its thousands apart."""
     return f"{number:,}".replace(",", " ")
+
+
+def _rounds(part: Part) -> str:
+    return f"{part.num_rounds} round{'' if part.num_rounds == 1 else 's'}"
 
 
 def _synthetic_note(facts: Facts) -> str:
@@ -134,15 +138,14 @@ def _part_section(facts: Facts, part: Part) -> str:
     )
     early = facts.marker.get(f"{part.name}_complete") is False
     note = (
-        f'<p class="note drifted">The road was over after {part.num_rounds} rounds: this machine trains slower than '
-        "planned.</p>"
+        f'<p class="note drifted">The road was over after {_rounds(part)}: this machine trains slower than planned.</p>'
         if early
         else ""
     )
     return section(
         part.name,
         _TITLES[part.name],
-        f"{html.escape(method_name(part))}, {part.num_rounds} rounds. Every frame is learned from in one round only, "
+        f"{html.escape(method_name(part))}, {_rounds(part)}. Every frame is learned from in one round only, "
         "or held out: of four in a row the last one, which the vehicle never learns from. So the solid line is about "
         "everything met so far, and forgetting shows; the dotted line is about what is new.",
         f'{note}<div class="card"><div class="legend">{legend}</div><div class="charts">{charts}</div></div>'
@@ -232,8 +235,8 @@ def _stores_section(facts: Facts) -> str:
     return section(
         "stores",
         "Which method stores real samples",
-        "A method that keeps a buffer keeps what a camera saw, on the vehicle. Held-out pictures are also real ones; "
-        "they are in memory, because this demo asked for them, and gone with the process. So are the films in films/.",
+        "A method that keeps a buffer keeps what a camera saw, on the vehicle. Beside that this demo asked for "
+        "held-out pictures, which are in memory and gone with the process, and for films, which stay in its folder.",
         notes,
     )
 

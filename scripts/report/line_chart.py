@@ -50,7 +50,8 @@ def line_chart(
     """
     frame = _Frame(size, max(len(line.values) for line in lines))
     parts = [_grid(frame), *(_change(frame, index, change_name) for index in changes if index < frame.num_rounds)]
-    parts += [_place(frame, index, name) for index, name in places.items() if index < frame.num_rounds]
+    entered = [(index, name) for index, name in sorted(places.items()) if index < frame.num_rounds]
+    parts += [_place(frame, index, name, row) for row, (index, name) in enumerate(entered)]
     parts += [_curve(frame, line) for line in lines]
     parts += _ends(frame, lines)
     width, height = size
@@ -105,9 +106,10 @@ def _change(frame: _Frame, index: int, name: str) -> str:
     )
 
 
-def _place(frame: _Frame, index: int, name: str) -> str:
+def _place(frame: _Frame, index: int, name: str, row: int) -> str:
+    """A word at the top; rows alternate, so that long ones don't cover the next."""
     x = max(_LEFT, frame.x(index - 0.5)) + 6
-    return f'<text class="tick place" x="{x:.1f}" y="{_TOP + 8}">{html.escape(name)}</text>'
+    return f'<text class="tick place" x="{x:.1f}" y="{_TOP + 8 + _LABEL_GAP * (row % 2)}">{html.escape(name)}</text>'
 
 
 def _curve(frame: _Frame, line: Line) -> str:
