@@ -6,10 +6,10 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla tables driving test test-slow check fix bench clean
+.PHONY: help setup demo demo-carla tables driving driving-boxes test test-slow check fix bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: ## Create .venv and install everything, the broker and the demo's data included
 	@scripts/setup.sh
@@ -27,6 +27,9 @@ tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/t
 
 driving: setup ## pFedGRP beside FedAvg and Centralized on recorded driving, to runs/driving; see docs/experiments.md
 	@$(PYTHON_BIN) -m scripts.driving_crops $(ARGS)
+
+driving-boxes: setup ## FedGP beside FedAvg, DER, A-GEM and Ideal: detectors on recorded driving, to runs/driving-boxes
+	@$(PYTHON_BIN) -m scripts.driving_boxes $(ARGS)
 
 test: setup ## All tests but the slow ones
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
