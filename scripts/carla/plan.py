@@ -94,7 +94,7 @@ FULL = Size(
             preset="paper",
             overrides={
                 "base": "der",
-                "local_epochs": 10,
+                "local_epochs": 12,
                 "batch_size": 4,
                 "buffer_batch_size": 4,
                 "reference_samples": 16,
