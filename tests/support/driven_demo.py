@@ -97,7 +97,7 @@ def journal(part: str) -> list[dict[str, Any]]:
                 "bytes_down": 500_000.0,
                 "stream_accuracy": STREAM[number][index],
                 "num_stream": 8.0,
-                f"stream_accuracy/{TOWNS[vehicle][index]}": STREAM[number][index],
+                **{f"stream_accuracy/{town}": STREAM[number][index] for town in TOWNS[vehicle][: index + 1]},
                 "sub_generators_held": float(part == "crops"),
             }
             events += [_report(vehicle, index + 1, metrics)]

@@ -17,6 +17,7 @@ from edge_client.settings import ClientSettings
 from edge_client.sources.uri import CameraUri, parse_source
 from federation.errors import SettingsError
 from federation.service.settings import split_overrides
+from federation.streams.picture_files import read_picture
 from models.specs import DetectionSpec
 from scripts.carla.phase import STRANDED_S, places, stranding
 from scripts.carla.plan import FAST, FULL, VEHICLES, Plan, Size
@@ -63,6 +64,13 @@ def test_held_out_frames_are_those_that_every_vehicle_holds_out(recorded: Roads)
             found = camera.boxes(index, (240, 48))
             assert found is not None
             assert np.array_equal(found.corners, scene.boxes.corners)
+            assert np.array_equal(read_picture(camera.files[index]), scene.pixels)
+
+
+def test_anchors_are_fitted_to_boxes_that_are_not_held_out(tmp_path: Path):
+    towns = {"Town01": [[0]] * 3 + [[1, 2, 3]], "Town02": [[0, 1]] * 3 + [[1]]}
+    roads = thin(write_driving(tmp_path / "carla", towns), tmp_path / "roads", num_towns=2, frames_per_town=4)
+    assert len(roads.box_sizes()) == 3 + 6
 
 
 def test_too_few_towns_are_refused(tmp_path: Path):
