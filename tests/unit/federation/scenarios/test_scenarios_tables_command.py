@@ -247,7 +247,7 @@ def test_a_folder_with_another_run_is_left_alone(table: Table, tmp_path: Path):
 
 def test_more_absent_clients_than_the_fleet_has_are_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     table = paper_table("15")
-    monkeypatch.setattr("federation.scenarios.tables.plan.load_dataset", lambda *_, **__: _dataset(tmp_path))
+    monkeypatch.setattr("federation.scenarios.tables.plan.load_any_dataset", lambda *_, **__: _dataset(tmp_path))
     runs = Planner(choice(tmp_path, dataset=None)).runs(table)
     states = [run.state for run in runs]
     assert states == [State.MISSING, State.MISSING, State.IMPOSSIBLE, State.IMPOSSIBLE]
