@@ -117,7 +117,8 @@ def test_an_anchor_that_answers_for_nothing_but_sees_the_box_well_is_left_in_pea
     )  # the car, through the other anchor
     fields, true = Fields.of(SPEC, outputs.view(1, 16, 1, 2)), labels([CAR, PADDING])
     weights = wanted_confidences(SPEC, fields, true, assign(SPEC, true)).weights
-    assert weights[0, :, 0].flatten().tolist() == pytest.approx([NO_OBJECT_WEIGHT, OBJECT_WEIGHT, NO_OBJECT_WEIGHT, 0.0])
+    expected = [NO_OBJECT_WEIGHT, OBJECT_WEIGHT, NO_OBJECT_WEIGHT, 0.0]
+    assert weights[0, :, 0].flatten().tolist() == pytest.approx(expected)
 
 
 def test_what_stands_in_padding_changes_nothing():
