@@ -56,6 +56,7 @@ class Answerer:
         self._ages: collections.deque[float] = collections.deque(maxlen=_AGES_KEPT)
         self._answered = self._failed = self._in_a_row = 0
         self._newest_ids: dict[str, int] = {}
+        self._unusable: set[str] = set()  # cameras whose last picture couldn't be looked at: one line for many
 
     def answer(self, picture: Picture) -> Shown | None:
         """Return the picture with its prediction; None if it can't even be looked at."""
@@ -64,8 +65,11 @@ class Answerer:
             inputs = self._view.inputs(picture)
         except Exception as error:  # of a picture that no model is to blame for
             self._failed += 1
-            log.warning("picture can't be used", camera=picture.camera, frame=picture.frame_id, error=error)
+            if picture.camera not in self._unusable:
+                log.warning("picture can't be used", camera=picture.camera, frame=picture.frame_id, error=error)
+            self._unusable.add(picture.camera)
             return None
+        self._unusable.discard(picture.camera)
         served = self._slot.active
         return Shown(picture, inputs, None if served is None else self._predict(served, picture, inputs))
 

@@ -94,13 +94,25 @@ class CameraSource:
         return self._collector.held_out()
 
     def measures(self) -> Mapping[str, float]:
-        """Return the served model's accuracy on what was labelled since the last call, in all and place by place."""
+        """Return the served model's accuracy on what was labelled since the last call, in all and place by place.
+
+        Where learning can't keep up, it also says how many samples and pictures were left out since the start.
+        """
+        left_out = {
+            name: float(count)
+            for name, count in (
+                ("num_samples_dropped", self._collector.num_dropped),
+                ("num_unlabelled", self.num_unlabelled),
+            )
+            if count
+        }
         counts = self._collector.stream_accuracy()
         num_right, num_answered = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
         if not num_answered:
-            return {}
+            return left_out
         by_place = {f"stream_accuracy/{place}": right / total for place, (right, total) in counts.items() if place}
-        return {"stream_accuracy": num_right / num_answered, "num_stream": float(num_answered), **by_place}
+        accuracy = {"stream_accuracy": num_right / num_answered, "num_stream": float(num_answered)}
+        return accuracy | by_place | left_out
 
     def describe(self) -> str:
         """One line for logs."""

@@ -116,7 +116,7 @@ def test_skipped_frames_are_counted_per_camera_and_latency_is_the_95th_percentil
     assert counts.latency_p95_s == 20.0
 
 
-def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model() -> None:
+def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
     class Blind(WholePicture):
         def inputs(self, picture: Picture) -> object:  # type: ignore[override]
             raise ValueError("blind")
@@ -125,6 +125,7 @@ def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model() -> None
     answerer = Answerer(slot, Blind(TASK))  # type: ignore[arg-type]
     assert [answerer.answer(picture(index)) for index in range(5)] == [None] * 5
     assert (answerer.counts.num_failed, slot.num_rollbacks) == (5, 0)
+    assert caplog.messages == ["picture can't be used"]
 
 
 @pytest.mark.parametrize("later", [float("nan"), RuntimeError("gpu gone")])

@@ -181,6 +181,12 @@ def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accur
     assert found.measures() == {}
 
 
+def test_what_learning_left_out_stands_in_the_next_report() -> None:
+    found = source([picture(0, 0, 1)])
+    found._collector.num_dropped, found.num_unlabelled = 7, 2
+    assert found.measures() == {"num_samples_dropped": 7.0, "num_unlabelled": 2.0}
+
+
 def test_the_last_pictures_of_a_recording_are_a_round_however_few() -> None:
     found = source([picture(0, 0, 1)], least=50)
     serve(found, 0)
