@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,27 @@ def read(camera: SupervisedCamera, seconds: float) -> dict[str, Any]:
         if now - began >= seconds:
             used = {name: (cpu_s(pid) - cpu_before[name]) / (now - began) for name, pid in processes.items()}
             break
-    p50, p95, p99 = (float(1000 * np.percentile(ages, share)) for share in (50, 95, 99))
     counts = camera.counts
     return {
-        "age_ms": {"p50": p50, "p95": p95, "p99": p99, "max": 1000 * max(ages)},
+        "age_ms": spread_ms(ages),
         "pictures_per_s": len(ages) / seconds,
         "cpu_cores": used,
-        "memory_mb": {
-            name: {"first": values[0], "last": values[-1], "max": max(values)} for name, values in memory.items()
-        },
+        "memory_mb": {name: course(values) for name, values in memory.items()},
         "captured": counts.num_captured,
         "dropped": counts.num_dropped,
         "lost": counts.num_lost,
     }
+
+
+def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Return percentiles and the largest of some durations, in milliseconds."""
+    shares = {f"p{share}": float(1000 * np.percentile(seconds, share)) for share in (50, 95, 99)}
+    return shares | {"max": 1000 * max(seconds)}
+
+
+def course(values: Sequence[float]) -> dict[str, float]:
+    """Return how a measured quantity went over time."""
+    return {"first": values[0], "last": values[-1], "max": max(values)}
 
 
 def cpu_s(pid: int) -> float:

@@ -20,10 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.environment import write_result
-from benchmarks.live_camera import SERVER, SIZE, cpu_s, resident_mb
+from benchmarks.live_camera import SERVER, SIZE, course, cpu_s, resident_mb, spread_ms
 from edge_client.answerer import Answerer
 from edge_client.cameras.rtsp import RtspCameraSettings
 from edge_client.cameras.supervised import SupervisedCamera
@@ -99,13 +97,10 @@ def serve(camera: SupervisedCamera, model: OnnxModel, seconds: float) -> dict[st
     loop.stop()
     counts = loop.counts
     return {
-        "age_ms": {share: float(1000 * np.percentile(ages, float(share[1:]))) for share in ("p50", "p95", "p99")}
-        | {"max": 1000 * max(ages)},
+        "age_ms": spread_ms(ages),
         "answers_per_s": len(ages) / elapsed,
         "cpu_cores": used,
-        "memory_mb": {
-            name: {"first": values[0], "last": values[-1], "max": max(values)} for name, values in memory.items()
-        },
+        "memory_mb": {name: course(values) for name, values in memory.items()},
         "captured": camera.counts.num_captured,
         "captured_by_frame_ids": counts.num_captured,
         "answered": counts.num_frames,
