@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from federation.errors import ArtefactRejected, Reason
 
 Model: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """(B, C, H, W) float32 in [-1, 1] -> logits (B, K) float32; safe to call from several threads."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that passed its probe."""
+    """A model that passed its probe.
+
+    Attributes:
+        version: of its manifest.
+        round: of its manifest.
+        model: what answers.
+        prove: warms another runtime of the same version up and checks it; raises ArtefactRejected.
+    """
 
     version: int
     round: int
     model: Model
+    prove: Callable[[Model], object] = field(repr=False, compare=False, default=lambda model: None)
 
 
 class ModelSlot:
@@ -93,11 +104,34 @@ class ModelSlot:
                     Reason.STALE_VERSION,
                     f"version {candidate.version} is not newer than {self._newest_seen}; still serving {serving}",
                 )
-            fresh = ServedModel(candidate.version, candidate.round, _prove(candidate))
+            fresh = _proven(candidate)
             self._previous, self._active = active, fresh
             self._newest_seen = candidate.version
             self.num_swaps += 1
             return fresh
+
+    def upgrade(self, version: int, model: Model) -> bool:
+        """Let another runtime of the active version answer from the next frame on. Not a swap: the answers stay.
+
+        Args:
+            version: which version ``model`` runs.
+            model: say, an engine that was built while a slower runtime served.
+
+        Returns:
+            Whether it serves; False if ``version`` isn't active (any more), or isn't when the checks are through.
+
+        Raises:
+            ArtefactRejected: ``model`` fails, or doesn't reproduce the golden vector. The active model stays.
+        """
+        active = self._active
+        if active is None or active.version != version:
+            return False
+        _checked(version, lambda: active.prove(model))  # without the lock: a roll-back waits for nobody's engine
+        with self._changing:
+            if self._active is None or self._active.version != version:
+                return False
+            self._active = replace(self._active, model=model)
+            return True
 
     def roll_back(self, failed_version: int) -> ServedModel | None:
         """Return to the previous model, for good: the failed version isn't installed again.
@@ -118,15 +152,28 @@ class ModelSlot:
             self._active = self._previous = None
 
 
-def _prove(candidate: Candidate) -> Model:
-    """Build the model, warm it up at batch 1, the size that frames come in, and compare it with its golden vector."""
-    try:
-        model = candidate.load()
+def _proven(candidate: Candidate) -> ServedModel:
+    """Build the model and prove it; the proof is kept for other runtimes of the same version."""
+
+    def prove(model: Model) -> None:
+        """Warm up at batch 1, the size that frames come in, and compare with the golden vector."""
         model(np.zeros((1, *candidate.image_shape), np.float32))
         candidate.check(model)
+
+    def build() -> Model:
+        model = candidate.load()
+        prove(model)
+        return model
+
+    return ServedModel(candidate.version, candidate.round, _checked(candidate.version, build), prove)
+
+
+def _checked(version: int, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns; whatever it raises becomes ArtefactRejected."""
+    try:
+        return work()
     except ArtefactRejected:
         raise
     except Exception as error:  # runtimes share no exception class
         reason = " ".join(str(error).split())[:300]
-        raise ArtefactRejected(Reason.LOAD_FAILED, f"version {candidate.version}: {reason}") from error
-    return model
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"version {version}: {reason}") from error

@@ -34,8 +34,8 @@ def _reason(slot: ModelSlot, refused: Candidate) -> Reason:
 
 
 def test_an_installed_model_serves_and_the_one_before_is_kept() -> None:
+    assert ModelSlot().active is None
     slot = ModelSlot()
-    assert slot.active is None
     slot.install(candidate(1))
     first = slot.active
     slot.install(candidate(2))
@@ -119,3 +119,47 @@ def test_the_old_model_answers_while_the_new_one_loads() -> None:
     finish.set()
     swap.join(10)
     assert slot.active.version == 2
+
+
+def test_another_runtime_of_the_active_version_takes_over_and_is_no_swap() -> None:
+    slot = ModelSlot()
+    slot.install(candidate(1))
+    slot.install(candidate(2))
+    engine = constant(2, 0)
+    assert slot.upgrade(2, engine)
+    assert slot.active is not None
+    assert slot.active.model is engine
+    assert (slot.active.version, slot.active.round, slot.num_swaps) == (2, 2, 2)
+    assert slot.upgrade(2, constant(2, 0)), "one engine may follow another"
+    back = slot.roll_back(2)
+    assert back is not None
+    assert back.version == 1
+
+
+def test_a_runtime_that_misses_the_golden_vector_or_fails_does_not_take_over() -> None:
+    def fails(images: Images) -> Images:
+        raise RuntimeError("engine was built for another board")
+
+    slot = ModelSlot()
+    good = slot.install(candidate(2))
+    for wrong, reason in ((constant(1, 0), Reason.PROBE_MISMATCH), (fails, Reason.LOAD_FAILED)):
+        with pytest.raises(ArtefactRejected) as caught:
+            slot.upgrade(2, wrong)
+        assert caught.value.reason is reason
+    assert slot.active is good
+
+
+def test_a_runtime_that_comes_too_late_is_not_used() -> None:
+    slot = ModelSlot()
+    assert not slot.upgrade(1, constant(1, 0)), "nothing serves yet"
+    slot.install(candidate(1))
+    slot.install(candidate(2))
+    assert not slot.upgrade(1, constant(1, 0))
+
+    def rolled_back_meanwhile(images: Images) -> Images:
+        slot.roll_back(2)
+        return constant(2, 0)(images)
+
+    assert not slot.upgrade(2, rolled_back_meanwhile)
+    assert slot.active is not None
+    assert slot.active.version == 1
