@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edge_client.answerer import Answerer, FrameCounts
 from edge_client.backoff import Backoff
 from edge_client.cameras.base import Camera, CameraError, Picture
 from edge_client.predictions import Shown
+from edge_client.turns import CountedStop
 from federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -30,6 +31,7 @@ class _Lane:
         self.waiting: Picture | None = None
         self.error = ""
         self.ended = False
+        self.stop = CountedStop()
 
 
 class InferenceLoop:
@@ -46,7 +48,7 @@ class InferenceLoop:
     ) -> None:
         self._answerer = answerer
         self._on_shown = on_shown
-        self._stop = threading.Event()
+        self._stop = CountedStop()
         self._changed = threading.Condition()
         self._lanes = tuple(_Lane(camera) for camera in cameras)
         self._turn = collections.deque(self._lanes)
@@ -65,7 +67,8 @@ class InferenceLoop:
 
     def stop(self) -> None:
         """End all threads. Idempotent."""
-        self._stop.set()
+        for signal in (self._stop, *(lane.stop for lane in self._lanes)):
+            signal.set()
         with self._changed:
             self._changed.notify_all()
         for thread in (*self._capturing, self._serving):
@@ -90,11 +93,17 @@ class InferenceLoop:
         with self._changed:
             return all(lane.ended and lane.waiting is None for lane in self._lanes)
 
+    @property
+    def turns(self) -> Mapping[str, int]:
+        """What every thread has done so far, for a watchdog; a recording that ended has nothing left to do."""
+        capturing = {f"capture {lane.camera.name}": lane.stop.turns for lane in self._lanes if not lane.ended}
+        return {**capturing, "inference": self._stop.turns}
+
     def _capture(self, lane: _Lane) -> None:
         backoff = Backoff(0.25, _RETRY_MAX_S)
-        while not self._stop.is_set():
+        while not lane.stop.is_set():
             try:
-                for picture in lane.camera.pictures(self._stop):
+                for picture in lane.camera.pictures(lane.stop):
                     if lane.error:
                         log.info("camera is back", camera=lane.camera.name)
                         lane.error = ""
@@ -105,18 +114,18 @@ class InferenceLoop:
                 if not lane.error:
                     log.warning("camera lost", camera=lane.camera.name, reason=lost, next="trying again")
                 lane.error = str(lost) or type(lost).__name__
-                self._stop.wait(backoff.next_s())
+                lane.stop.wait(backoff.next_s())
             except Exception as error:  # root of a thread: this camera is done, the others go on
                 lane.error = f"{type(error).__name__}: {error}"
                 log.exception("camera failed", camera=lane.camera.name)
                 return
-        if not self._stop.is_set():
+        if not lane.stop.is_set():
             log.info("recording ended", camera=lane.camera.name)
         lane.ended = True
 
     def _put(self, lane: _Lane, picture: Picture) -> None:
         with self._changed:
-            while not lane.camera.live and lane.waiting is not None and not self._stop.is_set():
+            while not lane.camera.live and lane.waiting is not None and not lane.stop.is_set():
                 self._changed.wait(timeout=1.0)
             if not lane.camera.live and lane.waiting is not None:
                 return  # stopped; the one that waits may still be answered
