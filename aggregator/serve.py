@@ -21,6 +21,7 @@ from federation.service.fleet_spec import method_of, task_of
 from federation.service.health import HealthServer
 from federation.service.logs import EventLogger
 from federation.service.signals import stopped_by_signals
+from federation.service.systemd import ServiceManager
 from federation.service.torch_setup import prepare_torch
 from federation.transport.broker import open_broker
 from federation.transport.connecting import mqtt_connector
@@ -35,6 +36,8 @@ def serve(settings: AggregatorSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The run can't go on; what was accepted is kept.
     """
+    manager = ServiceManager.from_environment()
+    manager.begin("building the fleet's models")
     fleet = _fleet(settings)
     connector = mqtt_connector(
         tls_ca=settings.tls_ca,
@@ -63,7 +66,7 @@ def serve(settings: AggregatorSettings) -> bool:
         view["service"] = service
         stack.enter_context(stopped_by_signals(stop))
         _log.info("serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url)
-        return service.run(stop)
+        return service.run(stop, manager)
 
 
 def _fleet(settings: AggregatorSettings) -> Fleet:

@@ -28,6 +28,7 @@ from federation.protocol.codec import encode
 from federation.protocol.messages import Announcement
 from federation.protocol.topics import aggregator_subscriptions, parse_topic, round_topic
 from federation.service.logs import EventLogger
+from federation.service.systemd import ServiceManager
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
 from federation.transport.interfaces import Connect, Session, Will
@@ -113,22 +114,30 @@ class AggregatorService:
             "broker": self._control.state,
         }
 
-    def run(self, stop: threading.Event) -> bool:
+    def run(self, stop: threading.Event, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished (True) or ``stop`` is set (False).
+
+        Args:
+            stop: set by a signal handler.
+            manager: is told that this aggregator is ready (it has the broker) and that its loop and MQTT turn; an
+                aggregation may take hours, so its thread isn't waited for.
 
         Raises:
             ReplayfleetError: A round can't be aggregated, or the data dir can't be written. Nothing accepted is lost.
         """
         self.start()
         last_state = ""
+        manager = manager or ServiceManager()
         try:
             while not stop.is_set():
                 if self.coordinator.finish.over(self._clock()):
                     return True
                 self.pump(TICK_S)
                 last_state = self._tell_state(last_state)
+                self._report(manager)
             return False
         finally:
+            manager.stopping()
             self.stop()
 
     def start(self) -> None:
@@ -224,6 +233,14 @@ class AggregatorService:
 
     def _announce(self, message: Announcement) -> None:
         self._control.publish(round_topic(message.spec.fleet), encode(message), retain=True)
+
+    def _report(self, manager: ServiceManager) -> None:
+        view = self._view
+        turns = {"mqtt control": self._control.turns, "mqtt data": self._data.turns}
+        status = "round {round} {phase}; {uploads} of {expected} uploads; {clients} clients online".format_map(view)
+        status += f"; broker {self._control.state}"
+        ready = self._control.connected and self._data.connected
+        manager.report(turns, ready=ready, status=status, now=self._clock())
 
     def _tell_state(self, last: str) -> str:
         """Log why the broker isn't there whenever that changes; the session itself logs when it is."""

@@ -35,6 +35,7 @@ from edge_client.training_job import delete_round_data
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
 from federation.service.logs import EventLogger
+from federation.service.systemd import ServiceManager
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
 from federation.transport.interfaces import Connect, Session
@@ -163,27 +164,41 @@ class ClientService:
         names = next((found.class_names for found in cameras if found.name == camera), ())
         return Legend(self.client.class_names, names, self.client.round)
 
-    def run(self, stop: threading.Event, *, stay: bool = False) -> bool:
+    @property
+    def turns(self) -> Mapping[str, int]:
+        """What capture, inference and MQTT have done so far, for a watchdog.
+
+        A camera that is lost counts while it is tried again, and so does a broker that isn't there: a restart would
+        help neither. A client without a source yet waits for its fleet's task.
+        """
+        serving = {} if self._loop is None else self._loop.turns
+        return {**serving, "mqtt control": self._control.turns, "mqtt data": self._data.turns}
+
+    def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished (True) or ``stop`` is set (False).
 
         Args:
             stop: set by a signal handler.
             stay: go on serving frames after the run is finished.
+            manager: is told that this client is ready (it serves what was on its disk, or has the broker) and turns.
 
         Raises:
             SettingsError: The source doesn't fit the fleet's task.
             ReplayfleetError: The data dir can't be written.
         """
         last_state = ""
+        manager = manager or ServiceManager()
         try:
             self.start()
             while not stop.is_set():
                 self.pump(TICK_S)
+                self._report(manager)
                 last_state = self._tell_state(last_state)
                 if self.client.finished and not stay:
                     return True
             return False
         finally:
+            manager.stopping()
             self.stop()
 
     def start(self) -> None:
@@ -364,6 +379,11 @@ class ClientService:
         temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
         temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
         temporary.replace(self._folder / STATUS_FILE)
+
+    def _report(self, manager: ServiceManager) -> None:
+        phase, round_index, version = self._state()
+        status = f"{phase}; round {round_index}, serving version {version}; broker {self._control.state}"
+        manager.report(self.turns, ready=self._connected or version > 0, status=status, now=self._clock())
 
     def _tell_state(self, last: str) -> str:
         connected = self._connected

@@ -60,6 +60,10 @@ class Session(Protocol):
         """How often the broker has accepted us; when it rises, the service calls ``Courier.resume``."""
 
     @property
+    def turns(self) -> int:
+        """Changes within seconds while the session's threads do what they should, waiting for a broker included."""
+
+    @property
     def max_payload_bytes(self) -> int:
         """Largest payload the broker takes; known after the first connection, a safe guess before."""
 

@@ -186,6 +186,7 @@ class MemorySession:
         self._outbox: deque[tuple[str, bytes, bool]] = deque(maxlen=_MAX_QUEUED)
         self._connected = False
         self._num_connections = 0
+        self._turns = 0
 
     def start(self) -> None:
         """Connect, subscribe again, flush what was published meanwhile."""
@@ -236,6 +237,12 @@ class MemorySession:
     def num_connections(self) -> int:
         """How often the broker has accepted us."""
         return self._num_connections
+
+    @property
+    def turns(self) -> int:
+        """Rises with every look: there is no thread that could hang."""
+        self._turns += 1
+        return self._turns
 
     @property
     def max_payload_bytes(self) -> int:

@@ -27,6 +27,8 @@ MAX_OUTBOX_BYTES = 256 << 20
 MAX_OUTBOX_MESSAGES = 10_000
 PACKET_RESERVE_BYTES = 1 << 10
 """Room for topic and headers within the broker's packet limit."""
+OPEN_LIMIT_S = 120.0
+"""Looking up a name and shaking hands may take so long where the network is away; beyond it, the thread hangs."""
 GUESSED_PACKET_BYTES = 128 << 10
 """Before the broker has spoken: the smallest limit among the common ones (AWS IoT Core)."""
 
@@ -87,6 +89,8 @@ class MqttSession:
         self._connected = False
         self._num_connections = 0
         self._num_dropped = 0
+        self._turns = 0
+        self._opening_since: float | None = None
         self._state = "not started"
         self._max_packet_bytes = GUESSED_PACKET_BYTES
 
@@ -159,6 +163,13 @@ class MqttSession:
         return self._num_connections
 
     @property
+    def turns(self) -> int:
+        """Rises while the session's thread turns, and paho's while there is a connection."""
+        since = self._opening_since
+        waited_s = 0.0 if since is None else min(time.monotonic() - since, OPEN_LIMIT_S)
+        return self._turns + int(waited_s)
+
+    @property
     def num_dropped(self) -> int:
         """Messages that never reached the broker because the outbox was full or they were too large for it."""
         return self._num_dropped
@@ -194,14 +205,23 @@ class MqttSession:
             if problem != told and not self._stopping.is_set():
                 log.warning("broker not reached broker=%s problem=%s; keeps trying", self._plan.address, problem)
             told = problem
-            self._stopping.wait(delay_s)
+            self._pause(delay_s)
+
+    def _pause(self, delay_s: float) -> None:
+        until = time.monotonic() + delay_s
+        while not self._stopping.wait(min(1.0, max(0.0, until - time.monotonic()))) and time.monotonic() < until:
+            self._turns += 1
 
     def _serve(self, connection: Connection) -> str:
         """Connect, and stay until the connection ends; returns why it did."""
+        self._opening_since = time.monotonic()
         try:
             connection.open()
         except (OSError, ValueError) as error:
             return describe_failure(error, self._plan.address)
+        finally:
+            self._turns = self.turns + 1
+            self._opening_since = None
         try:
             return self._watch(connection)
         finally:
@@ -214,9 +234,13 @@ class MqttSession:
 
     def _watch(self, connection: Connection) -> str:
         started = time.monotonic()
+        seen = -1
         while not self._stopping.is_set():
             self._wake.wait(0.5)
             self._wake.clear()
+            if connection.turns != seen:
+                seen = connection.turns
+                self._turns += 1
             if connection.dead:
                 return connection.problem or "network thread ended"
             if connection.ready and not self._connected:

@@ -69,6 +69,17 @@ class ConnectionPlan:
     modern: bool = True
 
 
+class _CountingClient(Client):
+    """A paho client whose loop is seen to turn: a thread that lives may still hang."""
+
+    turns = 0
+
+    def loop_misc(self) -> MQTTErrorCode:
+        """Called by paho's thread at the end of every turn."""
+        self.turns += 1
+        return super().loop_misc()
+
+
 class Connection:
     """One attempt to connect and the connection that may come of it.
 
@@ -98,7 +109,7 @@ class Connection:
         self._topics = topics
         self._on_message = on_message
         self._wake = wake
-        self._client = self._make_client()
+        self._client: _CountingClient = self._make_client()
 
     def open(self) -> None:
         """Connect and start paho's thread; the broker's answer comes later.
@@ -155,13 +166,18 @@ class Connection:
         return self.ended or (thread is not None and not thread.is_alive())
 
     @property
+    def turns(self) -> int:
+        """How often paho's loop came round; it does so at least once a second."""
+        return self._client.turns
+
+    @property
     def speechless(self) -> bool:
         """Whether the broker took the connection and answered nothing."""
         return self._opened and not self.accepted and not self._refused
 
-    def _make_client(self) -> Client:
+    def _make_client(self) -> _CountingClient:
         plan = self._plan
-        client = Client(
+        client = _CountingClient(
             CallbackAPIVersion.VERSION2,
             plan.client_id,
             clean_session=None if plan.modern else plan.session_expiry_s == 0,
