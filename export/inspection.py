@@ -70,7 +70,7 @@ def inspect_graph(graph: bytes) -> GraphSummary:
         raise _refuse(f"graph has {len(graph)} bytes, at most {MAX_GRAPH_BYTES} are read")
     parameters: dict[str, TensorLayout] = {}
     metadata: dict[str, str] = {}
-    for number, value in _fields(memoryview(graph)):
+    for number, value in wire_fields(memoryview(graph)):
         if number == 7:
             _read_graph(_message(value), parameters)
         elif number == 14:
@@ -82,7 +82,7 @@ def inspect_graph(graph: bytes) -> GraphSummary:
 
 
 def _read_graph(graph: memoryview, parameters: dict[str, TensorLayout]) -> None:
-    for number, value in _fields(graph):
+    for number, value in wire_fields(graph):
         if number == 1:
             _check_node(_message(value))
         elif number == 5:
@@ -97,7 +97,7 @@ def _read_graph(graph: memoryview, parameters: dict[str, TensorLayout]) -> None:
 
 def _check_node(node: memoryview) -> None:
     operator = domain = ""
-    for number, value in _fields(node):
+    for number, value in wire_fields(node):
         if number == 4:
             operator = _text(value)
         elif number == 7:
@@ -109,7 +109,7 @@ def _check_node(node: memoryview) -> None:
 
 
 def _check_attribute(attribute: memoryview) -> None:
-    for number, value in _fields(attribute):
+    for number, value in wire_fields(attribute):
         if number in {6, 11, 22, 23}:
             raise _refuse("graph carries subgraphs or sparse tensors")
         if number in {5, 10} and _read_tensor(_message(value))[1] is not None:
@@ -120,7 +120,7 @@ def _read_tensor(tensor: memoryview) -> tuple[str, TensorLayout | None]:
     """Return (name, layout) of a tensor; the layout is None if the tensor's values are in the graph."""
     shape: list[int] = []
     element_type, location, external, name = 0, 0, {}, ""
-    for number, value in _fields(tensor):
+    for number, value in wire_fields(tensor):
         if number == 1:
             shape.extend([value] if isinstance(value, int) else _varints(value))
         elif number == 2:
@@ -142,11 +142,11 @@ def _read_tensor(tensor: memoryview) -> tuple[str, TensorLayout | None]:
 
 
 def _entry(pair: memoryview) -> tuple[str, str]:
-    texts = {number: _text(value) for number, value in _fields(pair)}
+    texts = {number: _text(value) for number, value in wire_fields(pair)}
     return texts.get(1, ""), texts.get(2, "")
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def wire_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Yield (field number, integer or bytes) of a protobuf message; fixed-size fields come as bytes."""
     position = 0
     while position < len(message):
