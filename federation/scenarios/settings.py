@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from federation.errors import SettingsError, nearest
-from federation.service.presets import SETTINGS, detector_settings_for, settings_for
+from federation.service.presets import SETTINGS, settings_for_task
 from federation.streams.box_datasets import has_boxes
 from federation.streams.stream import DRIVING, StreamSettings
-from models.specs import AnyTaskSpec, DetectionSpec
+from models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +123,7 @@ def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapp
     for key in own:
         if key not in known:
             raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
-    if isinstance(task, DetectionSpec):
-        preset_fields = detector_settings_for(kind.name, preset, known=known)
-    else:
-        preset_fields = settings_for(kind.name, preset, task.image_size, known=known)
-    fields = {**preset_fields, **_converted(kind, own)}
+    fields = {**settings_for_task(kind.name, preset, task, known=known), **_converted(kind, own)}
     try:
         return kind(task=task, **fields)
     except (TypeError, ValueError) as error:

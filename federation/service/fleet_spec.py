@@ -14,7 +14,7 @@ import msgspec
 
 from federation.errors import SettingsError, nearest
 from federation.protocol.messages import FleetSpec
-from federation.service.presets import settings_for
+from federation.service.presets import settings_for_task
 from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def make_spec(
     if not 0 <= run_seed < 1 << 63:
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
     known = _setting_names(kind)
-    size = task.image_size if isinstance(task, TaskSpec) else task.image_height
-    fields = {**settings_for(method, preset, size, known=known), **_converted(kind, overrides, strict=False)}
+    fields = {**settings_for_task(method, preset, task, known=known), **_converted(kind, overrides, strict=False)}
     built = _build(kind, task, fields)
     settings = {name: getattr(built, name) for name in _setting_names(kind)}
     spec = FleetSpec(fleet, method, settings, task_fields(task), run_seed)

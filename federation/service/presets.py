@@ -10,7 +10,7 @@ from typing import Any
 
 from federation.errors import SettingsError, nearest
 from federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
-from models.specs import TaskSpec
+from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 TASKS: dict[str, TaskSpec] = {
     "fashion-mnist": TaskSpec(1, 28, FASHION_MNIST, "cifar", 16),
@@ -175,6 +175,18 @@ def task_for(dataset: str) -> TaskSpec:
         return TASKS[dataset]
     except KeyError:
         raise SettingsError(f"unknown data set {dataset!r}{nearest(dataset, TASKS)}") from None
+
+
+def settings_for_task(
+    method: str, name: str, task: AnyTaskSpec, *, known: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return the fields that preset ``name`` changes for this task, in the simulator and in the deployed fleet alike.
+
+    That is ``settings_for`` at the task's image size, or ``detector_settings_for``; args and errors are theirs.
+    """
+    if isinstance(task, DetectionSpec):
+        return detector_settings_for(method, name, known=known)
+    return settings_for(method, name, task.image_size, known=known)
 
 
 def settings_for(

@@ -5,8 +5,9 @@ import pytest
 
 from federation.errors import SettingsError
 from federation.methods import METHODS
+from federation.scenarios.settings import method_from
 from federation.service.fleet_spec import make_spec, method_of, task_of
-from federation.service.presets import SETTINGS, TASKS, settings_for, task_for
+from federation.service.presets import SETTINGS, TASKS, detector_settings_for, settings_for, task_for
 from federation.service.settings import split_overrides
 from models.specs import DetectionSpec
 
@@ -37,10 +38,18 @@ def test_a_detection_task_travels_as_one_and_an_older_task_without_a_kind_stays_
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
     assert travelled.task["kind"] == "detection"
     assert task_of(travelled) == BOXES
-    assert method_of(travelled) == METHODS["fedavg"](task=BOXES, **settings_for("fedavg", "tiny"))
+    assert method_of(travelled) == METHODS["fedavg"](task=BOXES, **detector_settings_for("fedavg", "tiny"))
     older = make_spec("f", "fedavg", FASHION, preset="tiny", overrides={}, run_seed=3)
     assert "kind" not in older.task
     assert task_of(older) == FASHION
+
+
+@pytest.mark.parametrize("preset", SETTINGS)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "centralized", "der", "agem", "fedgp", "ideal"])
+def test_a_deployed_detector_has_the_simulators_presets(method: str, preset: str):
+    spec = make_spec("f", method, BOXES, preset=preset, overrides={}, run_seed=3)
+    assert method_of(spec) == method_from(METHODS[method], BOXES, preset, {})
+    assert spec.settings["weight_decay"] == 0.0005
 
 
 def test_a_task_that_no_build_knows_is_one_clear_line():
