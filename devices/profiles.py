@@ -1,15 +1,49 @@
-"""What a board can do: which execution providers to try, where to train, and with how many threads."""
+"""What a board can do: execution providers, precision, memory, what training may spend, how cameras are read.
+
+Memory and cores are those of NVIDIA's data sheets (developer.nvidia.com/embedded/jetson-modules; for Thor of T4000 and
+T5000). None of these boards was at hand.
+
+``core_gflops`` is a tenth of a core's float32 peak, where training ends up with small convolutions, and only a first
+guess, until rounds were measured: clock rate times operations per cycle, which are 8 for a Cortex-A72 (one 128-bit
+multiply-add), 16 for a Cortex-A78AE (two) and 32 for a Neoverse V3AE (four; Arm's software optimisation guides). A
+Carmel is taken for a Cortex-A78AE.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
+from devices.budget import TrainingAllowance
 from federation.errors import SettingsError, nearest
 
-JETSON_RELEASE_FILE = Path("/etc/nv_tegra_release")
-"""Present on every JetPack installation; its first line names the L4T release."""
+AUTO = "auto"
+"""The name that stands for whichever profile fits the board; ``devices.probing.chosen`` finds it."""
+
+JETSON = "jetson"
+"""The name that stands for whichever Jetson this is; off a known Jetson, the profile of that name."""
+
+GIB = 1 << 30
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+
+REQUIRABLE = {"tensorrt": TENSORRT, "cuda": CUDA, "cpu": CPU}
+"""What ``--require-provider`` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameraPipeline:
+    """What a board reads cameras with.
+
+    Attributes:
+        decoder: the value of an ``rtsp://`` source's ``decoder`` that is quickest here.
+        elements: GStreamer elements that ``csi://`` sources and this decoder need; empty: neither needs GStreamer.
+    """
+
+    decoder: str = "ffmpeg"
+    elements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,59 +52,116 @@ class DeviceProfile:
 
     Attributes:
         name: what ``--device`` takes.
-        execution_providers: ONNX Runtime providers in order of preference; the last one always works.
-        torch_device: where training would run best; the services train on the CPU for now (see ``docs/deploy.md``).
+        execution_providers: ONNX Runtime providers that can serve at once, in order of preference; the last one always
+            works.
         inference_threads: intra-op threads of the serving session; training shares the cores.
+        tensorrt: an engine for TensorRT is worth its minutes of building here. ONNX Runtime keys its engine cache by
+            the graph, not by the parameters, so TensorRT is never among the providers that serve at once.
+        precision: ``fp32``, ``fp16`` or ``int8``: the export that serves quickest.
+        min_memory_bytes: of the smallest board of this class.
+        allowance: what training may spend.
+        camera: what cameras are read with.
         vendor_runtime: torch, OpenCV and ONNX Runtime come with the board's system image, not from PyPI.
     """
 
     name: str
     execution_providers: tuple[str, ...]
-    torch_device: str
     inference_threads: int
+    tensorrt: bool = False
+    precision: str = "fp32"
+    min_memory_bytes: int = GIB
+    allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
+    camera: CameraPipeline = CameraPipeline()
     vendor_runtime: bool = False
 
     def __post_init__(self) -> None:
-        if not self.execution_providers or self.execution_providers[-1] != "CPUExecutionProvider":
-            raise ValueError(f"profile {self.name!r}: the last execution provider must be CPUExecutionProvider")
+        if not self.execution_providers or self.execution_providers[-1] != CPU:
+            raise ValueError(f"profile {self.name!r}: the last execution provider must be {CPU}")
+        if TENSORRT in self.execution_providers:
+            raise ValueError(f"profile {self.name!r}: {TENSORRT} can't serve at once; set tensorrt instead")
         if self.inference_threads < 1:
             raise ValueError(f"profile {self.name!r}: inference_threads is {self.inference_threads}, expected >= 1")
 
 
-PROFILES = {
-    "cpu": DeviceProfile("cpu", ("CPUExecutionProvider",), "cpu", inference_threads=1),
-    "cuda": DeviceProfile("cuda", ("CUDAExecutionProvider", "CPUExecutionProvider"), "cuda", inference_threads=2),
-    # TensorRT stays out: ONNX Runtime keys its engine cache by the graph, not by the parameters, so every round's
-    # model would either load the old engine or wait minutes for a new one.
-    "jetson": DeviceProfile(
-        "jetson", ("CUDAExecutionProvider", "CPUExecutionProvider"), "cuda", inference_threads=2, vendor_runtime=True
+ARGUS = CameraPipeline("nvv4l2", ("nvarguscamerasrc", "nvvidconv", "nvv4l2decoder"))
+"""All Jetsons decode H.264 and H.265 in hardware; the Orin Nano lacks an encoder only."""
+
+
+def _jetson(
+    name: str, *, memory_gib: int, core_gflops: float, tensorrt: bool = True, training_bytes: int | None = None
+) -> DeviceProfile:
+    return DeviceProfile(
+        name,
+        (CUDA, CPU),
+        inference_threads=2,
+        tensorrt=tensorrt,
+        precision="fp16",
+        min_memory_bytes=memory_gib * GIB,
+        allowance=TrainingAllowance(core_gflops=core_gflops, memory_bytes=training_bytes),
+        camera=ARGUS,
+        vendor_runtime=True,
+    )
+
+
+_ALL = (
+    DeviceProfile("cpu", (CPU,), inference_threads=1),
+    # A Raspberry Pi 4: Cortex-A72 at 1.5 GHz, sold with 1 GB and more; slows down at 80 degrees (its documentation,
+    # "Frequency management and thermal control"), which its thermal zone's own limits don't tell.
+    DeviceProfile(
+        "arm-cpu",
+        (CPU,),
+        inference_threads=1,
+        allowance=TrainingAllowance(core_gflops=1.2, max_temperature_c=75.0),
     ),
-}
+    DeviceProfile("cuda", (CUDA, CPU), inference_threads=2, tensorrt=True, precision="fp16", min_memory_bytes=4 * GIB),
+    # A Jetson that is none of those below: what all of them can do.
+    _jetson(JETSON, memory_gib=4, core_gflops=2.4, tensorrt=False),
+    # 6 cores at 1.5 GHz, 4 or 8 GB that CPU and GPU share: an engine's build would take what serving needs.
+    _jetson("jetson-orin-nano", memory_gib=4, core_gflops=2.4, tensorrt=False, training_bytes=2 * GIB),
+    # 6 or 8 cores at 2.0 GHz, 8 or 16 GB.
+    _jetson("jetson-orin-nx", memory_gib=8, core_gflops=3.2),
+    # 8 or 12 cores at 2.2 GHz, 32 or 64 GB.
+    _jetson("jetson-agx-orin", memory_gib=32, core_gflops=3.5),
+    # 12 or 14 cores at 2.6 GHz, 64 or 128 GB.
+    _jetson("jetson-thor", memory_gib=64, core_gflops=8.3),
+    # NX and AGX: 6 or 8 cores at 1.9 to 2.2 GHz, 8 to 64 GB. JetPack 5 is their last, with TensorRT 8.5.
+    _jetson("jetson-xavier", memory_gib=8, core_gflops=3.0, tensorrt=False),
+)
+
+PROFILES = {board.name: board for board in _ALL}
 
 
 def profile(name: str) -> DeviceProfile:
-    """Return the profile that ``--device`` names.
+    """Return the profile of that name.
 
     Raises:
-        SettingsError: No such profile; names the nearest.
+        SettingsError: No such profile; names the nearest. ``auto`` is none: it needs a look at the board.
     """
     try:
         return PROFILES[name]
     except KeyError:
-        raise SettingsError(f"unknown device {name!r}{nearest(name, PROFILES)}") from None
+        raise SettingsError(f"unknown device {name!r}{nearest(name, (*PROFILES, AUTO))}") from None
+
+
+def check_device(name: str) -> None:
+    """Raise SettingsError unless ``--device`` takes this name."""
+    if name != AUTO:
+        profile(name)
+
+
+def required_provider(name: str) -> str:
+    """Return ONNX Runtime's name of what ``--require-provider`` names.
+
+    Raises:
+        SettingsError: It takes no such name.
+    """
+    try:
+        return REQUIRABLE[name]
+    except KeyError:
+        known = ", ".join(REQUIRABLE)
+        raise SettingsError(f"--require-provider takes one of {known}, not {name!r}; nothing was started") from None
 
 
 def default_training_threads() -> int:
     """Threads for the training process: half of the cores, at least one, so that frames and the network keep theirs."""
     return max(1, (os.cpu_count() or 2) // 2)
-
-
-def board_note(board: DeviceProfile, release_file: Path = JETSON_RELEASE_FILE) -> str:
-    """Return what is odd about running ``board`` here, or an empty string.
-
-    PyPI's aarch64 ``onnxruntime-gpu`` installs on a Jetson but holds no kernels for its GPU, so the hint names the
-    vendor's build.
-    """
-    if board.vendor_runtime and not release_file.exists():
-        return f"--device {board.name} expects JetPack, but {release_file} doesn't exist; going on with what works"
-    return ""

@@ -7,12 +7,20 @@ the CPU silently. Only a session that was forbidden to fall back, and an answer 
 from __future__ import annotations
 
 import base64
+import contextlib
+import importlib.util
+import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from devices.profiles import DeviceProfile
+from devices.installing import DRIVER, what_to_install
+from devices.probing import Board
+from devices.profiles import CPU, CUDA, TENSORRT, DeviceProfile, required_provider
+from devices.shared_libraries import is_missing, missing_libraries
+from federation.errors import SettingsError
 
 PROBE_MODEL = base64.b64decode(
     "CAgSADpzCg8KAXgKAXcSAXkiBENvbnYSBXByb2JlKh8IAQgBCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhsKAXgSFgoUCAESEAoCCAEKAggB"
@@ -23,55 +31,130 @@ PROBE_MODEL = base64.b64decode(
 PROBE_ANSWER = ((27.0, 37.0), (57.0, 67.0))
 """What ``PROBE_MODEL`` makes of 0..8; a provider that says anything else is not used."""
 
+_LIBRARIES = {TENSORRT: "libonnxruntime_providers_tensorrt.so", CUDA: "libonnxruntime_providers_cuda.so"}
+"""Which file of onnxruntime's folder ``capi`` a provider is."""
+
+_SILENT = 4
+_WARNINGS = 2
+"""ONNX Runtime's log severities; the second is its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of one provider.
+
+    Attributes:
+        provider: ONNX Runtime's name.
+        problem: why it can't be used; empty if it gave the right answer.
+        listed: whether ``get_available_providers()`` has it.
+        missing: shared libraries that it lacks.
+    """
+
+    provider: str
+    problem: str = ""
+    listed: bool = True
+    missing: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> bool:
+        """Whether it gave the right answer."""
+        return not self.problem
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderProof:
     """Which provider works here.
 
     Attributes:
-        provider: the first of the profile's providers that gave the right answer.
-        refused: (provider, why) of those tried before it.
+        provider: the first that gave the right answer, of those that were asked for.
+        refused: those tried before it.
     """
 
     provider: str
-    refused: tuple[tuple[str, str], ...] = ()
+    refused: tuple[Trial, ...] = ()
 
-    def warning(self, board: DeviceProfile) -> str:
+    def warning(self, profile: DeviceProfile, board: Board) -> str:
         """One line if serving runs on less than the operator asked for, else an empty string."""
         if not self.refused:
             return ""
-        why = "; ".join(f"{provider}: {reason}" for provider, reason in self.refused)
-        hint = " (on a Jetson install the vendor's onnxruntime, not PyPI's)" if board.vendor_runtime else ""
-        return f"--device {board.name} can't use its first choice, serving with {self.provider} instead: {why}{hint}"
+        why = "; ".join(f"{trial.provider}: {trial.problem}" for trial in self.refused)
+        hint = what_to_install(self.refused[0].provider, self.refused[0].missing, board)
+        return (
+            f"--device {profile.name} can't use its first choice, serving with {self.provider} instead: {why} ({hint})"
+        )
 
 
-def prove_provider(board: DeviceProfile) -> ProviderProof:
-    """Return the first provider of ``board`` that really computes; the CPU always does.
+def prove_provider(profile: DeviceProfile, board: Board, require: str = "") -> ProviderProof:
+    """Return the first provider of ``profile`` that really computes; the CPU always does.
+
+    Args:
+        profile: whose providers are tried, in their order.
+        board: for what is said to install.
+        require: a key of ``devices.profiles.REQUIRABLE``: this one or none; empty: any.
 
     Raises:
+        SettingsError: The required provider doesn't work here; says why and what to install.
         RuntimeError: Not even the CPU provider gives the right answer: this onnxruntime is broken.
         ImportError: onnxruntime is not installed.
     """
-    refused: list[tuple[str, str]] = []
-    for provider in board.execution_providers:
-        reason = _try(provider)
-        if not reason:
+    if require:
+        wanted = required_provider(require)
+        trial = try_provider(wanted)
+        if not trial.works:
+            raise SettingsError(
+                f"--require-provider {require}: {trial.problem}; "
+                f"{what_to_install(wanted, trial.missing, board)}; not started"
+            )
+        return ProviderProof(wanted)
+    refused: list[Trial] = []
+    for provider in profile.execution_providers:
+        trial = try_provider(provider)
+        if trial.works:
             return ProviderProof(provider, tuple(refused))
-        refused.append((provider, reason))
+        refused.append(trial)
     raise RuntimeError(f"no execution provider works: {refused}")
 
 
-def _try(provider: str) -> str:
-    """Return why ``provider`` can't be used, or an empty string if it computed the right answer."""
+def try_provider(provider: str) -> Trial:
+    """Let ``provider`` compute once.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+    """
     import onnxruntime
 
     if provider not in onnxruntime.get_available_providers():
-        return f"not built into this onnxruntime {onnxruntime.__version__}"
+        return _not_built_in(provider, onnxruntime.__version__)
+    if provider == CPU:
+        return Trial(provider, _compute(provider))
+    _preload()
+    onnxruntime.set_default_logger_severity(_SILENT)  # its own lines about missing files go to standard error, coloured
+    try:
+        problem = _compute(provider)
+    finally:
+        onnxruntime.set_default_logger_severity(_WARNINGS)
+    missing = _missing(provider) if problem else ()
+    if missing:
+        problem = f"listed, but not usable: {', '.join(missing)} can't be found"
+    return Trial(provider, problem, missing=missing)
+
+
+def _not_built_in(provider: str, version: str) -> Trial:
+    problem = f"not built into this onnxruntime {version}"
+    if provider in _LIBRARIES and is_missing(DRIVER):
+        return Trial(provider, f"{problem}, and {DRIVER} can't be found either", listed=False, missing=(DRIVER,))
+    return Trial(provider, problem, listed=False)
+
+
+def _compute(provider: str) -> str:
+    """Return why ``provider`` can't be used, or an empty string if it computed the right answer."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # the library's own lines about missing .so files bypass logging
+    options.log_severity_level = _SILENT
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if provider != "CPUExecutionProvider":
+    if provider != CPU:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
         session = onnxruntime.InferenceSession(PROBE_MODEL, options, providers=[provider], enable_fallback=0)
@@ -83,3 +166,21 @@ def _try(provider: str) -> str:
     if not np.allclose(answer[0, 0], PROBE_ANSWER, rtol=0, atol=0.1):  # NaN fails too
         return f"gave a wrong answer: {answer.ravel().tolist()}"
     return ""
+
+
+def _preload() -> None:
+    """Load the CUDA libraries that came as Python packages, which no loader path leads to; since ONNX Runtime 1.21."""
+    import onnxruntime
+
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is not None:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):  # it prints what it misses
+            preload()
+
+
+def _missing(provider: str) -> tuple[str, ...]:
+    found = importlib.util.find_spec("onnxruntime")
+    if found is None or found.origin is None or provider not in _LIBRARIES:
+        return ()
+    library = Path(found.origin).parent / "capi" / _LIBRARIES[provider]
+    return missing_libraries(library) if library.is_file() else ()

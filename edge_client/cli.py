@@ -24,7 +24,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--device", help="cpu, cuda or jetson.  [default: cpu]")
+@click.option("--device", help="cpu, arm-cpu, cuda, jetson, jetson-orin-nano, ..., or auto: look.  [default: cpu]")
 @click.option("--broker", metavar="URL", help="mqtts://host:port, or mqtt:// on this machine. Required.")
 @click.option("--client-id", help="This client's name in the fleet. Required.")
 @click.option(
@@ -50,7 +50,7 @@ def cli() -> None:
 @click.option("--hold-out", type=int, help="Keep every so many labelled pictures for testing.  [default: 0, none]")
 @click.option("--show", is_flag=True, default=None, help="Draw the stream in a window.")
 @click.option("--record", type=_PATH, help="Write the drawn stream to this .mp4.")
-@click.option("--require-provider", is_flag=True, default=None, help="Don't start on less than the device promises.")
+@click.option("--require-provider", metavar="NAME", help="tensorrt, cuda or cpu: don't start unless it computes.")
 @click.option("--stay", is_flag=True, default=None, help="Go on serving after the run is finished.")
 @click.option("--tls-ca", type=_PATH, help="Certificate authority of the broker.  [default: the system's]")
 @click.option("--tls-cert", type=_PATH, help="Client certificate.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.profiles import default_training_threads, profile
+from devices.profiles import check_device, default_training_threads, required_provider
 from edge_client.collector import CollectorSettings
 from edge_client.sources.opening import LearningSettings
 from edge_client.sources.uri import parse_sources
@@ -23,7 +23,7 @@ class ClientSettings:
         client_id: this client's name in the fleet, part of every topic.
         source: where pictures and labelled samples come from: a URI, or several of cameras.
         data_dir: everything that the client keeps.
-        device: a key of ``devices.profiles.PROFILES``.
+        device: a key of ``devices.profiles.PROFILES``, or ``auto``.
         fleet: fleet name, part of every topic.
         threads: of training; results depend on it. 0 is half of the cores.
         sampler: ``onnx`` or ``eager``: how replay is drawn.
@@ -38,7 +38,7 @@ class ClientSettings:
         hold_out: every so many labelled pictures of a camera, one is kept in memory for testing; 0: none.
         show: draw cameras' streams in windows.
         record: write cameras' drawn streams to this film, ``.mp4``; several cameras make several films.
-        require_provider: refuse to start on less than the device's first execution provider.
+        require_provider: refuse to start unless it computes: ``tensorrt``, ``cuda`` or ``cpu``; empty: take what works.
         stay: go on serving frames after the run is finished.
         tls_ca: certificate authority of the broker, PEM; None uses the system's.
         tls_cert: client certificate, PEM.
@@ -68,7 +68,7 @@ class ClientSettings:
     hold_out: int = 0
     show: bool = False
     record: Path | None = None
-    require_provider: bool = False
+    require_provider: str = ""
     stay: bool = False
     tls_ca: Path | None = None
     tls_cert: Path | None = None
@@ -84,7 +84,9 @@ class ClientSettings:
             check_id(self.client_id, "client id")
         except MalformedMessage as error:
             raise SettingsError(str(error)) from error
-        profile(self.device)
+        check_device(self.device)
+        if self.require_provider:
+            required_provider(self.require_provider)
         if self.sampler not in SAMPLERS:
             raise SettingsError(f"unknown sampler {self.sampler!r}{nearest(self.sampler, SAMPLERS)}")
         if not 0 <= self.threads <= 1024:

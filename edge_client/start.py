@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-from devices.profiles import board_note, profile
+from devices.probing import chosen, probe
+from devices.profiles import DeviceProfile
 from devices.providers import ProviderProof, prove_provider
 from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
@@ -18,11 +19,11 @@ from edge_client.settings import ClientSettings
 from edge_client.sources.opening import source_opener
 from edge_client.trainer import JSON_LOGS
 from edge_client.training_job import SamplerName
-from federation.errors import SettingsError
 from federation.service.data_dir import claim_data_dir
 from federation.service.health import Answer, Endpoints, HealthServer
 from federation.service.logs import EventLogger
 from federation.service.signals import stopped_by_signals
+from federation.service.systemd import ServiceManager
 from federation.transport.connecting import mqtt_connector
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ def start(settings: ClientSettings) -> bool:
     connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings.learning())
     _check_displays(settings)
-    proof = _proved(settings)
+    manager = ServiceManager.from_environment()
+    manager.begin("proving the execution provider")
+    profile, proof = _proved(settings)
     stop = threading.Event()
-    metrics = Metrics(settings.device, proof.provider)
+    metrics = Metrics(profile.name, proof.provider)
     view: dict[str, ClientService] = {}
     with contextlib.ExitStack() as stack:
         health = HealthServer(lambda: _health(view), metrics.registry, more=_endpoints(view), port=settings.health_port)
@@ -60,7 +63,7 @@ def start(settings: ClientSettings) -> bool:
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
         )
         service = ClientService(
-            _identity(settings, proof),
+            _identity(settings, profile, proof),
             data_dir.path,
             connector.to(settings.broker),
             open_source,
@@ -76,36 +79,34 @@ def start(settings: ClientSettings) -> bool:
             "client started",
             fleet=settings.fleet,
             client=settings.client_id,
-            device=settings.device,
+            device=profile.name,
             provider=proof.provider,
             broker=settings.broker,
             health=health.url,
         )
-        return service.run(stop, stay=settings.stay)
+        return service.run(stop, stay=settings.stay, manager=manager)
 
 
-def _proved(settings: ClientSettings) -> ProviderProof:
-    board = profile(settings.device)
-    note = board_note(board)
+def _proved(settings: ClientSettings) -> tuple[DeviceProfile, ProviderProof]:
+    board = probe()
+    profile, note = chosen(settings.device, board)
     if note:
         log.warning(note)
-    proof = prove_provider(board)
-    warning = proof.warning(board)
-    if warning and settings.require_provider:
-        raise SettingsError(f"{warning}; not started because of --require-provider")
+    proof = prove_provider(profile, board, settings.require_provider)
+    warning = proof.warning(profile, board)
     if warning:
         log.warning(warning)
-    return proof
+    return profile, proof
 
 
-def _identity(settings: ClientSettings, proof: ProviderProof) -> Identity:
+def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderProof) -> Identity:
     compute = Compute(
         providers=tuple(dict.fromkeys((proof.provider, "CPUExecutionProvider"))),
-        inference_threads=profile(settings.device).inference_threads,
+        inference_threads=profile.inference_threads,
         training_threads=settings.training_threads,
         sampler=cast("SamplerName", settings.sampler),
     )
-    return Identity(settings.fleet, settings.client_id, settings.device, compute)
+    return Identity(settings.fleet, settings.client_id, profile.name, compute)
 
 
 def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
