@@ -235,10 +235,12 @@ class AggregatorService:
         self._control.publish(round_topic(message.spec.fleet), encode(message), retain=True)
 
     def _report(self, manager: ServiceManager) -> None:
-        view = self._view
+        rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
         turns = {"mqtt control": self._control.turns, "mqtt data": self._data.turns}
-        status = "round {round} {phase}; {uploads} of {expected} uploads; {clients} clients online".format_map(view)
-        status += f"; broker {self._control.state}"
+        status = (
+            f"round {rounds.index} {rounds.phase.value}; {len(rounds.accepted)} of {rounds.rules.num_clients} uploads; "
+            f"{online} clients online; broker {self._control.state}"
+        )
         ready = self._control.connected and self._data.connected
         manager.report(turns, ready=ready, status=status, now=self._clock())
 

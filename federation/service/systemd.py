@@ -37,27 +37,25 @@ class Notifier:
     """
 
     def __init__(self, address: str = "") -> None:
-        self._socket: socket.socket | None = None
-        if not address:
-            return
-        if address[0] not in "/@" or len(address) < 2:
-            log.warning("service manager's socket can't be used", address=address, expected="a path or @name")
-            return
-        self._address = f"\0{address[1:]}" if address[0] == "@" else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._address = ""
         self._failed = False
+        if address and (address[0] not in "/@" or len(address) < 2):
+            log.warning("service manager's socket can't be used", address=address, expected="a path or @name")
+        elif address:
+            self._address = f"\0{address[1:]}" if address[0] == "@" else address
 
     def __bool__(self) -> bool:
-        return self._socket is not None
+        return bool(self._address)
 
     def send(self, **fields: str | int) -> None:
         """Send one message; line breaks in values become spaces."""
-        if self._socket is None:
+        if not self._address:
             return
         text = "\n".join(f"{key}={' '.join(str(value).split())}" for key, value in fields.items())
         try:
-            self._socket.sendto(text.encode(), self._address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+                sending.setblocking(False)
+                sending.sendto(text.encode(), self._address)
             self._failed = False
         except OSError as error:  # a full queue or a manager that restarts: the next message may get through
             if not self._failed:
