@@ -6,14 +6,18 @@ made (2 to 6 ms), so a new round costs neither a new graph nor an export.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from devices.profiles import CUDA, TENSORRT
+from export.binding import BoundRuns
+from export.filling import filled
 from export.inspection import TensorLayout, inspect_graph
+from export.provider_options import GPU_PROVIDERS, cuda_options
 from federation.errors import ArtefactRejected, Reason
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -25,24 +29,26 @@ CPU: tuple[Provider, ...] = ("CPUExecutionProvider",)
 UNUSED_SUFFIX = ".num_batches_tracked"
 """BatchNorm's counter: part of every state dict, used by no graph."""
 
-_ERROR = 3
-"""ONNX Runtime's log severity; warnings about unused initializers and the like are of no use to operators."""
+_ERROR, _FATAL = 3, 4
+"""ONNX Runtime's log severities: warnings about unused initializers and the like are of no use to operators, and what
+GPU providers print about libraries that they miss bypasses logging and is in the exception anyhow."""
 
 
 class OnnxModel:
-    """A graph joined with parameters, ready to run. Thread-safe; frozen once made.
+    """A graph joined with parameters, ready to run; implements ``runtimes.Runtime``. Thread-safe, frozen once made.
 
     Args:
         graph: an ONNX file's bytes, of which nothing is trusted: no file is ever read on its behalf.
         parameters: name -> array for exactly the tensors that the graph leaves open; extra entries are accepted only
             if their names end in ``.num_batches_tracked``. Copied.
         num_threads: threads of one ``run``. They sleep between runs: training shares the cores.
-        providers: execution providers, best first. ONNX Runtime falls back silently; see ``active_providers``.
+        providers: execution providers, best first. The first one must run; the others take what it can't.
         arena: keep freed memory for the next run. Off suits models that run seldom, such as sub-generators.
+        cuda_graph_batches: batch sizes whose runs CUDA replays as one graph. Where that can't be, ``note`` says why.
 
     Raises:
         ArtefactRejected: (load-failed) The graph is refused (see ``inspect_graph``), doesn't fit the parameters, or
-            ONNX Runtime can't load it.
+            ONNX Runtime can't load it, or not with the first provider; names the library that is missing.
     """
 
     def __init__(
@@ -53,31 +59,60 @@ class OnnxModel:
         num_threads: int,
         providers: Sequence[Provider] = CPU,
         arena: bool = True,
+        cuda_graph_batches: Collection[int] = (),
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}, expected at least 1")
         summary = inspect_graph(graph)
         supplied = _fitting(summary.parameters, parameters)
         self.metadata: Mapping[str, str] = summary.metadata
-        options = _session_options(num_threads, arena)
+        self.note = ""
+        """Why runs aren't replayed as CUDA graphs though that was asked for; empty if nothing is odd."""
+        chosen = _with_options(providers)
+        names = [name for name, _ in chosen]
+        on_gpu = names[0] in GPU_PROVIDERS
+        if names[0] == TENSORRT:
+            graph, supplied = filled(graph, supplied), {}
         # By its documentation ONNX Runtime takes these by reference: they must live as long as the session.
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in supplied.values()]
-        try:
+
+        def session(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> Any:
+            options = _session_options(num_threads, arena)
+            if on_gpu:
+                options.log_severity_level = _FATAL
             options.add_external_initializers(list(supplied), self._values)
-            self._session = ort.InferenceSession(graph, options, providers=list(providers))
-        except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, RuntimeError among them
-            raise _load_failed(f"ONNX Runtime can't load the graph: {_first_line(error)}") from error
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or len(outputs) != 1 or not inputs[0].shape:
-            raise _load_failed(f"graph has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each")
-        self._input_name: str = inputs[0].name
-        self._output_name: str = outputs[0].name
-        self.input_shape: tuple[int, ...] = tuple(inputs[0].shape[1:])
+            return _session(graph, options, chosen)
+
+        graphs: Collection[int] = ()
+        if cuda_graph_batches:
+            graphs, self.note = _graphs_or_why(names, cuda_graph_batches)
+        try:
+            self._session = session(_capturing(chosen) if graphs else chosen)
+        except ArtefactRejected as error:
+            if not graphs:
+                raise
+            self.note, graphs = f"no CUDA graphs: {error.detail}", ()
+            self._session = session(chosen)
+        self._input_name, self._output_name, self.input_shape = _one_of_each(self._session)
+        self._run: Callable[[Array], Array] = self._run_plainly
+        if on_gpu:
+            bound = BoundRuns(self._session, (self._input_name, self._output_name), graph_batches=graphs)
+            self._run = bound.run
 
     @property
     def active_providers(self) -> list[str]:
         """What ONNX Runtime really uses, best first."""
         return list(self._session.get_providers())
+
+    @property
+    def runs_on(self) -> str:
+        """The provider that was asked for first, which runs."""
+        return self.active_providers[0]
+
+    @property
+    def input_name(self) -> str:
+        """Of the graph's one input."""
+        return self._input_name
 
     def run(self, x: Array) -> Array:
         """Run one batch: (B, *input_shape) float32 -> the graph's output, B at least 1.
@@ -90,11 +125,66 @@ class OnnxModel:
             expected = ", ".join(str(side) for side in self.input_shape)
             raise ValueError(f"input is {x.shape} {x.dtype}, expected (B, {expected}) float32 with B >= 1")
         try:
-            outputs = self._session.run([self._output_name], {self._input_name: np.ascontiguousarray(x)})
+            return self._run(np.ascontiguousarray(x))
         except Exception as error:
             raise _load_failed(f"ONNX Runtime failed on a batch of {len(x)}: {_first_line(error)}") from error
-        result: Array = outputs[0]
+
+    def _run_plainly(self, x: Array) -> Array:
+        result: Array = self._session.run([self._output_name], {self._input_name: x})[0]
         return result
+
+
+def _with_options(providers: Sequence[Provider]) -> list[tuple[str, Mapping[str, str]]]:
+    """Return (name, options) of each; CUDA gets ours where the caller gave none."""
+    chosen: list[tuple[str, Mapping[str, str]]] = []
+    for provider in providers:
+        name, options = (provider, {}) if isinstance(provider, str) else provider
+        chosen.append((name, options or (cuda_options() if name == CUDA else {})))
+    if not chosen:
+        raise ValueError("providers is empty, expected at least one")
+    return chosen
+
+
+def _graphs_or_why(names: Sequence[str], batches: Collection[int]) -> tuple[Collection[int], str]:
+    if names[0] == CUDA:
+        return batches, ""
+    return (), f"no CUDA graphs: {names[0]} doesn't make them, only {CUDA} does"
+
+
+def _capturing(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> list[tuple[str, Mapping[str, str]]]:
+    return [(name, {**options, "enable_cuda_graph": "True"} if name == CUDA else options) for name, options in chosen]
+
+
+def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str, str]]]) -> Any:
+    """Return a session whose first provider is the first of ``chosen``; ONNX Runtime alone would fall back silently."""
+    first = chosen[0][0]
+    providers = [(name, dict(settings)) for name, settings in chosen]
+    try:
+        if first not in ort.get_available_providers():
+            raise RuntimeError(f"{first} is not built into onnxruntime {ort.__version__}")
+        session = ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+        if session.get_providers()[0] != first:
+            raise RuntimeError(f"ONNX Runtime fell back to {session.get_providers()[0]}")
+    except Exception as error:  # ONNX Runtime raises a dozen unrelated classes, RuntimeError among them
+        if first in GPU_PROVIDERS:
+            raise _load_failed(f"{first} can't be used: {_why_not(first) or _first_line(error)}") from error
+        raise _load_failed(f"ONNX Runtime can't load the graph: {_first_line(error)}") from error
+    return session
+
+
+def _why_not(provider: str) -> str:
+    """Return what keeps a GPU provider from computing anything at all; empty if only this graph is too much for it."""
+    from devices.providers import try_provider
+
+    return try_provider(provider).problem
+
+
+def _one_of_each(session: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Return the names of the one input and output, and a sample's shape."""
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if len(inputs) != 1 or len(outputs) != 1 or not inputs[0].shape:
+        raise _load_failed(f"graph has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each")
+    return inputs[0].name, outputs[0].name, tuple(inputs[0].shape[1:])
 
 
 def _session_options(num_threads: int, arena: bool) -> Any:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from export.binding import BoundRuns
 from export.runtime import Array, OnnxModel, _session_options
 from federation.errors import ArtefactRejected, Reason
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(3, 2)
 X = np.array([[1, 0, 0], [0, 1, 2]], dtype=np.float32)
+REAL_SESSION = onnxruntime.InferenceSession
 
 
 def matrix_product(location: str = "parameters") -> bytes:
@@ -123,6 +128,67 @@ def test_threads_sleep_between_runs_and_memory_is_returned_if_asked():
 def test_no_threads_is_refused():
     with pytest.raises(ValueError, match="num_threads is 0"):
         OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=0)
+
+
+@pytest.mark.parametrize("provider", ["CUDAExecutionProvider", "TensorrtExecutionProvider"])
+def test_a_gpu_that_was_asked_for_is_never_replaced_silently(provider: str):
+    with pytest.raises(ArtefactRejected, match=f"{provider} can't be used") as caught:
+        OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=(provider, "CPUExecutionProvider"))
+    assert caught.value.reason is Reason.LOAD_FAILED
+    assert "not built into this onnxruntime" in caught.value.detail or ".so" in caught.value.detail
+    assert "\n" not in caught.value.detail
+
+
+def test_a_gpu_that_works_but_not_on_this_graph_is_refused_with_the_graphs_reason(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("export.runtime._why_not", lambda provider: "")
+    with pytest.raises(ArtefactRejected, match="CUDAExecutionProvider can't be used: RuntimeError"):
+        OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",))
+
+
+def test_cuda_graphs_without_cuda_leave_a_note_and_the_same_answers():
+    model = OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, cuda_graph_batches=(1, 2))
+    assert model.note == "no CUDA graphs: CPUExecutionProvider doesn't make them, only CUDAExecutionProvider does"
+    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
+
+
+def test_no_providers_are_refused():
+    with pytest.raises(ValueError, match="providers is empty"):
+        OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=())
+
+
+class RefusesGraphs:
+    """Stands in for onnxruntime where CUDA works, but can't capture this graph: computes on the processor."""
+
+    __version__ = "1.31"
+    asked: ClassVar[list[dict[str, str]]] = []
+
+    def __init__(self, graph: bytes, options: Any, *, providers: list[tuple[str, dict[str, str]]], **_: Any) -> None:
+        self.asked.append(providers[0][1])
+        if providers[0][1].get("enable_cuda_graph"):
+            raise RuntimeError("all compute graph nodes have not been partitioned to the CUDA provider")
+        self._session = REAL_SESSION(graph, options, providers=["CPUExecutionProvider"])
+
+    def get_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def test_a_graph_that_cuda_cant_capture_runs_without_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("export.runtime._why_not", lambda provider: "")
+    monkeypatch.setattr("export.runtime.BoundRuns", functools.partial(BoundRuns, device="cpu"))
+    monkeypatch.setattr(RefusesGraphs, "asked", [])
+    monkeypatch.setattr("export.runtime.ort.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr("export.runtime.ort.InferenceSession", RefusesGraphs)
+    model = OnnxModel(
+        matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",), cuda_graph_batches=(1,)
+    )
+    assert model.note.startswith("no CUDA graphs: ")
+    assert "have not been partitioned" in model.note
+    assert [asked.get("enable_cuda_graph") for asked in RefusesGraphs.asked] == ["True", None]
+    assert model.runs_on == "CUDAExecutionProvider"
+    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
 
 
 def test_serving_imports_neither_torch_nor_onnx():

@@ -1,0 +1,101 @@
+"""Options of ONNX Runtime's GPU providers, as texts that each of its versions since 1.20 takes.
+
+Names and values: onnxruntime.ai, "CUDA Execution Provider" and "TensorRT Execution Provider", and
+``tensorrt_provider_options.h``. TensorRT's switches take only ``True`` and ``False``, CUDA's take these too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.profiles import CUDA, TENSORRT
+
+GPU_PROVIDERS = (TENSORRT, CUDA)
+
+DEFAULT_WORKSPACE_BYTES = 256 << 20
+"""What TensorRT may use while it tries kernels out and while it runs. Its own default is all of the device's memory,
+which a Jetson shares with the camera; our networks need tens of MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProfile:
+    """Batch sizes that an engine is built for: from ``low`` to ``high``, fastest at ``best``.
+
+    Explicit, since ONNX Runtime otherwise rebuilds the engine whenever a larger or smaller batch comes along.
+    """
+
+    low: int = 1
+    best: int = 1
+    high: int = 64
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.best <= self.high:
+            raise ValueError(
+                f"batch profile is {self.low}, {self.best}, {self.high}, expected 1 <= low <= best <= high"
+            )
+
+
+def cuda_options(*, memory_limit_bytes: int | None = None, cuda_graph: bool = False) -> dict[str, str]:
+    """Return the CUDA provider's options.
+
+    TensorFloat-32 is off: it keeps 10 bits of the mantissa, and answers must be those that the golden vector promises.
+    The arena grows by what is asked for, not by powers of two, and kernels are chosen by rule: measuring them costs
+    seconds at every new model.
+
+    Args:
+        memory_limit_bytes: of the provider's arena; None for no limit.
+        cuda_graph: captures runs as CUDA graphs (see ``binding.BoundRuns``).
+    """
+    options = {
+        "device_id": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "do_copy_in_default_stream": "True",
+        "use_tf32": "False",
+    }
+    if memory_limit_bytes is not None:
+        options["gpu_mem_limit"] = str(memory_limit_bytes)
+    if cuda_graph:
+        options["enable_cuda_graph"] = "True"
+    return options
+
+
+def tensorrt_options(
+    engine: Path,
+    timing: Path,
+    inputs: Mapping[str, tuple[int, ...]],
+    profile: BatchProfile,
+    *,
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+) -> dict[str, str]:
+    """Return the TensorRT provider's options.
+
+    Precision is the graph's: no switch for FP16 or INT8 and no calibration table, which TensorRT 11 no longer has.
+
+    Args:
+        engine: folder of one artefact's engine. ONNX Runtime names an engine by its graph, not by its parameters
+            (github.com/microsoft/onnxruntime/issues/32254), so no two artefacts may share one.
+        timing: folder of the timing cache, which knows layers, not parameters: all artefacts share it.
+        inputs: name -> shape of one sample.
+        profile: batch sizes.
+        workspace_bytes: at most this much while building and running.
+    """
+    return {
+        "device_id": "0",
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": str(engine),
+        "trt_engine_cache_prefix": "engine",
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(timing),
+        "trt_max_workspace_size": str(workspace_bytes),
+        "trt_profile_min_shapes": _shapes(inputs, profile.low),
+        "trt_profile_opt_shapes": _shapes(inputs, profile.best),
+        "trt_profile_max_shapes": _shapes(inputs, profile.high),
+    }
+
+
+def _shapes(inputs: Mapping[str, tuple[int, ...]], batch_size: int) -> str:
+    """Return ``images:8x1x28x28,...``."""
+    return ",".join(f"{name}:{'x'.join(map(str, (batch_size, *shape)))}" for name, shape in inputs.items())

@@ -1,0 +1,101 @@
+"""Bound runs, on the processor: no GPU is at hand, so ``device="cpu"`` stands in for ``cuda``.
+
+The buffers, the bookkeeping and ONNX Runtime's binding are real; that CUDA captures a graph is not shown here.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from export.binding import MAX_SIZES, BoundRuns
+
+
+class Watched:
+    """A real session that writes down under which graph each run went."""
+
+    def __init__(self) -> None:
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "x"], ["y"])],
+            "graph",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        self.session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        self.plain: list[int] = []
+        self.bound: list[str] = []
+
+    def run(self, names: list[str], inputs: dict[str, Any], options: Any) -> Any:
+        self.plain.append(len(inputs["x"]))
+        return self.session.run(names, inputs, options)
+
+    def io_binding(self) -> Any:
+        return self.session.io_binding()
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        self.bound.append("" if options is None else options.get_run_config_entry("gpu_graph_id"))
+        self.session.run_with_iobinding(binding, options)
+
+
+def batch(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([size, seed]).standard_normal((size, 2)).astype(np.float32)
+
+
+def test_every_batch_gets_its_own_answer_and_earlier_answers_stay():
+    watched = Watched()
+    runs = BoundRuns(watched, ("x", "y"), device="cpu")
+    xs = [batch(size, seed) for size in (1, 3, 1, 2, 3, 1) for seed in (0, 1)]
+    answers = [runs.run(x) for x in xs]
+    for x, answer in zip(xs, answers, strict=True):
+        np.testing.assert_array_equal(answer, x * x)
+    assert watched.plain == [1, 3, 2]  # each size is bound once
+    assert set(watched.bound) == {""}  # no graphs were asked for
+
+
+def test_the_callers_array_is_never_written_to():
+    runs = BoundRuns(Watched(), ("x", "y"), device="cpu")
+    first, second = batch(2, 0), batch(2, 1)
+    kept = first.copy()
+    runs.run(first)
+    runs.run(second)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_only_the_sizes_that_were_asked_for_run_as_graphs_and_each_under_its_own_number():
+    watched = Watched()
+    runs = BoundRuns(watched, ("x", "y"), device="cpu", graph_batches=(1, 8))
+    for size in (1, 5, 8, 1):
+        runs.run(batch(size))
+    assert watched.bound == ["1", "-1", "8", "1"]
+
+
+def test_buffers_of_many_sizes_make_room_but_those_of_graphs_stay():
+    watched = Watched()
+    runs = BoundRuns(watched, ("x", "y"), device="cpu", graph_batches=(1,))
+    for size in (1, *range(2, 2 + 3 * MAX_SIZES), 1):
+        runs.run(batch(size))
+    assert watched.plain.count(1) == 1
+    assert len(runs._bound) == MAX_SIZES + 1
+
+
+def test_threads_that_share_the_buffers_never_mix_their_answers():
+    runs = BoundRuns(Watched(), ("x", "y"), device="cpu")
+    wrong: list[int] = []
+
+    def serve(number: int) -> None:
+        for seed in range(100):
+            x = batch(1 + seed % 2, number * 1000 + seed)
+            if not np.array_equal(runs.run(x), x * x):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not wrong
