@@ -31,6 +31,10 @@ class FedAvg(InStep, AveragingMethod):
     ) -> Work[tuple[NoState, TaskUpload]]:
         """Train the average model on this round's data alone (ClientUpdate)."""
         del sampler
-        job = TaskModelJob(download.task_parameters, data.images, data.labels, rng)
-        parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
+        parameters = yield self.training(data, download, rng)
         return state, TaskUpload(parameters, len(data.labels))
+
+    def training(self, data: RoundData, download: TaskDownload, rng: torch.Generator) -> TrainTaskModel:
+        """Return what a client trains: the average model, on samples."""
+        job = TaskModelJob(download.task_parameters, data.images, data.labels, rng)
+        return TrainTaskModel(self.task, job, Optimisation.of(self))

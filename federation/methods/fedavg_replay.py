@@ -11,7 +11,7 @@ Differences from the paper, which describes it in one sentence:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,10 +21,10 @@ from federation.methods.fedavg import FedAvg
 from federation.methods.lockstep import TrainSubGenerators, Work
 from federation.methods.records import Artefacts, RoundData, Sampler
 from federation.methods.seeding import split_generator
-from federation.methods.steps.memory import Memory, MemorySettings, retrainings, with_replay
+from federation.methods.steps.memory import Memory, MemorySettings, first_trainings, retrainings, with_replay
 from federation.methods.steps.task_model import judge_with
 from federation.methods.task_method import TaskMethod
-from federation.methods.task_records import NoState, TaskDownload, TaskUpload
+from federation.methods.task_records import TaskDownload, TaskUpload
 from models.specs import TaskSpec
 
 
@@ -75,11 +75,12 @@ class FedAvgReplay(FedAvg, MemorySettings):
         """Run FedAvg's local round on this round's data and replay, then train drifted sub-generators (4.1.2)."""
         judge = judge_with(self.task, download.task_parameters)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
-        joined, training = mixed.joined(), split_generator(rng)
-        _, plain = yield from FedAvg.local_work(self, NoState(), joined, download, training, sampler=sampler)
-        judge = judge_with(self.task, plain.task_parameters)
+        training = self.training(mixed.joined(), download, split_generator(rng))
+        parameters = yield replace(training, ahead=first_trainings(self, state, mixed))
+        judge = judge_with(self.task, parameters)
         work = retrainings(self, state, mixed, judge, split_generator(rng), sampler)
         trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
-        new_state = state.after(data, dict(zip(work, trained, strict=True)))
-        upload = Upload(plain.task_parameters, len(data.labels), len(work), mixed.replay.num_filled)
+        updated = {key: result for key, result in zip(work, trained, strict=True) if result is not None}
+        new_state = state.after(data, updated)
+        upload = Upload(parameters, len(data.labels), len(updated), mixed.replay.num_filled)
         return new_state, upload

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from federation.methods.pace import Pace, Stage, steps_per_epoch
 from federation.methods.records import ClientId, RoundData, Sampler
 from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
-from federation.methods.steps.memory import Retraining, train_all
+from federation.methods.steps.memory import Retraining, train_all, train_in_time
 from federation.methods.steps.sub_generators import SubGeneratorKind
 from federation.methods.steps.task_model import Optimisation, train_task_model
 from models.specs import AnyTaskSpec, DetectionSpec
@@ -27,21 +28,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrainTaskModel:
-    """Answered with the trained parameters."""
+    """Answered with the trained parameters.
+
+    Attributes:
+        spec: the task.
+        job: what is trained, from where, on what.
+        optimisation: how.
+        ahead: sub-generators that are sure to be trained after it.
+    """
 
     spec: AnyTaskSpec
     job: TaskModelJob
     optimisation: Optimisation
+    ahead: tuple[Stage, ...] = ()
 
     def key(self) -> Hashable:
         """Requests with equal keys can be trained together."""
         return type(self), self.spec, self.optimisation
 
-    def alone(self) -> Any:
-        """Train this one."""
-        job = self.job
+    def alone(self, pace: Pace | None = None) -> Any:
+        """Train this one, for as long as ``pace`` allows."""
+        job, optimisation = self.job, self.optimisation
+        if pace is not None:
+            steps = steps_per_epoch(len(job.images), optimisation.batch_size)
+            should_stop = pace.task_model(Stage(optimisation.num_epochs, steps), self.ahead)
+            optimisation = replace(optimisation, should_stop=should_stop)
         return train_task_model(
-            self.spec, job.start, job.images, job.labels, self.optimisation, job.rng, alignment=job.alignment
+            self.spec, job.start, job.images, job.labels, optimisation, job.rng, alignment=job.alignment
         )
 
     @staticmethod
@@ -55,7 +68,10 @@ class TrainTaskModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainSubGenerators:
-    """Answered with the list of trained sub-generators, in the order of the work; no work, no sub-generators."""
+    """Answered with the list of trained sub-generators, in the order of the work; no work, no sub-generators.
+
+    Alone and with a pace, None stands for one that isn't trained in this round.
+    """
 
     kind: SubGeneratorKind
     work: Sequence[Retraining]
@@ -64,9 +80,9 @@ class TrainSubGenerators:
         """Requests with equal keys can be trained together."""
         return type(self), self.kind
 
-    def alone(self) -> Any:
-        """Train those of one client."""
-        return train_all(self.kind, self.work)
+    def alone(self, pace: Pace | None = None) -> Any:
+        """Train those of one client, as many and as long as ``pace`` allows."""
+        return train_all(self.kind, self.work) if pace is None else train_in_time(self.kind, self.work, pace)
 
     @staticmethod
     def together(requests: Sequence[TrainSubGenerators]) -> list[Any]:
@@ -81,8 +97,8 @@ Work: TypeAlias = Generator[Request, Any, T]
 """A client half in the making: yields requests, is sent their answers, returns its result."""
 
 
-def alone(work: Work[T]) -> T:
-    """Run one client half to its end, answering each request by itself."""
+def alone(work: Work[T], pace: Pace | None = None) -> T:
+    """Run one client half to its end, answering each request by itself; without a pace, at full length."""
     answer: Any = None
     while True:
         try:
@@ -90,7 +106,7 @@ def alone(work: Work[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        answer = request.alone()
+        answer = request.alone(pace)
 
 
 class InStep(ABC):
@@ -102,10 +118,17 @@ class InStep(ABC):
     __slots__ = ()
 
     def local_round(
-        self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: Any,
+        data: RoundData,
+        download: Any,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[Any, Any]:
-        """One client's half of a round, as on a device: (state, upload)."""
-        return alone(self.local_work(state, data, download, rng, sampler=sampler))
+        """One client's half of a round, as on a device: (state, upload); shorter if ``pace`` says so."""
+        return alone(self.local_work(state, data, download, rng, sampler=sampler), pace)
 
     @abstractmethod
     def local_work(

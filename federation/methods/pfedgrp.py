@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +40,7 @@ from federation.methods.steps.memory import (
     MixedData,
     draw,
     drawable,
+    first_trainings,
     retrainings,
     with_replay,
 )
@@ -121,12 +122,13 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
         state = state.recovered_from(download.sub_generators, download.seen)
         judge = judge_with(self.task, download.personalised)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
-        parameters = yield self._training(mixed, frozenset(state.seen), download, split_generator(rng))
+        training = self._training(mixed, frozenset(state.seen), download, split_generator(rng))
+        parameters = yield replace(training, ahead=first_trainings(self, state, mixed))
 
         judge = judge_with(self.task, parameters)
         work = retrainings(self, state, mixed, judge, split_generator(rng), sampler, download.donors)
         trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
-        updated = dict(zip(work, trained, strict=True))
+        updated = {key: result for key, result in zip(work, trained, strict=True) if result is not None}
         new_state = state.after(data, updated)
         upload = grp.Upload(
             task_parameters=parameters,

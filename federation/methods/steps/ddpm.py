@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from federation.methods.pace import ShouldStop, never
 from federation.methods.records import Draw, Parameters, Sampler
 from federation.methods.seeding import digest_generator
 from federation.methods.steps.wgan_gp import SubGenerator
@@ -46,11 +47,13 @@ class DdpmSchedule:
         num_epochs: passes over the class's samples.
         batch_size: samples per step.
         learning_rate: of Adam.
+        should_stop: asked after every step; True ends training early, with what it reached.
     """
 
     num_epochs: int
     batch_size: int
     learning_rate: float
+    should_stop: ShouldStop = never
 
 
 def noise_loss(predict: PredictNoise, images: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
@@ -105,6 +108,8 @@ def train_denoiser(
             adam.zero_grad(set_to_none=True)
             noise_loss(module, real, timesteps, noise).backward()
             adam.step()
+            if schedule.should_stop():
+                return SubGenerator(_detached(module), {})
     return SubGenerator(_detached(module), {})
 
 

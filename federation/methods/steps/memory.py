@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from federation.methods import checks, packing
+from federation.methods.pace import Pace, Stage, steps_per_epoch
 from federation.methods.packing import ALL_CLASSES
 from federation.methods.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
@@ -270,12 +271,32 @@ class Retraining:
         images: (B, C, H, W), what it learns.
         num_epochs: passes over them.
         rng: draws batches and latents.
+        recognised: share of what it draws that the gate recognised; None if it was never trained, or wasn't judged.
+        can_wait: as in ``pace.Stage``.
     """
 
     start: SubGenerator
     images: Tensor
     num_epochs: int
     rng: torch.Generator
+    recognised: float | None = None
+    can_wait: bool = False
+
+    def stage(self, kind: SubGeneratorKind) -> Stage:
+        """Return its length."""
+        return Stage(self.num_epochs, steps_per_epoch(len(self.images), kind.batch_size), self.can_wait)
+
+
+def first_trainings(settings: MemorySettings, memory: Memory, mixed: MixedData) -> tuple[Stage, ...]:
+    """Return the sub-generators whose training can't wait, which is known before the gate looks."""
+    size = settings.sub_generator_kind().batch_size
+    if settings.generators == "single":
+        first = ALL_CLASSES not in memory.sub_generators
+        num_samples = len(mixed.real.labels) + len(mixed.replay.labels)
+        return (Stage(_epochs(settings, first=first), steps_per_epoch(num_samples, size)),)
+    epochs = _epochs(settings, first=True)
+    new = {c: count for c, count in mixed.real.counts().items() if c not in memory.sub_generators}
+    return tuple(Stage(epochs, steps_per_epoch(count, size)) for count in new.values())
 
 
 def retrainings(
@@ -309,7 +330,7 @@ def retrainings(
     drifted: dict[int, Retraining] = {}
     for class_id in sorted(mixed.real.counts()):
         own_rng = split_generator(rng)
-        known = memory.sub_generators.get(class_id)
+        known, share = memory.sub_generators.get(class_id), None
         if known is not None and settings.gate:
             share = recognised_share(sampler(known.generator), class_id, judge, own_rng, settings.gate_samples)
             if share >= settings.gate_threshold:
@@ -317,7 +338,7 @@ def retrainings(
         start = known or _donated(kind.new(own_rng), donors.get(class_id))
         epochs = _epochs(settings, first=known is None and class_id not in donors)
         images = mixed.real.images[mixed.real.labels == class_id]
-        drifted[class_id] = Retraining(start, images, epochs, own_rng)
+        drifted[class_id] = Retraining(start, images, epochs, own_rng, share, can_wait=known is not None)
     return drifted
 
 
@@ -346,6 +367,28 @@ def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: boo
         results = train_sub_generators(kind.spec, jobs, kind.schedule(num_epochs))
         trained.update(zip(places, results, strict=True))
     return [trained[place] for place in range(len(work))]
+
+
+def train_in_time(kind: SubGeneratorKind, work: Sequence[Retraining], pace: Pace) -> list[SubGenerator | None]:
+    """Return sub-generators after as much training as ``pace`` allows, in the order of the work; None: not now.
+
+    Those that can't wait come first, with most samples first; then those that can, worst recognised first. Each draws
+    from its own random numbers, so the order changes no result.
+    """
+
+    def urgency(place: int) -> tuple[bool, float, int]:
+        one = work[place]
+        return one.can_wait, one.recognised or 0.0, -len(one.images)
+
+    order = sorted(range(len(work)), key=urgency)
+    stages = [work[place].stage(kind) for place in order]
+    trained: list[SubGenerator | None] = [None] * len(work)
+    for turn, place in enumerate(order):
+        should_stop = pace.sub_generator(stages[turn], stages[turn + 1 :])
+        if should_stop is not None:
+            one = work[place]
+            trained[place] = kind.train(one.start, one.images, one.num_epochs, one.rng, should_stop)
+    return trained
 
 
 def _donated(fresh: SubGenerator, donor: Parameters | None) -> SubGenerator:

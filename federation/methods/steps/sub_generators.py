@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from federation.methods import packing
+from federation.methods.pace import ShouldStop, never
 from federation.methods.records import Parameters, Sampler
 from federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
 from federation.methods.steps.replay import eager_sampler
@@ -28,7 +29,18 @@ class SubGeneratorKind(Protocol):
     def new(self, rng: torch.Generator) -> SubGenerator:
         """Return one with first parameters from ``rng``."""
 
-    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+    @property
+    def batch_size(self) -> int:
+        """Samples per step."""
+
+    def train(
+        self,
+        start: SubGenerator,
+        images: Tensor,
+        num_epochs: int,
+        rng: torch.Generator,
+        should_stop: ShouldStop = never,
+    ) -> SubGenerator:
         """Return it after training on images (B, C, H, W); ``start`` is left untouched."""
 
     def sampler(self) -> Sampler:
@@ -57,11 +69,18 @@ class WganGp:
         """Return a random generator and critic."""
         return new_sub_generator(self.spec, rng)
 
-    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+    def train(
+        self,
+        start: SubGenerator,
+        images: Tensor,
+        num_epochs: int,
+        rng: torch.Generator,
+        should_stop: ShouldStop = never,
+    ) -> SubGenerator:
         """Return generator and critic after training."""
-        return train_sub_generator(self.spec, start, images, self.schedule(num_epochs), rng)
+        return train_sub_generator(self.spec, start, images, self.schedule(num_epochs, should_stop), rng)
 
-    def schedule(self, num_epochs: int) -> GanSchedule:
+    def schedule(self, num_epochs: int, should_stop: ShouldStop = never) -> GanSchedule:
         """Return how to train for ``num_epochs``."""
         return GanSchedule(
             num_epochs=num_epochs,
@@ -69,6 +88,7 @@ class WganGp:
             learning_rate=self.learning_rate,
             betas=self.betas,
             critic_steps_per_generator_step=self.critic_steps_per_generator_step,
+            should_stop=should_stop,
         )
 
     def sampler(self) -> Sampler:
@@ -99,9 +119,21 @@ class Ddpm:
         """Return a random denoiser."""
         return new_denoiser(self.spec, self.width, rng)
 
-    def train(self, start: SubGenerator, images: Tensor, num_epochs: int, rng: torch.Generator) -> SubGenerator:
+    def train(
+        self,
+        start: SubGenerator,
+        images: Tensor,
+        num_epochs: int,
+        rng: torch.Generator,
+        should_stop: ShouldStop = never,
+    ) -> SubGenerator:
         """Return the denoiser after training."""
-        schedule = DdpmSchedule(num_epochs=num_epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
+        schedule = DdpmSchedule(
+            num_epochs=num_epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            should_stop=should_stop,
+        )
         return train_denoiser(self.spec, self.width, start, images, schedule, rng)
 
     def sampler(self) -> Sampler:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from federation.methods.pace import ShouldStop, never
 from federation.methods.records import Judge, Parameters
 from federation.methods.steps.objective import task_loss
 from models.build import build_task_model
@@ -80,6 +81,7 @@ class Optimisation:
         momentum: 0 switches it off.
         weight_decay: L2 penalty added to the gradient.
         precision: one of ``PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
+        should_stop: asked after every step; True ends training early, with what it reached.
     """
 
     num_epochs: int
@@ -88,6 +90,7 @@ class Optimisation:
     momentum: float
     weight_decay: float
     precision: str = "float32"
+    should_stop: ShouldStop = never
 
     @classmethod
     def of(cls, settings: TaskModelSettings) -> Optimisation:
@@ -263,6 +266,8 @@ def descend(
             if after_backward is not None:
                 after_backward(module)
             optimiser.step()
+            if optimisation.should_stop():
+                return trained_parameters(module)
     return trained_parameters(module)
 
 

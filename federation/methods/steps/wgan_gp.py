@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from federation.methods.pace import ShouldStop, never
 from federation.methods.records import Parameters
 from models.build import build_critic, build_generator, initialise
 from models.specs import LATENT_SIZE, TaskSpec
@@ -29,6 +30,7 @@ class GanSchedule:
         learning_rate: of both Adams.
         betas: of both Adams.
         critic_steps_per_generator_step: critic steps before each generator step (n_critic).
+        should_stop: asked after every critic step; True ends training early, with what it reached.
     """
 
     num_epochs: int
@@ -36,6 +38,7 @@ class GanSchedule:
     learning_rate: float
     betas: tuple[float, float]
     critic_steps_per_generator_step: int
+    should_stop: ShouldStop = never
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ def train_sub_generator(
             step += 1
             if step % schedule.critic_steps_per_generator_step == 0:
                 _generator_step(generator, critic, generator_adam, schedule.batch_size, rng)
+            if schedule.should_stop():
+                return SubGenerator(_detached(generator), _detached(critic))
     return SubGenerator(_detached(generator), _detached(critic))
 
 
