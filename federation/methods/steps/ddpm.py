@@ -131,6 +131,19 @@ def denoised(predict: PredictNoise, noise: Tensor, num_steps: int) -> Tensor:
     return images.clamp(-1, 1)
 
 
+def solver_schedule(num_steps: int) -> tuple[list[int], list[float]]:
+    """Return where the solver calls the denoiser, for who writes its steps down elsewhere (``export.sampler_graph``).
+
+    Args:
+        num_steps: calls of the denoiser per sample.
+
+    Returns:
+        N timesteps, falling; N + 1 noise levels ``sigma_t / alpha_t`` at them and at the end, where it is 0.
+    """
+    solver = _solver(num_steps)
+    return [int(step) for step in solver.timesteps], [float(level) for level in solver.sigmas]
+
+
 def denoising_sampler(spec: TaskSpec, width: int, num_steps: int) -> Sampler:
     """Return a sampler that runs denoisers in PyTorch.
 
