@@ -3,6 +3,7 @@
 Over HTTP, and the second one over MQTT too, on the client's ``feedback`` topic with the same JSON.
 ``GET /predictions`` -> ``{"cameras": {"front": {"frame": 812, "age_s": 0.02, "version": 7, "answers": [...]}}}``
 ``POST /feedback`` with ``{"camera": "front", "frame": 812, "class": "cat", "object": 0}`` -> ``{"accepted": true}``
+Where boxes are learned, all that is to be seen: ``{"frame": 812, "boxes": [{"class": "cat", "box": [10, 20, 90, 60]}]}``
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ from typing import Any
 
 import msgspec
 
-from edge_client.labels.feedback import Feedback, FeedbackRefused
+from edge_client.labels.operators_word import AnyFeedback, BoxFeedback, Feedback, FeedbackRefused, NamedBox
 from edge_client.predictions import Prediction, Shown
 from federation.service.health import MAX_BODY_BYTES, Answer
 
 
+class BoxBody(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the boxes that are posted, written as ``GET /predictions`` writes answers."""
+
+    class_name: str = msgspec.field(name="class")
+    box: tuple[float, float, float, float]
+
+
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is posted. ``camera`` may be left out where there is one; ``object`` where the frame has one answer."""
+    """What is posted: a class or boxes. ``camera`` may be left out where there is one; ``object`` with one answer."""
 
     frame: int
-    class_name: str = msgspec.field(name="class")
+    class_name: str | None = msgspec.field(name="class", default=None)
     camera: str = ""
     object: int | None = None
+    boxes: list[BoxBody] | None = None
 
 
 _decoder = msgspec.json.Decoder(FeedbackBody)
@@ -42,7 +51,7 @@ class OperatorDesk:
     def __init__(
         self,
         class_names: Callable[[], Sequence[str]],
-        learn: Callable[[Feedback], None],
+        learn: Callable[[AnyFeedback], None],
         clock: Callable[[], float],
     ) -> None:
         self._class_names = class_names
@@ -74,7 +83,7 @@ class OperatorDesk:
             said = _decoder.decode(body)
         except msgspec.DecodeError as error:
             raise FeedbackRefused(f"feedback isn't usable: {str(error).replace('`', '')}") from error
-        self._learn(Feedback(said.camera, said.frame, said.class_name, said.object))
+        self._learn(_understood(said))
 
     def feedback(self, body: bytes) -> Answer:
         """Answer ``POST /feedback``."""
@@ -83,6 +92,17 @@ class OperatorDesk:
         except FeedbackRefused as refused:
             return HTTPStatus.UNPROCESSABLE_ENTITY, {"accepted": False, "error": str(refused)}
         return HTTPStatus.OK, {"accepted": True}
+
+
+def _understood(said: FeedbackBody) -> AnyFeedback:
+    if said.class_name is not None and said.boxes is None:
+        return Feedback(said.camera, said.frame, said.class_name, said.object)
+    if said.boxes is None:
+        raise FeedbackRefused("feedback isn't usable: it names neither a class nor boxes")
+    if said.class_name is not None or said.object is not None:
+        raise FeedbackRefused("feedback isn't usable: it brings boxes, which have classes of their own")
+    boxes = tuple(NamedBox(box.class_name, box.box) for box in said.boxes)
+    return BoxFeedback(said.camera, said.frame, boxes)
 
 
 def _as_json(prediction: Prediction, names: Sequence[str], now: float) -> dict[str, Any]:

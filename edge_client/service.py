@@ -18,7 +18,7 @@ from edge_client.display.drawing import Legend
 from edge_client.download import Gate
 from edge_client.inference import InferenceLoop
 from edge_client.jobs import JobThread
-from edge_client.labels.feedback import Feedback, FeedbackRefused, TakesFeedback
+from edge_client.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
 from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.model_slot import ModelSlot
@@ -305,7 +305,7 @@ class ClientService:
         except FeedbackRefused as refused:
             log.warning("feedback refused", reason=refused)
 
-    def _learn(self, feedback: Feedback) -> None:
+    def _learn(self, feedback: AnyFeedback) -> None:
         """Called on any thread."""
         source: object = self.client.source
         if not isinstance(source, TakesFeedback):

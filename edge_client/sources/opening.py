@@ -12,6 +12,7 @@ from edge_client.cameras.opening import CAMERAS
 from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
 from edge_client.labels.base import Labeller
+from edge_client.labels.box_feedback import BoxFeedbackDesk
 from edge_client.labels.feedback import FeedbackDesk
 from edge_client.labels.lessons import BoxLabeller, BoxLessons, ClassLessons
 from edge_client.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
@@ -109,7 +110,8 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
         box_labellers: list[BoxLabeller] = [*annotated]
         if teacher is not None:
             box_labellers.append(TeacherBoxes(teacher, task, learning.teacher_confidence))
-        return CameraSource(cameras, Detector(task), BoxLessons(box_labellers, task.max_boxes), None, collector)
+        boxes = BoxFeedbackDesk(task, learning.keep_frames_s)
+        return CameraSource(cameras, Detector(task), BoxLessons(box_labellers, task.max_boxes), boxes, collector)
     labellers: list[Labeller] = [*annotated]
     if teacher is not None:
         labellers.append(TeacherLabels(teacher, learning.teacher_confidence))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from edge_client.cameras.base import Camera, Picture
 from edge_client.collector import Collector
-from edge_client.labels.feedback import Feedback, FeedbackDesk, FeedbackRefused
 from edge_client.labels.lessons import Lessons
+from edge_client.labels.operators_word import AnyFeedback, Desk
 from edge_client.predictions import Shown
 from edge_client.sources.base import Samples
 from edge_client.views.base import View
@@ -32,7 +32,7 @@ class CameraSource:
         cameras: their names differ.
         view: how the task looks at their pictures.
         lessons: makes round data of pictures whose content is known.
-        desk: where an operator's labels meet recent frames; None where one word can't label a picture.
+        desk: where an operator's labels meet recent frames.
         collector: where labelled samples wait for their round.
     """
 
@@ -41,7 +41,7 @@ class CameraSource:
         cameras: Sequence[Camera],
         view: View,
         lessons: Lessons,
-        desk: FeedbackDesk | None,
+        desk: Desk,
         collector: Collector,
     ) -> None:
         self._cameras = tuple(_Watched(camera, self._ended) for camera in cameras)
@@ -74,14 +74,12 @@ class CameraSource:
         except queue.Full:
             self.num_unlabelled += 1
 
-    def feedback(self, feedback: Feedback) -> None:
+    def feedback(self, feedback: AnyFeedback) -> None:
         """Learn what an operator says about a recent frame.
 
         Raises:
             FeedbackRefused: It can't be used; says why.
         """
-        if self._desk is None:
-            raise FeedbackRefused("feedback names one class, and this fleet learns where things are; annotate instead")
         samples, place = self._desk.samples(feedback)
         self._collector.add(samples, place=place)
 
@@ -144,8 +142,7 @@ class CameraSource:
                 self._waiting.task_done()
 
     def _learn_from(self, shown: Shown) -> None:
-        if self._desk is not None:
-            self._desk.keep(shown)
+        self._desk.keep(shown)
         lesson = self._lessons.lesson(shown)
         if lesson is not None:
             self._collector.add(

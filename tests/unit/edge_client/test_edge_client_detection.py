@@ -7,15 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_client.cameras.base import Boxes, Picture
-from edge_client.collector import CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
-from edge_client.labels.feedback import Feedback, FeedbackRefused
 from edge_client.labels.lessons import BoxLessons, num_found
 from edge_client.labels.teacher import TeacherBoxes
 from edge_client.predictions import Prediction, Shown
 from edge_client.quality import boxes_found, quality
 from edge_client.sources.base import Samples
-from edge_client.sources.opening import LearningSettings, source_opener
+from edge_client.sources.opening import source_opener
 from edge_client.training_job import read_round_data, write_round_data
 from edge_client.views.base import Answers
 from edge_client.views.detector import Detector
@@ -136,10 +134,3 @@ def test_sources_of_single_labels_do_not_fit_a_fleet_that_learns_boxes(tmp_path:
     (tmp_path / "images" / "car").mkdir(parents=True)
     with pytest.raises(SettingsError, match="learns to find boxes"):
         source_opener([f"folder://{tmp_path}/images"], tmp_path)(TASK)
-
-
-def test_an_operators_one_word_cannot_label_a_picture_of_many_things(tmp_path: Path) -> None:
-    learning = LearningSettings(collector=CollectorSettings())
-    source = source_opener(["synthetic://street?rate=10"], tmp_path, learning=learning)(TASK)
-    with pytest.raises(FeedbackRefused, match="where things are"):
-        source.feedback(Feedback("camera-0", 0, "car"))  # type: ignore[attr-defined]

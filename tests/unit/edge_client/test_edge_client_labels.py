@@ -10,7 +10,9 @@ from onnx import TensorProto, helper
 from edge_client.cameras.base import Boxes, Picture
 from edge_client.labels.annotated import AnnotatedLabels
 from edge_client.labels.base import UNKNOWN
-from edge_client.labels.feedback import MAX_FRAMES, Feedback, FeedbackDesk, FeedbackRefused
+from edge_client.labels.feedback import FeedbackDesk
+from edge_client.labels.kept_frames import MAX_FRAMES, KeptFrames
+from edge_client.labels.operators_word import AnyFeedback, BoxFeedback, Feedback, FeedbackRefused
 from edge_client.labels.teacher import TeacherLabels, load_teacher
 from edge_client.predictions import Shown
 from edge_client.views.crops import MAX_CROPS, Crops
@@ -160,9 +162,10 @@ def test_an_operators_label_meets_the_frame_while_it_is_kept() -> None:
         (Feedback("front", 7, "bike", -1), "no object -1"),
         (Feedback("rear", 7, "bike", 0), "not kept"),
         (Feedback("front", 6, "bike", 0), "not kept"),
+        (BoxFeedback("front", 7, ()), "brings boxes, .*name its class"),
     ],
 )
-def test_feedback_that_cannot_be_used_says_why(feedback: Feedback, message: str) -> None:
+def test_feedback_that_cannot_be_used_says_why(feedback: AnyFeedback, message: str) -> None:
     desk = FeedbackDesk(TASK.class_names, 60.0, Clock())
     desk.keep(shown(boxes(0, 1), frame_id=7))
     with pytest.raises(FeedbackRefused, match=message):
@@ -170,17 +173,20 @@ def test_feedback_that_cannot_be_used_says_why(feedback: Feedback, message: str)
 
 
 def test_the_number_of_kept_frames_is_bounded() -> None:
-    desk = FeedbackDesk(TASK.class_names, 60.0, Clock())
+    frames = KeptFrames(60.0, Clock())
     found = shown(boxes())
     for frame_id in range(MAX_FRAMES + 5):
-        desk.keep(Shown(Picture("front", frame_id, found.picture.pixels, 0.0), found.inputs, None))
-    assert len(desk._kept) == MAX_FRAMES
+        frames.keep(Shown(Picture("front", frame_id, found.picture.pixels, 0.0), found.inputs, None))
+    assert len(frames) == MAX_FRAMES
 
 
 def test_the_memory_of_kept_frames_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = FeedbackDesk(TASK.class_names, 60.0, Clock())
+    keeper = KeptFrames(60.0, Clock())
     frames = [shown(boxes(0, 1), frame_id=frame_id) for frame_id in (1, 2, 2, 3)]
-    monkeypatch.setattr("edge_client.labels.feedback.MAX_KEPT_BYTES", 2 * frames[0].inputs.images.nbytes)
+    as_bytes = frames[0].inputs.images.nbytes // 4
+    monkeypatch.setattr("edge_client.labels.kept_frames.MAX_KEPT_BYTES", 2 * as_bytes)
     for frame in frames:
-        desk.keep(frame)
-    assert [frame_id for _, frame_id in desk._kept] == [2, 3]
+        keeper.keep(frame)
+    with pytest.raises(FeedbackRefused, match="not kept"):
+        keeper.find("front", 1)
+    assert [len(keeper.find("front", frame_id).pixels) for frame_id in (2, 3)] == [2, 2]

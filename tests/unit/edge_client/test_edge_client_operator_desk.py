@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from edge_client.cameras.base import Picture
-from edge_client.labels.feedback import Feedback, FeedbackRefused
+from edge_client.labels.operators_word import AnyFeedback, BoxFeedback, Feedback, FeedbackRefused, NamedBox
 from edge_client.operator_desk import OperatorDesk
 from edge_client.predictions import Prediction, Shown
 from edge_client.views.base import Answers, Inputs
@@ -25,8 +25,8 @@ def shown(answers: Answers, frame_id: int = 7) -> Shown:
     )
 
 
-def desk(learnt: list[Feedback] | None = None) -> OperatorDesk:
-    def learn(feedback: Feedback) -> None:
+def desk(learnt: list[AnyFeedback] | None = None) -> OperatorDesk:
+    def learn(feedback: AnyFeedback) -> None:
         if feedback.frame_id == 404:
             raise FeedbackRefused("frame 404 isn't kept")
         if learnt is not None:
@@ -55,11 +55,20 @@ def test_the_newest_prediction_of_every_camera_can_be_asked_for() -> None:
 
 
 def test_feedback_reaches_whoever_learns() -> None:
-    learnt: list[Feedback] = []
+    learnt: list[AnyFeedback] = []
     status, answer = desk(learnt).feedback(b'{"camera": "front", "frame": 7, "class": "cat", "object": 2}')
     assert (status, answer) == (HTTPStatus.OK, {"accepted": True})
     desk(learnt).take(b'{"frame": 8, "class": "dog"}')
     assert learnt == [Feedback("front", 7, "cat", 2), Feedback("", 8, "dog", None)]
+
+
+def test_boxes_are_posted_as_predictions_are_written_and_none_is_something_to_say() -> None:
+    learnt: list[AnyFeedback] = []
+    box = b'{"class": "cat", "box": [1, 2.5, 3, 4]}'
+    status, answer = desk(learnt).feedback(b'{"camera": "front", "frame": 7, "boxes": [%s]}' % box)
+    assert (status, answer) == (HTTPStatus.OK, {"accepted": True})
+    desk(learnt).take(b'{"frame": 8, "boxes": []}')
+    assert learnt == [BoxFeedback("front", 7, (NamedBox("cat", (1.0, 2.5, 3.0, 4.0)),)), BoxFeedback("", 8, ())]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,13 @@ def test_feedback_reaches_whoever_learns() -> None:
         (b'{"frame": 7}', "class"),
         (b'{"frame": 7, "class": "cat", "clas": 1}', "clas"),
         (b'{"frame": 404, "class": "cat"}', "isn't kept"),
+        (b'{"frame": 404, "boxes": []}', "isn't kept"),
+        (b'{"frame": 7, "boxes": [], "class": "cat"}', "classes of their own"),
+        (b'{"frame": 7, "boxes": [], "object": 0}', "classes of their own"),
+        (b'{"frame": 7, "boxes": [{"box": [1, 2, 3, 4]}]}', "class"),
+        (b'{"frame": 7, "boxes": [{"class": "cat", "box": [1, 2, 3]}]}', "length 4"),
+        (b'{"frame": 7, "boxes": [{"class": "cat", "box": [1, 2, 3, "4"]}]}', "expected float"),
+        (b'{"frame": 7, "boxes": [{"class": "cat", "box": [1, 2, 3, NaN]}]}', "malformed"),
         (b" " * (MAX_BODY_BYTES + 1), "at most"),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 from edge_client.cameras.base import Boxes, Picture
 from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
-from edge_client.labels.feedback import Feedback, FeedbackDesk
+from edge_client.labels.feedback import FeedbackDesk
 from edge_client.labels.lessons import ClassLessons
+from edge_client.labels.operators_word import Feedback
 from edge_client.predictions import Prediction, Shown
 from edge_client.sources.base import Samples
 from edge_client.sources.stream import CameraSource
