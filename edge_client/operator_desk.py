@@ -3,7 +3,7 @@
 Over HTTP, and the second one over MQTT too, on the client's ``feedback`` topic with the same JSON.
 ``GET /predictions`` -> ``{"cameras": {"front": {"frame": 812, "age_s": 0.02, "version": 7, "answers": [...]}}}``
 ``POST /feedback`` with ``{"camera": "front", "frame": 812, "class": "cat", "object": 0}`` -> ``{"accepted": true}``
-Where boxes are learned, all that is to be seen: ``{"frame": 812, "boxes": [{"class": "cat", "box": [10, 20, 90, 60]}]}``
+Where boxes are learned, all of the frame's: ``{"frame": 812, "boxes": [{"class": "cat", "box": [10, 20, 90, 60]}]}``
 """
 
 from __future__ import annotations
