@@ -81,6 +81,17 @@ def inspect_graph(graph: bytes) -> GraphSummary:
     return GraphSummary(parameters, metadata)
 
 
+def input_names(graph: bytes) -> tuple[str, ...]:
+    """Return the names of the graph's inputs.
+
+    Raises:
+        ArtefactRejected: (load-failed) It isn't protobuf.
+    """
+    parts = [_message(value) for number, value in wire_fields(memoryview(graph)) if number == 7]
+    inputs = [_message(value) for part in parts for number, value in wire_fields(part) if number == 11]
+    return tuple(_text(value) for each in inputs for number, value in wire_fields(each) if number == 1)
+
+
 def _read_graph(graph: memoryview, parameters: dict[str, TensorLayout]) -> None:
     for number, value in wire_fields(graph):
         if number == 1:

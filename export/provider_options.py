@@ -6,11 +6,15 @@ Names and values: onnxruntime.ai, "CUDA Execution Provider" and "TensorRT Execut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from devices.profiles import CUDA, TENSORRT
+
+Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+"""An execution provider's name, or (name, options), as ONNX Runtime takes it."""
 
 GPU_PROVIDERS = (TENSORRT, CUDA)
 
@@ -28,7 +32,7 @@ class BatchProfile:
 
     low: int = 1
     best: int = 1
-    high: int = 64
+    high: int = 16
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.best <= self.high:
@@ -94,6 +98,17 @@ def tensorrt_options(
         "trt_profile_opt_shapes": _shapes(inputs, profile.best),
         "trt_profile_max_shapes": _shapes(inputs, profile.high),
     }
+
+
+def largest_batch(options: Mapping[str, Any]) -> int | None:
+    """Return the largest batch that an engine of these options takes; None for options of another provider."""
+    shapes = str(options.get("trt_profile_max_shapes", ""))
+    return int(shapes.partition(":")[2].partition("x")[0]) if shapes else None
+
+
+def without_engines(providers: Sequence[str]) -> tuple[str, ...]:
+    """Return the providers that serve until an engine is built: CUDA for TensorRT, which would build it first."""
+    return tuple(dict.fromkeys(CUDA if name == TENSORRT else name for name in providers))
 
 
 def _shapes(inputs: Mapping[str, tuple[int, ...]], batch_size: int) -> str:

@@ -17,13 +17,10 @@ from devices.profiles import CUDA, TENSORRT
 from export.binding import BoundRuns
 from export.filling import filled
 from export.inspection import TensorLayout, inspect_graph
-from export.provider_options import GPU_PROVIDERS, cuda_options
+from export.provider_options import GPU_PROVIDERS, Provider, cuda_options, largest_batch
 from federation.errors import ArtefactRejected, Reason
 
 Array: TypeAlias = npt.NDArray[Any]
-Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
-"""An execution provider's name, or (name, options), as ONNX Runtime takes it."""
-
 CPU: tuple[Provider, ...] = ("CPUExecutionProvider",)
 
 UNUSED_SUFFIX = ".num_batches_tracked"
@@ -97,7 +94,7 @@ class OnnxModel:
         self._run: Callable[[Array], Array] = self._run_plainly
         if on_gpu:
             bound = BoundRuns(self._session, (self._input_name, self._output_name), graph_batches=graphs)
-            self._run = bound.run
+            self._run = _in_portions(bound.run, largest_batch(chosen[0][1]))
 
     @property
     def active_providers(self) -> list[str]:
@@ -132,6 +129,20 @@ class OnnxModel:
     def _run_plainly(self, x: Array) -> Array:
         result: Array = self._session.run([self._output_name], {self._input_name: x})[0]
         return result
+
+
+def _in_portions(run: Callable[[Array], Array], most: int | None) -> Callable[[Array], Array]:
+    """Let ``run`` take batches of any size, where it takes no more than some at once."""
+    if most is None:
+        return run
+    limit = most
+
+    def in_portions(x: Array) -> Array:
+        if len(x) <= limit:
+            return run(x)
+        return np.concatenate([run(x[first : first + limit]) for first in range(0, len(x), limit)])
+
+    return in_portions
 
 
 def _with_options(providers: Sequence[Provider]) -> list[tuple[str, Mapping[str, str]]]:

@@ -1,0 +1,75 @@
+"""The process that builds one engine: ``python -m export.engine_process``, its job as one JSON line on standard input.
+
+It yields to everybody else, says how far it is on standard output, and ends when its input does, so it never outlives
+who started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from export.engine_cache import Workplace
+from export.provider_options import BatchProfile
+
+NICENESS = 19
+"""The lowest: nobody waits for an engine, another runtime answers meanwhile."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Build what the first line of standard input asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    _die_with_parent()
+    words = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print goes to standard error
+
+    def say(**fields: object) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            words.write(json.dumps(fields).encode() + b"\n")
+
+    job: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    try:
+        place = Workplace(Path(job["folder"]), Path(job["engine"]), Path(job["timing"]))
+        model = Path(job["model"]).read_bytes()
+        maker = _maker(job["maker"])
+        maker.build(model, place, BatchProfile(**job["profile"]), lambda part, of: say(part=part, of=of))
+    except Exception as error:  # root of the process: libraries share no exception class
+        lines = str(error).strip().splitlines()
+        say(error=f"{type(error).__name__}: {lines[0] if lines else ''}")
+    else:
+        say(done=True)
+
+
+def _maker(path: str) -> Any:
+    """Return an instance of the class that ``module:class`` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)()
+
+
+def _end_with_input() -> None:
+    while sys.stdin.buffer.read(1 << 10):
+        pass
+    os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process with its parent: a library that builds may hold Python's lock for minutes."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
