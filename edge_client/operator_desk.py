@@ -111,6 +111,7 @@ def _as_json(prediction: Prediction, names: Sequence[str], now: float) -> dict[s
         "frame": prediction.frame_id,
         "age_s": round(now - prediction.captured_at, 3),
         "version": prediction.model_version,
+        **({"left_out": answers.num_left_out} if answers.num_left_out else {}),
         "answers": [
             {
                 "class": names[class_id] if class_id < len(names) else str(class_id),

@@ -28,11 +28,14 @@ class Detections:
         corners: (N, 4) float32, left, top, right, bottom in shares of the picture's width and height, 0 to 1.
         scores: (N,) float32, confidence times class probability.
         class_ids: (N,) int64.
+        num_left_out: candidates over the threshold that ``max_detections`` left unread. They may overlap each other, so
+            it is the most things that can be missing.
     """
 
     corners: NDArray[np.float32]
     scores: NDArray[np.float32]
     class_ids: NDArray[np.int64]
+    num_left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -60,8 +63,9 @@ def detections(spec: DetectionSpec, outputs: NDArray[Any], rules: DetectionRules
     found = []
     for corners, scores, class_ids in zip(*decode(spec, outputs), strict=True):
         likely = np.flatnonzero(scores >= rules.score_threshold)
-        kept = likely[non_max_suppression(corners[likely], scores[likely], class_ids[likely], rules)]
-        found.append(Detections(corners[kept], scores[kept], class_ids[kept]))
+        stays, num_left_out = _suppressed(corners[likely], scores[likely], class_ids[likely], rules)
+        kept = likely[stays]
+        found.append(Detections(corners[kept], scores[kept], class_ids[kept], num_left_out))
     return found
 
 
@@ -97,6 +101,13 @@ def non_max_suppression(
     A box goes if one of its class with a higher score stays and overlaps it by more than ``rules.iou_threshold``; of
     equal scores the earlier one counts as higher.
     """
+    return _suppressed(corners, scores, class_ids, rules)[0]
+
+
+def _suppressed(
+    corners: NDArray[np.float32], scores: NDArray[np.float32], class_ids: NDArray[np.int64], rules: DetectionRules
+) -> tuple[NDArray[np.int64], int]:
+    """Return (``non_max_suppression``, how many boxes were left when there were enough)."""
     waiting = np.argsort(-scores, kind="stable")
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     kept: list[int] = []
@@ -109,7 +120,7 @@ def non_max_suppression(
         unions = areas[waiting] + areas[best] - intersections
         too_near = (intersections > rules.iou_threshold * unions) & (class_ids[waiting] == class_ids[best])
         waiting = waiting[~too_near]
-    return np.array(kept, np.int64)
+    return np.array(kept, np.int64), len(waiting)
 
 
 def _sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:

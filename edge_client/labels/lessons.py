@@ -31,11 +31,13 @@ class Lesson:
         samples: labelled.
         num_right: of the labelled things, how many the served model had answered rightly.
         num_answered: how many it had been asked about; 0 without a model.
+        num_left_out: boxes that the label has no room for.
     """
 
     samples: Samples
     num_right: int
     num_answered: int
+    num_left_out: int = 0
 
 
 class Lessons(Protocol):
@@ -102,9 +104,10 @@ class BoxLessons:
             return None
         label = box_labels(boxes.corners, boxes.class_ids, shown.picture.size, self._max_boxes)
         samples = Samples(shown.inputs.images, label[None])
+        num_left_out = max(0, len(boxes) - self._max_boxes)
         if shown.prediction is None:
-            return Lesson(samples, 0, 0)
-        return Lesson(samples, num_found(boxes, shown.prediction.answers), len(boxes))
+            return Lesson(samples, 0, 0, num_left_out)
+        return Lesson(samples, num_found(boxes, shown.prediction.answers), len(boxes), num_left_out)
 
 
 def num_found(boxes: Boxes, answers: Answers) -> int:

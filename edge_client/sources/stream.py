@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edge_client.cameras.base import Camera, Picture
 from edge_client.collector import Collector
@@ -20,6 +21,8 @@ from edge_client.views.base import View
 from federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
+
+_UNANSWERED, _UNLEARNED = "num_objects_left_out", "num_boxes_left_out"
 
 MAX_WAITING = 32
 """Pictures that wait for a label; further ones of a live camera are served and not learned from."""
@@ -55,6 +58,7 @@ class CameraSource:
         self._failing = False
         self.num_unlabelled = 0
         """Pictures that nobody labelled because labelling is slower than they come."""
+        self._too_many = {_UNANSWERED: _Excess(), _UNLEARNED: _Excess()}
         threading.Thread(target=self._label, name="labels", daemon=True).start()
 
     @property
@@ -69,6 +73,9 @@ class CameraSource:
 
     def watch(self, shown: Shown) -> None:
         """Put a picture in line for its label: each one of a recording, of a live camera what there is time for."""
+        answers = None if shown.prediction is None else shown.prediction.answers
+        if answers is not None and answers.num_left_out:
+            self._left_out(_UNANSWERED, shown, answers.num_left_out)
         try:
             self._waiting.put(shown, timeout=10.0 if shown.picture.camera in self._recorded else 0.0)
         except queue.Full:
@@ -94,13 +101,14 @@ class CameraSource:
     def measures(self) -> Mapping[str, float]:
         """Return the served model's accuracy on what was labelled since the last call, in all and place by place.
 
-        Where learning can't keep up, it also says how many samples and pictures were left out since the start.
+        Where learning can't keep up, or pictures are too full, it also says how much was left out since the start.
         """
         left_out = {
             name: float(count)
             for name, count in (
                 ("num_samples_dropped", self._collector.num_dropped),
                 ("num_unlabelled", self.num_unlabelled),
+                *((name, excess.num_objects) for name, excess in self._too_many.items()),
             )
             if count
         }
@@ -144,6 +152,8 @@ class CameraSource:
     def _learn_from(self, shown: Shown) -> None:
         self._desk.keep(shown)
         lesson = self._lessons.lesson(shown)
+        if lesson is not None and lesson.num_left_out:
+            self._left_out(_UNLEARNED, shown, lesson.num_left_out)
         if lesson is not None:
             self._collector.add(
                 lesson.samples,
@@ -151,6 +161,22 @@ class CameraSource:
                 num_right=lesson.num_right,
                 num_answered=lesson.num_answered,
             )
+
+    def _left_out(self, name: str, shown: Shown, count: int) -> None:
+        """Count objects of a picture that is too full; one line for each camera."""
+        excess, camera = self._too_many[name], shown.picture.camera
+        excess.num_objects += count
+        if camera not in excess.cameras:
+            excess.cameras.add(camera)
+            log.warning("picture is too full", camera=camera, frame=shown.picture.frame_id, **{name: count})
+
+
+@dataclass(slots=True)
+class _Excess:
+    """Objects that a limit left out, and the cameras whose pictures were that full."""
+
+    num_objects: int = 0
+    cameras: set[str] = field(default_factory=set)
 
 
 class _Watched:

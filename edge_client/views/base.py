@@ -24,12 +24,14 @@ class Inputs:
             and the input shows all of it.
         size: (width, height) of the picture; None where nothing depends on it.
         box_indices: (B,) int64, which of the picture's annotated boxes each input shows; None where it shows none.
+        num_left_out: objects of the picture that ask nothing because it has too many.
     """
 
     images: NDArray[np.float32]
     corners: NDArray[np.float32] | None = None
     box_indices: NDArray[np.int64] | None = None
     size: tuple[int, int] | None = None
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Answers:
         class_ids: (N,) int64, indices into the task's class names.
         confidences: (N,) float32, 0 to 1.
         corners: (N, 4) float32 in pixels of the picture; None where the one answer is about all of it.
+        num_left_out: objects without an answer because the picture has too many; of a detector the most that it can be.
     """
 
     class_ids: NDArray[np.int64]
     confidences: NDArray[np.float32]
     corners: NDArray[np.float32] | None = None
+    num_left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.class_ids)
@@ -83,4 +87,4 @@ def classified(logits: NDArray[np.float32], inputs: Inputs) -> Answers:
     winners = exact.argmax(axis=1)
     rows = np.arange(len(exact))
     shares = 1.0 / np.exp(exact - exact[rows, winners][:, None]).sum(axis=1)
-    return Answers(winners.astype(np.int64), shares.astype(np.float32), inputs.corners)
+    return Answers(winners.astype(np.int64), shares.astype(np.float32), inputs.corners, inputs.num_left_out)

@@ -32,4 +32,4 @@ class Detector:
         """Return what was found, the surest first."""
         assert inputs.size is not None
         (found,) = detections(self._task, outputs, self._rules)
-        return Answers(found.class_ids, found.scores, found.in_pixels(*inputs.size))
+        return Answers(found.class_ids, found.scores, found.in_pixels(*inputs.size), found.num_left_out)

@@ -54,6 +54,12 @@ def test_the_newest_prediction_of_every_camera_can_be_asked_for() -> None:
     }
 
 
+def test_a_prediction_says_how_many_objects_it_left_out() -> None:
+    found = desk()
+    found.watch(shown(Answers(np.array([1]), np.array([0.75], np.float32), np.zeros((1, 4), np.float32), 12)))
+    assert found.predictions(b"")[1]["cameras"]["front"]["left_out"] == 12
+
+
 def test_feedback_reaches_whoever_learns() -> None:
     learnt: list[AnyFeedback] = []
     status, answer = desk(learnt).feedback(b'{"camera": "front", "frame": 7, "class": "cat", "object": 2}')

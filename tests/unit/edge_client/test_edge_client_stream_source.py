@@ -9,15 +9,17 @@ import pytest
 from edge_client.cameras.base import Boxes, Picture
 from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
+from edge_client.labels.box_feedback import BoxFeedbackDesk
 from edge_client.labels.feedback import FeedbackDesk
-from edge_client.labels.lessons import ClassLessons
+from edge_client.labels.lessons import BoxLessons, ClassLessons
 from edge_client.labels.operators_word import Feedback
 from edge_client.predictions import Prediction, Shown
 from edge_client.sources.base import Samples
 from edge_client.sources.stream import CameraSource
 from edge_client.views.base import Answers
 from edge_client.views.crops import Crops
-from models.specs import TaskSpec
+from edge_client.views.detector import Detector
+from models.specs import DetectionSpec, TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
 
@@ -228,3 +230,17 @@ def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogC
     assert taken is not None
     assert len(taken) == 2
     assert sum("picture not labelled" in message for message in caplog.messages) == 1
+
+
+def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    task = DetectionSpec(3, 32, 64, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=2)
+    lessons = BoxLessons([AnnotatedLabels({"front": task.class_names}, task.class_names)], task.max_boxes)
+    found = CameraSource([], Detector(task), lessons, BoxFeedbackDesk(task, 60.0), collector())
+    for frame_id in range(3):
+        one = picture(frame_id, 0, 1, 0, 1, 1)
+        answers = Answers(np.zeros(1, np.int64), np.ones(1, np.float32), np.zeros((1, 4), np.float32), num_left_out=4)
+        found.watch(Shown(one, found.view.inputs(one), Prediction("front", frame_id, answers, 1, 0.0, 0.1)))
+    assert found.settle()
+    measures = found.measures()
+    assert (measures["num_objects_left_out"], measures["num_boxes_left_out"]) == (12.0, 9.0)
+    assert caplog.messages.count("picture is too full") == 2  # of answers and of labels

@@ -47,6 +47,13 @@ def test_no_more_than_asked_for_and_none_from_none():
     assert nothing.shape == (0,)
 
 
+def test_what_a_limit_left_unread_is_counted_and_nothing_else_is():
+    outputs = np.zeros((1, 6, 1, 2), np.float32)
+    outputs[:, 4] = 9.0  # both cells are sure of a box, of which none overlaps the other by half
+    assert [found.num_left_out for found in detections(SPEC, outputs, DetectionRules(max_detections=1))] == [1]
+    assert [found.num_left_out for found in detections(SPEC, outputs, DetectionRules(max_detections=2))] == [0]
+
+
 def test_a_picture_in_which_nothing_is_seen_has_no_boxes():
     outputs = np.zeros((2, 6, 1, 2), np.float32)
     outputs[:, 4] = -9.0
