@@ -23,6 +23,9 @@ AGGREGATE = "aggregate"
 ANNOUNCE_EVERY_S = 10.0
 """The announcement is retained with the seconds that are left, so it is renewed; it also shows that we live."""
 
+FRESH_S = 1.0
+"""A client that comes online plans its round by what is left: it gets an announcement at most this old."""
+
 _log = EventLogger("aggregator")
 
 
@@ -141,6 +144,8 @@ class Coordinator:
             )
             self._downloads.provide(presence.client_id, now)
         elif change is Change.GONE:
+            if now - self._announced_at >= FRESH_S:
+                self._announce(now)  # the retained one says how much time was left when it was made
             self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
 
     def _on_report(self, report: Report) -> None:

@@ -6,6 +6,7 @@ The rules of a cut, in this order:
    the round) share the time in proportion to their full lengths, so that each gets the same part of its epochs.
 2. If that part is less than ``MIN_SHARE``, which is too little for a sub-generator to draw anything recognisable, fewer
    of them are trained: those of the classes with most samples.
+   In a first round, of whose speed there is only a guess, all are tried.
 3. Sub-generators that can wait (classes that drifted) are trained whole, worst first, in time that is left over. A
    device that never has time for a whole one trains the worst for as long as there is.
 
@@ -138,7 +139,7 @@ def plan(allowance: TrainingAllowance, left_s: float | None, speed: Speed, work:
     Args:
         allowance: what the board may spend; its guess stands in for what was never measured.
         left_s: seconds to when all must be done; None for no deadline.
-        speed: as measured in earlier rounds.
+        speed: as measured in earlier rounds, or in this one.
         work: what the round asks for.
     """
     if left_s is None:
@@ -147,7 +148,8 @@ def plan(allowance: TrainingAllowance, left_s: float | None, speed: Speed, work:
     usable_s = max(0.0, left_s - (UNMEASURED_SHARE * left_s if speed.other_s is None else speed.other_s))
     task_full_s = work.task_steps * task_step_s
     new_full_s = [max(1, steps) * sub_step_s for steps in work.new]
-    num_new = _most_that_fit(task_full_s, new_full_s, usable_s)
+    is_guess = speed.task_step_s is None
+    num_new = len(new_full_s) if is_guess and usable_s > 0 else _most_that_fit(task_full_s, new_full_s, usable_s)
     must_s = task_full_s + sum(new_full_s[:num_new])
     stretch = usable_s / must_s if must_s > 0 else 1.0
     new_s = [full_s * stretch for full_s in new_full_s[:num_new]] + [0.0] * (len(work.new) - num_new)
@@ -177,8 +179,11 @@ def upload_reserve_s(left_s: float, last_upload_s: float | None) -> float:
 
 
 def _step_times(allowance: TrainingAllowance, speed: Speed, work: Work) -> tuple[float, float]:
-    gflops = allowance.core_gflops * work.num_threads
+    """Return (seconds per step of the task model, per critic step); one that was measured tells of the other."""
     task_s, sub_generator_s = speed.task_step_s, speed.sub_generator_step_s
+    gflops = allowance.core_gflops * work.num_threads
+    if task_s and work.task_gflop:
+        gflops = work.task_gflop / task_s
     return (
         max(_INSTANT_S, work.task_gflop / gflops if task_s is None else task_s),
         max(_INSTANT_S, work.sub_generator_gflop / gflops if sub_generator_s is None else sub_generator_s),

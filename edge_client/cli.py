@@ -39,6 +39,11 @@ def cli() -> None:
 @click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
 @click.option("--threads", type=int, help="Of training; results depend on it.  [default: half of the cores]")
 @click.option("--sampler", help="How replay is drawn: onnx, eager.  [default: onnx]")
+@click.option(
+    "--training-memory-mb", type=int, help="Training may hold.  [default: the device's, or half of its memory]"
+)
+@click.option("--max-temperature-c", type=float, help="Above it training is slowed.  [default: the device's]")
+@click.option("--max-power-w", type=float, help="Of the board; above it training is slowed.  [default: the device's]")
 @click.option("--data-root", type=_PATH, help="Where data sets lie.  [default: $REPLAYFLEET_DATA, then the system's]")
 @click.option("--view", help="What of a camera's picture is classified: auto, whole, crops.  [default: auto]")
 @click.option("--teacher", type=_PATH, help="ONNX model that labels cameras' pictures.")

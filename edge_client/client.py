@@ -34,6 +34,7 @@ class Client:
         self._uploads = UploadDesk(parts)
         self._announcement: Announcement | None = None
         self._agreed: Agreement | None = None
+        self._deadline_at: float | None = None
         self._waiting: dict[str, Offered] = {}
         self._trained_round = -1
         self._reading_round: int | None = None
@@ -117,7 +118,7 @@ class Client:
     def _on_event(self, event: Event, now: float) -> list[Event]:
         match event:
             case Received(_, Announcement() as announcement):
-                return self._announced(announcement)
+                return self._announced(announcement, now)
             case Offered() if self._agreed is None:
                 self._waiting[event.peer] = event  # the announcement takes another connection, and will come
             case Offered():
@@ -133,7 +134,7 @@ class Client:
                 log.debug("message ignored", kind=type(event).__name__)
         return []
 
-    def _announced(self, announcement: Announcement) -> list[Event]:
+    def _announced(self, announcement: Announcement, now: float) -> list[Event]:
         """Take the aggregator's word; returns the offers that waited for it."""
         before, parts = self._announcement, self._parts
         if announcement.spec.fleet != parts.gate.fleet:
@@ -151,6 +152,7 @@ class Client:
         if before is not None and before.epoch != announcement.epoch:
             self._downloads.repeat_report()
         waiting, self._waiting = list(self._waiting.values()), {}
+        self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
         return list(waiting)
 
     def _agree(self, agreed: Agreement) -> None:
@@ -208,7 +210,7 @@ class Client:
             if samples is None or not len(samples):
                 self._data_again_at = now + DATA_AGAIN_S
             elif self.round == round_index:
-                self._train(samples)
+                self._train(samples, now)
 
         def failed(error: Exception, now: float) -> None:
             log.error("round data can't be read", round=round_index, reason=error, again_in_s=DATA_AGAIN_S)
@@ -217,7 +219,7 @@ class Client:
 
         parts.jobs.submit(lambda: source.round_samples(round_index), read, failed)
 
-    def _train(self, samples: Samples) -> None:
+    def _train(self, samples: Samples, now: float) -> None:
         held, agreed, parts = self._downloads.held, self._agreed, self._parts
         if held is None or agreed is None or held.manifest.round != self.round:
             return
@@ -238,7 +240,10 @@ class Client:
                 version=version,
                 sampler=parts.compute.sampler,
                 num_threads=parts.compute.training_threads,
-            )
+                allowance=parts.compute.allowance,
+            ),
+            now,
+            self._training_deadline(now),
         )
 
     def _training_ended(self, ended: TrainDone | TrainFailed) -> None:
@@ -250,6 +255,12 @@ class Client:
             error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
             self._abandoned_round = ended.round
+    def _training_deadline(self, now: float) -> float | None:
+        """When training must be done, so that its upload arrives before the round's deadline."""
+        if self._deadline_at is None:
+            return None
+        return self._deadline_at - upload_reserve_s(max(0.0, self._deadline_at - now), self._uploads.last_upload_s)
+
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)

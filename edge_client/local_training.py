@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import msgspec
 from edge_client.backoff import Backoff
 from edge_client.training_job import (
     FromTrainer,
+    TrainCourse,
     TrainDone,
     TrainerReady,
     TrainFailed,
@@ -29,6 +31,9 @@ log = EventLogger(__name__)
 
 MAX_ATTEMPTS = 5
 """Deaths of the process during one round, after which that round is given up."""
+
+IDLE_S = 30.0
+"""A process without a job ends after this: it holds torch, which is most of a client's memory."""
 
 TRAINER_COMMAND = (sys.executable, "-m", "edge_client.trainer")
 
@@ -52,8 +57,14 @@ class Trainer(Protocol):
     def submit(self, job: TrainJob) -> None:
         """Hand over a job; a process that died meanwhile is reported by its exit event."""
 
+    def pause(self) -> None:
+        """Let the process stand still."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
     def stop(self) -> None:
-        """End the process and wait for it. Idempotent."""
+        """End the process and wait for it, also a paused one. Idempotent."""
 
 
 class TrainerProcess:
@@ -82,9 +93,20 @@ class TrainerProcess:
             self._process.stdin.write(to_line(job))
             self._process.stdin.flush()
 
+    def pause(self) -> None:
+        """Send SIGSTOP: it holds nothing that others wait for."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Send SIGCONT."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Close its input, which ends it at once, also in the middle of a job."""
         self._close_input()
+        self.resume()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -131,8 +153,13 @@ class LocalTraining:
         self._ready = False
         self._restart_at: float | None = None
         self._deaths = 0
+        self._deadline_at: float | None = None
+        self._paused = False
+        self._idle_since: float | None = None
         self.job: TrainJob | None = None
+        self.course: TrainCourse | None = None
         self.num_restarts = 0
+        self.num_shortened = 0
 
     @property
     def round(self) -> int | None:
@@ -150,52 +177,89 @@ class LocalTraining:
             self._trainer = self._spawn()
             self._ready = False
 
-    def begin(self, job: TrainJob) -> None:
+    def begin(self, job: TrainJob, now: float = 0.0, deadline_at: float | None = None) -> None:
         """Train a round.
+
+        Args:
+            job: the round; its ``left_s`` is filled in whenever a process gets it.
+            now: the present.
+            deadline_at: when it must be done, on the same clock; None for no deadline.
 
         Raises:
             ValueError: Another one is in work.
         """
         if self.job is not None:
             raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
-        self.job = job
+        self.job, self._deadline_at, self.course = job, deadline_at, None
         self._deaths = 0
         self.start()
-        if self._trainer is not None and self._ready:
-            self._trainer.submit(job)
+        if self._ready:
+            self._submit(now)
 
     def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | None:
         """Take an event; returns the end of the job, once."""
         if isinstance(event, TrainerReady):
             self._ready = True
-            if self.job is not None and self._trainer is not None:
-                self._trainer.submit(self.job)
+            self._idle_since = now
+            self._submit(now)
             return None
         if isinstance(event, TrainerExited):
             return self._exited(event, now)
         if self.job is None or event.round != self.round:
             return None
-        self.job = None
+        if isinstance(event, TrainCourse):
+            self._heard(event)
+            return None
+        self.job, self._idle_since = None, now
         self._backoff.reset()
         return event
 
     def tick(self, now: float) -> None:
-        """Start the process again when its back-off is over."""
+        """Start the process again when its back-off is over; end one that has been idle for long."""
+        idle_since = self._idle_since if self._ready and self.job is None else None
+        if idle_since is not None and now - idle_since >= IDLE_S:
+            self.stop()
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
             self.num_restarts += 1
             self.start()
 
+    def pause(self, *, paused: bool) -> None:
+        """Let the process stand still, or go on; one without a job always goes on."""
+        paused = paused and self.job is not None
+        if self._trainer is None or paused == self._paused:
+            return
+        self._paused = paused
+        if paused:
+            self._trainer.pause()
+        else:
+            self._trainer.resume()
+
     def stop(self) -> None:
         """End the process; a job in work is lost, what was committed stays."""
         if self._trainer is not None:
             trainer, self._trainer = self._trainer, None
+            self._ready, self._paused = False, False
             trainer.stop()
+
+    def _submit(self, now: float) -> None:
+        if self.job is None or self._trainer is None:
+            return
+        left_s = None if self._deadline_at is None else max(0.0, self._deadline_at - now)
+        self._trainer.submit(msgspec.structs.replace(self.job, left_s=left_s))
+
+    def _heard(self, course: TrainCourse) -> None:
+        """Note what becomes of the round, and say so where it isn't all of it."""
+        before, self.course = self.course, course
+        short = course.is_short or course.lost or not course.in_time
+        self.num_shortened += short and course.done
+        if short and (before is None or course.text() != before.text()):
+            log.info("training shortened", round=course.round, course=course.text())
 
     def _exited(self, event: TrainerExited, now: float) -> TrainFailed | None:
         if self._trainer is None or event.pid != self._trainer.pid:
             return None
-        self._trainer, self._ready = None, False
+        self._trainer, self._ready, self._paused = None, False, False
         delay_s = self._backoff.next_s()
         self._restart_at = now + delay_s
         self._deaths += 1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
+from devices.limits import Reading
 from edge_client.answerer import FrameCounts
 
 
@@ -37,6 +41,16 @@ class Metrics:
             ("failed", counts.num_failed),
         ):
             self._frames.labels(result).inc(self._grown(result, total))
+        self._time_share = Gauge(
+            "edge_client_training_time_share", "Of its time that training may run", registry=self.registry
+        )
+        self._shortened = Counter(
+            "edge_client_shortened_rounds", "Rounds that were trained only in part", registry=self.registry
+        )
+        self._temperature = Gauge(
+            "edge_client_temperature_celsius", "Zone nearest to its limit", ["zone"], registry=self.registry
+        )
+        self._power = Gauge("edge_client_power_watts", "Of the board; NaN without a sensor", registry=self.registry)
         self.latency.set(counts.latency_p95_s)
 
     def transferred(self, sent: int, received: int) -> None:
@@ -49,3 +63,12 @@ class Metrics:
         before = self._seen.get(name, 0.0)
         self._seen[name] = total
         return total - before if total >= before else total
+    def training(self, num_shortened: int, time_share: float, reading: Reading) -> None:
+        """Take what budget and limits make of training."""
+        self._shortened.inc(self._grown("shortened", num_shortened))
+        self._time_share.set(time_share)
+        self._power.set(math.nan if reading.power_w is None else reading.power_w)
+        self._temperature.clear()
+        if reading.temperature_c is not None:
+            self._temperature.labels(reading.zone).set(reading.temperature_c)
+

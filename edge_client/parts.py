@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from devices.budget import TrainingAllowance
 from edge_client.download import Gate
 from edge_client.local_training import LocalTraining
 from edge_client.model_slot import ModelSlot
@@ -40,12 +41,14 @@ class Compute:
         training_threads: of torch and of the sampler, in the training process.
         sampler: how replay is drawn.
     """
+        allowance: what training may spend.
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     inference_threads: int = 1
     training_threads: int = 1
     sampler: SamplerName = "onnx"
 
+    allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
 
 @dataclass(frozen=True)
 class Parts:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from devices.limits import Sensors, Throttle
 from edge_client.answerer import Answerer, FrameCounts
 from edge_client.client import Client
 from edge_client.display.drawing import Legend
@@ -34,6 +35,7 @@ from edge_client.trainer import BLOBS
 from edge_client.training_job import delete_round_data
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
+from edge_client.training_brake import TrainingBrake
 from federation.service.logs import EventLogger
 from federation.service.systemd import ServiceManager
 from federation.transport.blob_store import DiskBlobStore
@@ -131,6 +133,8 @@ class ClientService:
     def counts(self) -> FrameCounts:
         """What became of all frames."""
         return FrameCounts() if self._loop is None else self._loop.counts
+        allowance = identity.compute.allowance
+        self._brake = TrainingBrake(Sensors(allowance).read, Throttle(allowance), self._parts.training)
 
     def status(self) -> dict[str, Any]:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
@@ -158,6 +162,7 @@ class ClientService:
         }
 
     def legend(self, camera: str) -> Legend:
+            **self._training_status(),
         """What drawings of a camera's pictures need; safe to call from another thread."""
         source = self.client.source
         cameras = () if source is None else source.cameras
@@ -211,6 +216,7 @@ class ClientService:
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
         deadline = self._clock() + wait_s
+        self._brake.start()
         try:
             self._deal_with(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
             while wait_s == 0 or self._clock() < deadline:
@@ -227,6 +233,7 @@ class ClientService:
         """Say goodbye and end everything. Idempotent."""
         now = self._clock()
         if self._control.connected:
+        self._brake.tick(now)
             self._control.publish(self._presence.topic, self._presence.say("stopped", self._state(), now), retain=True)
         self._control.stop()
         self._data.stop()
@@ -239,6 +246,10 @@ class ClientService:
     @property
     def _connected(self) -> bool:
         return self._control.connected and self._data.connected
+        self._guard.stop()
+        self.client.stop()
+        self._slot.clear()
+        self._brake.stop()
 
     def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining) -> Parts:
         identity = self._identity
@@ -370,6 +381,17 @@ class ClientService:
     def _write_status(self, now: float) -> None:
         self._status_at = now
         counters, metrics = self._parts.courier.counters, self.metrics
+    def _training_status(self) -> dict[str, Any]:
+        """What the budget makes of the round, and what heat and power make of the budget."""
+        course, reading = self._parts.training.course, self._brake.reading
+        return {
+            "training": "" if course is None else course.text(),
+            "training_time_share": round(self._brake.time_share, 2),
+            "training_slowed_by": self._brake.reason,
+            "temperature_c": reading.temperature_c,
+            "power_w": reading.power_w,
+        }
+
         metrics.frames(self.counts)
         metrics.transferred(counters["bytes_sent"], counters["bytes_received"])
         metrics.round.set(self.client.round)
@@ -391,6 +413,7 @@ class ClientService:
         if state != last:
             (log.info if connected else log.warning)("broker", state=state)
         return state
+        metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
 
 
 def _in_short(prediction: Prediction) -> dict[str, Any]:

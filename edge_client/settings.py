@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devices.profiles import check_device, default_training_threads, required_provider
+from devices.budget import TrainingAllowance
+from devices.profiles import check_device, required_provider
 from edge_client.collector import CollectorSettings
 from edge_client.sources.opening import LearningSettings
 from edge_client.sources.uri import parse_sources
@@ -25,7 +26,10 @@ class ClientSettings:
         data_dir: everything that the client keeps.
         device: a key of ``devices.profiles.PROFILES``, or ``auto``.
         fleet: fleet name, part of every topic.
-        threads: of training; results depend on it. 0 is half of the cores.
+        threads: of training; results depend on it. 0 is what the device allows: half of the cores.
+        training_memory_mb: that the training process may hold; 0 is what the device allows, or half of its memory.
+        max_temperature_c: above which training is slowed; 0 is the device's limit.
+        max_power_w: of the whole board, above which training is slowed; 0 is the device's limit.
         sampler: ``onnx`` or ``eager``: how replay is drawn.
         data_root: where ``dataset://`` sources lie; None looks where the environment and Debian put them.
         view: ``auto``, ``whole`` or ``crops``: what of a camera's picture is classified.
@@ -56,6 +60,9 @@ class ClientSettings:
     device: str = "cpu"
     fleet: str = "fleet"
     threads: int = 0
+    training_memory_mb: int = 0
+    max_temperature_c: float = 0.0
+    max_power_w: float = 0.0
     sampler: str = "onnx"
     data_root: Path | None = None
     view: str = "auto"
@@ -91,6 +98,9 @@ class ClientSettings:
             raise SettingsError(f"unknown sampler {self.sampler!r}{nearest(self.sampler, SAMPLERS)}")
         if not 0 <= self.threads <= 1024:
             raise SettingsError(f"threads is {self.threads}, expected 0 to 1024")
+        for name in ("training_memory_mb", "max_temperature_c", "max_power_w"):
+            if not 0 <= getattr(self, name) < 1e9:
+                raise SettingsError(f"{name} is {getattr(self, name)}, expected more than 0, or 0 for the device's")
         if not -1 <= self.health_port <= 65535:
             raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
         parse_sources(self.sources)
@@ -124,7 +134,16 @@ class ClientSettings:
             collector=collector,
         )
 
-    @property
-    def training_threads(self) -> int:
-        """``threads``, or what this board can spare."""
-        return self.threads or default_training_threads()
+    def allowance(self, allowed: TrainingAllowance, memory_bytes: int) -> TrainingAllowance:
+        """Return what training may spend on this board.
+
+        Args:
+            allowed: by the device's profile; what the operator wrote wins.
+            memory_bytes: of the board; 0 if unknown, then memory is unbounded unless somebody says otherwise.
+        """
+        return replace(
+            allowed,
+            memory_bytes=(self.training_memory_mb << 20) or allowed.memory_bytes or memory_bytes // 2 or None,
+            max_temperature_c=self.max_temperature_c or allowed.max_temperature_c,
+            max_power_w=self.max_power_w or allowed.max_power_w,
+        )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-from devices.probing import chosen, probe
+from devices.probing import Board, chosen, probe
 from devices.profiles import DeviceProfile
 from devices.providers import ProviderProof, prove_provider
 from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
@@ -52,7 +52,8 @@ def start(settings: ClientSettings) -> bool:
     _check_displays(settings)
     manager = ServiceManager.from_environment()
     manager.begin("proving the execution provider")
-    profile, proof = _proved(settings)
+    board = probe()
+    profile, proof = _proved(settings, board)
     stop = threading.Event()
     metrics = Metrics(profile.name, proof.provider)
     view: dict[str, ClientService] = {}
@@ -63,7 +64,7 @@ def start(settings: ClientSettings) -> bool:
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
         )
         service = ClientService(
-            _identity(settings, profile, proof),
+            _identity(settings, profile, proof, board),
             data_dir.path,
             connector.to(settings.broker),
             open_source,
@@ -87,8 +88,7 @@ def start(settings: ClientSettings) -> bool:
         return service.run(stop, stay=settings.stay, manager=manager)
 
 
-def _proved(settings: ClientSettings) -> tuple[DeviceProfile, ProviderProof]:
-    board = probe()
+def _proved(settings: ClientSettings, board: Board) -> tuple[DeviceProfile, ProviderProof]:
     profile, note = chosen(settings.device, board)
     if note:
         log.warning(note)
@@ -99,12 +99,14 @@ def _proved(settings: ClientSettings) -> tuple[DeviceProfile, ProviderProof]:
     return profile, proof
 
 
-def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderProof) -> Identity:
+def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderProof, board: Board) -> Identity:
+    allowance = settings.allowance(profile.allowance, board.memory_bytes)
     compute = Compute(
         providers=tuple(dict.fromkeys((proof.provider, "CPUExecutionProvider"))),
         inference_threads=profile.inference_threads,
-        training_threads=settings.training_threads,
+        training_threads=settings.threads or allowance.threads(board.num_cores),
         sampler=cast("SamplerName", settings.sampler),
+        allowance=allowance,
     )
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 

@@ -1,8 +1,10 @@
-"""What a client keeps on disk besides blobs: three small records, each replaced atomically and checked by digest.
+"""What a client keeps on disk besides blobs: small records, each replaced atomically and checked by digest.
 
 ``training``: the latest committed local round: the method's state after it and the upload it made.
 ``verdict``: what became of that upload; without it the upload is still pending.
-``held`` and ``previous``: the download that is served, and the one before it.
+``held`` and ``previous``: the download that is served, and the one before it that was confirmed.
+``probation``: while the one that is served hasn't been confirmed; ``rolled-back``: the last one that was sent away.
+``pace``: how fast this device trains; a measurement, not worth much after a change of threads or task.
 
 Records name blobs by digest, and blobs are durable before a record names them, so a kill at any instant leaves either
 the old or the new state.
@@ -16,6 +18,8 @@ from typing import TypeVar
 
 import msgspec
 
+from devices.budget import Speed
+from federation.errors import Reason
 from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
 from federation.service.atomic import write_atomic
 from federation.service.logs import EventLogger
@@ -23,6 +27,9 @@ from federation.service.logs import EventLogger
 log = EventLogger(__name__)
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+DEATHS_ON_PROBATION = 2
+"""Of clients; after so many the model is held to be the cause."""
 
 _DIGEST_BYTES = 32
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -70,13 +77,59 @@ class HeldDownload(msgspec.Struct, frozen=True):
     spec: FleetSpec
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """How a device trained under one agreement and number of threads.
+
+    Attributes:
+        spec_digest: of the agreement.
+        num_threads: that it trained with.
+        speed: mean of its rounds, the latest counting most.
+        max_batch_size: what memory sufficed for; None if it always did.
+    """
+
+    spec_digest: str
+    num_threads: int
+    speed: Speed = msgspec.field(default_factory=Speed)
+    max_batch_size: int | None = None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """The held download is on probation.
+
+    Attributes:
+        version: of its manifest.
+        runs: a client serves it; still so at the next start if that client died.
+        num_deaths: clients that died while they served it.
+    """
+
+    version: int
+    runs: bool = True
+    num_deaths: int = 0
+
+
+class SentAway(msgspec.Struct, frozen=True):
+    """A download that served, failed and isn't taken again.
+
+    Attributes:
+        version: of its manifest; older ones aren't taken either, but for the one that was returned to.
+        round: of its manifest.
+        reason: value of a ``Reason``.
+        detail: one line.
+    """
+
+    version: int
+    round: int
+    reason: str
+    detail: str
+
+
 def spec_digest(spec: FleetSpec) -> str:
     """Name an agreement: two are the same if fleet, method, settings, task and seed are."""
     return hashlib.sha256(_encoder.encode(spec)).hexdigest()
 
 
 class StateStore:
-    """The records below one data dir; the training process writes ``training``, the client the others."""
+    """The records below one data dir; the training process writes ``training`` and ``pace``, the client the others."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "state"
@@ -90,6 +143,17 @@ class StateStore:
         """The latest finished round; None if there is none or its record is damaged."""
         return self._read("training", TrainingCommit)
 
+    def keep_pace(self, pace: Pace) -> None:
+        """Remember how fast training was."""
+        self._write("pace", pace)
+
+    def pace(self, spec_digest: str, num_threads: int) -> Pace:
+        """How fast training was under this agreement with so many threads; empty where nothing was measured."""
+        found = self._read("pace", Pace)
+        if found is None or (found.spec_digest, found.num_threads) != (spec_digest, num_threads):
+            return Pace(spec_digest, num_threads)
+        return found
+
     def settle(self, version: int, outcome: str) -> None:
         """Note that the upload ``version`` is ``accepted``, ``dropped``, or refused for a reason."""
         self._write("verdict", Settled(version, outcome))
@@ -100,12 +164,85 @@ class StateStore:
         settled = self._read("verdict", Settled)
         return None if commit is None or (settled is not None and settled.version == commit.version) else commit
 
-    def hold(self, held: HeldDownload) -> None:
-        """Make a download that passed its probe the one to serve, keeping the one before."""
-        before = self.held()
-        if before is not None and before.manifest.version != held.manifest.version:
+    def hold(self, held: HeldDownload, *, on_probation: bool = False) -> None:
+        """Make a download that passed its probe the one to serve, keeping the one before, or before it if unconfirmed.
+
+        Args:
+            held: the download.
+            on_probation: it is to be confirmed; until then a client that dies twice returns to the previous one.
+        """
+        before, trial = self.held(), self._trial()
+        new = before is None or before.manifest.version != held.manifest.version
+        if before is not None and new and trial is None:
             self._write("previous", before)
+        if on_probation and new:
+            self._write("probation", Trial(held.manifest.version))
         self._write("held", held)
+        if not on_probation:
+            self._remove("probation")
+
+    def confirm(self, version: int) -> None:
+        """The held download passed its probation."""
+        trial = self._trial()
+        if trial is not None and trial.version == version:
+            self._remove("probation")
+
+    def send_away(self, sent_away: SentAway) -> HeldDownload | None:
+        """Return to the previous download for good; returns it, or None if there is none, and nothing changes then."""
+        held, previous = self.held(), self.previous()
+        if held is None or previous is None or held.manifest.version != sent_away.version:
+            return None
+        self._write("rolled-back", sent_away)  # decides; a death from here on is made good by ``begin``
+        self._write("held", previous)
+        self._remove("previous")
+        self._remove("probation")
+        return previous
+
+    def sent_away(self) -> SentAway | None:
+        """The download that was sent away last."""
+        return self._read("rolled-back", SentAway)
+
+    def begin(self) -> SentAway | None:
+        """A client starts: count a death of the one before; returns what is sent away because of it.
+
+        A death counts if the held download was on probation and nobody said goodbye: the model may have brought the
+        client down, or the board.
+        """
+        trial, gone = self._trial(), self.sent_away()
+        held = self.held()
+        if held is not None and gone is not None and gone.version == held.manifest.version:
+            self.send_away(gone)
+            return gone
+        if trial is None:
+            return None
+        num_deaths = trial.num_deaths + trial.runs
+        if num_deaths >= DEATHS_ON_PROBATION and held is not None:
+            detail = f"the client died {num_deaths} times while it served it"
+            crashed = SentAway(trial.version, held.manifest.round, Reason.CRASHED.value, detail)
+            if self.send_away(crashed) is not None:
+                return crashed
+        self._write("probation", Trial(trial.version, num_deaths=num_deaths))
+        return None
+
+    def goodbye(self) -> None:
+        """The client stops as it should."""
+        trial = self._trial()
+        if trial is not None:
+            self._write("probation", Trial(trial.version, runs=False, num_deaths=trial.num_deaths))
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether the held download still has to be confirmed."""
+        return self._trial() is not None
+
+    def _trial(self) -> Trial | None:
+        """The record, if it is about the held download and there is one to return to."""
+        trial, held = self._read("probation", Trial), self.held()
+        about_it = trial is not None and held is not None and trial.version == held.manifest.version
+        return trial if about_it and self.previous() is not None else None
+
+    def _remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
 
     def held(self) -> HeldDownload | None:
         """The download to serve."""

@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from edge_client.training_guard import bound_memory, die_with_parent, within_memory, yield_to_serving
 from edge_client.training_job import (
     SUB_GENERATOR_GRAPH,
     FromTrainer,
@@ -36,29 +39,34 @@ from federation.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
 
-NICENESS = 10
-"""Serving frames and heartbeats come first."""
-
 JSON_LOGS = "--json-logs"
 
 BLOBS = "blobs"
 """The blob store's folder in a client's data dir."""
 
 
-def run_job(job: TrainJob) -> TrainDone:
+def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone:
     """Train one round and make it durable: blobs first, then the one record that names them.
+
+    Args:
+        job: what to train, and in what time.
+        say: told what becomes of the round while it is trained.
 
     Raises:
         ArtefactRejected: The download doesn't decode.
+        OutOfMemory: Memory doesn't suffice, even for small batches.
         SettingsError: This build doesn't know the fleet's method, settings or task.
         ValueError: The download isn't one of this method, or the method refuses the data.
         OSError: The disk is full, or the round data are gone.
     """
+    deadline_at = None if job.left_s is None else time.monotonic() + job.left_s
     import torch
 
+    from edge_client.pacing import PacedRound
     from federation.methods.records import RoundData
     from federation.methods.seeding import seeded_generator
 
+    paced = PacedRound(job, deadline_at, time.monotonic, say)
     prepare_torch(job.num_threads)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
@@ -66,10 +74,19 @@ def run_job(job: TrainJob) -> TrainDone:
     samples = read_round_data(data_dir)
     data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
     download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
-    state, note = _load_state(method, records, blobs, spec_digest(job.spec))
+    held, note = _load_state(method, records, blobs, spec_digest(job.spec))
+    known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
-    rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
-    state, upload = method.local_round(state, data, download, rng, sampler=_sampler(job, blobs, method))
+
+    def local_round(sized: Any) -> tuple[Any, Any]:
+        rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
+        more = paced.begin(sized, known.speed)
+        made: tuple[Any, Any] = sized.local_round(
+            held, data, download, rng, sampler=_sampler(job, blobs, sized), **more
+        )
+        return made
+
+    (state, upload), max_batch_size = within_memory(local_round, method, known.max_batch_size)
     train_s = time.monotonic() - began
     packed = state.pack()
     kept, sent = encode_artefacts(packed, blobs), encode_artefacts(upload.pack(), blobs)
@@ -87,7 +104,10 @@ def run_job(job: TrainJob) -> TrainDone:
             num_sub_generators=sum(name.startswith("sub-generator/") for name in packed.parameter_sets),
         )
     )
-    return TrainDone(manifest.round, note)
+    speed = known.speed.mixed_with(paced.finish())
+    with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
+        records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
+    return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
 
 
 def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
@@ -119,19 +139,31 @@ def main() -> None:
     """Serve jobs until standard input ends."""
     configure_logging(as_json=JSON_LOGS in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    die_with_parent()
+    refused = yield_to_serving()
+    if refused:
+        log.warning("training can't be told to yield as it should", refused=refused)
     answers = _private_stdout()
     prepare_torch(1)  # imports torch, the slow part, before the first job
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
-        _say(answers, answer(job))
+        _say(answers, answer(job, lambda message: _say(answers, message), guard=True))
 
 
-def answer(job: TrainJob) -> FromTrainer:
-    """Do a job, and say how it ended."""
+def answer(
+    job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None, *, guard: bool = False
+) -> TrainDone | TrainFailed:
+    """Do a job, and say how it ended.
+
+    Args:
+        job: what to do.
+        say: told what becomes of it meanwhile.
+        guard: bound this process's memory as the job's allowance says.
+    """
     try:
-        return run_job(job)
+        if guard and job.allowance.memory_bytes is not None:
+            bound_memory(job.allowance.memory_bytes)
+        return run_job(job, say)
     except (ReplayfleetError, ValueError, OSError) as error:
         return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])
     except Exception as error:  # root of the process

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from devices.budget import TrainingAllowance
 from edge_client.sources.base import Samples
 from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
 from federation.protocol.tensors import decode_arrays, encode_arrays
@@ -40,6 +41,8 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         version: for the upload's manifest.
         sampler: one of ``SAMPLERS``.
         num_threads: of torch and of the sampler.
+        allowance: what the board may spend, its ``memory_bytes`` filled in.
+        left_s: seconds that all of it may take, counted from when the process reads it; None for no deadline.
     """
 
     data_dir: str
@@ -49,10 +52,51 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     version: int
     sampler: SamplerName
     num_threads: int
+    allowance: TrainingAllowance = msgspec.field(default_factory=TrainingAllowance)
+    left_s: float | None = None
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The process has imported what it needs."""
+
+
+class TrainCourse(msgspec.Struct, frozen=True, tag="course"):
+    """What the budget lets a round train; at its end (``done``), what was trained.
+
+    Attributes:
+        round: which.
+        epochs: of the task model.
+        full_epochs: that the method asks for.
+        sub_generators: that are trained in this round.
+        full_sub_generators: that the method asks for, as far as it is known yet.
+        lost: of classes that were never learned, for which there is no time; their samples are gone after the round.
+        in_time: False if not even one step fits before the deadline.
+        done: the round is trained.
+    """
+
+    round: int
+    epochs: float = 0.0
+    full_epochs: int = 0
+    sub_generators: int = 0
+    full_sub_generators: int = 0
+    lost: int = 0
+    in_time: bool = True
+    done: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is less than the method asks for."""
+        return self.epochs < self.full_epochs or self.sub_generators < self.full_sub_generators
+
+    def text(self) -> str:
+        """Return it in words, as ``epochs 5 of 8, 2 of 3 sub-generators now``."""
+        said = f"epochs {round(self.epochs, 1):g} of {self.full_epochs}"
+        if self.full_sub_generators:
+            when = "" if self.done else " now"
+            said += f", {self.sub_generators} of {self.full_sub_generators} sub-generators{when}"
+        if self.lost:
+            said += f", {self.lost} new not learned"
+        return said if self.in_time else f"{said}, late"
 
 
 class TrainDone(msgspec.Struct, frozen=True, tag="done"):
@@ -69,7 +113,7 @@ class TrainFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
-FromTrainer: TypeAlias = TrainerReady | TrainDone | TrainFailed
+FromTrainer: TypeAlias = TrainerReady | TrainCourse | TrainDone | TrainFailed
 
 _encoder = msgspec.json.Encoder()
 _job_decoder = msgspec.json.Decoder(TrainJob)

@@ -28,7 +28,10 @@ class UploadDesk:
         self._offered_epoch = ""
         self._not_before = 0.0
         self._commit: TrainingCommit | None = None
+        self._offered_at = 0.0
         self.bytes_on_wire = 0
+        self.last_upload_s: float | None = None
+        """Seconds from the last accepted upload's offer to its verdict; None before the first."""
         self.reload()
 
     def reload(self) -> None:
@@ -68,6 +71,7 @@ class UploadDesk:
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
             return
+        self._offered_at = now
         log.info("upload offered", round=commit.round, version=commit.version, blobs=len(missing))
 
     def concluded(self, event: Concluded, now: float) -> None:
@@ -78,6 +82,7 @@ class UploadDesk:
         self.bytes_on_wire = event.bytes_on_wire
         if verdict.accepted:
             log.info("upload accepted", round=commit.round, bytes=event.bytes_on_wire)
+            self.last_upload_s = now - self._offered_at
             self._parts.records.settle(commit.version, "accepted")
             self._commit = None
         elif verdict.reason in _TRY_AGAIN and self._backoff.attempts < MAX_OFFERS:

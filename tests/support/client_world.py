@@ -94,6 +94,12 @@ class TrainerThread:
     def submit(self, job: TrainJob) -> None:
         self._jobs.put(job)
 
+    def pause(self) -> None:
+        """A thread can't be stopped from outside."""
+
+    def resume(self) -> None:
+        """It was never stopped."""
+
     def stop(self) -> None:
         self._jobs.put(None)
         self._thread.join(timeout=30)
@@ -101,7 +107,7 @@ class TrainerThread:
     def _run(self) -> None:
         self._on_event(TrainerReady())
         while (job := self._jobs.get()) is not None:
-            self._on_event(answer(job))
+            self._on_event(answer(job, self._on_event))
 
 
 class World:
