@@ -134,6 +134,8 @@ def try_provider(provider: str) -> Trial:
     finally:
         onnxruntime.set_default_logger_severity(_WARNINGS)
     missing = _missing(provider) if problem else ()
+    if missing and DRIVER not in missing and is_missing(DRIVER):  # a provider may need it only once it is loaded
+        missing = (*missing, DRIVER)
     if missing:
         problem = f"listed, but not usable: {', '.join(missing)} can't be found"
     return Trial(provider, problem, missing=missing)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edge_client.doctor.command import doctor
 from federation.service.command import run_command
 
 _PATH = click.Path(path_type=Path)
@@ -38,12 +39,12 @@ def cli() -> None:
 @click.option("--config", type=_PATH, help="edge.toml; options on the command line win.")
 @click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
 @click.option("--threads", type=int, help="Of training; results depend on it.  [default: half of the cores]")
-@click.option("--sampler", help="How replay is drawn: onnx, eager.  [default: onnx]")
 @click.option(
     "--training-memory-mb", type=int, help="Training may hold.  [default: the device's, or half of its memory]"
 )
 @click.option("--max-temperature-c", type=float, help="Above it training is slowed.  [default: the device's]")
 @click.option("--max-power-w", type=float, help="Of the board; above it training is slowed.  [default: the device's]")
+@click.option("--sampler", help="How replay is drawn: onnx, eager.  [default: onnx]")
 @click.option("--data-root", type=_PATH, help="Where data sets lie.  [default: $REPLAYFLEET_DATA, then the system's]")
 @click.option("--view", help="What of a camera's picture is classified: auto, whole, crops.  [default: auto]")
 @click.option("--teacher", type=_PATH, help="ONNX model that labels cameras' pictures.")
@@ -88,6 +89,9 @@ def status(data_dir: Path, as_json: bool) -> None:
 
     found = read_status(data_dir)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+
+
+cli.add_command(doctor)
 
 
 def main() -> None:

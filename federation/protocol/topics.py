@@ -3,6 +3,7 @@
 ``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback}`` belong to one client,
 ``replayfleet/v1/<fleet>/{round,down}`` are what all clients share. ``up`` and ``down`` carry offers and blocks,
 ``control`` what answers them, ``state`` and ``round`` are retained. ``feedback`` is for operators: JSON, as over HTTP.
+``replayfleet/v1/<fleet>/clients/<client>/doctor`` is where a client tries the broker; nobody else listens there.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ def control_topic(fleet: str, client: str) -> str:
 def feedback_topic(fleet: str, client: str) -> str:
     """What operators say about frames of one client."""
     return _client_topic(fleet, client, "feedback")
+
+
+def doctor_topic(fleet: str, client: str) -> str:
+    """Where ``edge-client doctor`` talks to itself."""
+    return _client_topic(fleet, client, "doctor")
 
 
 def round_topic(fleet: str) -> str:

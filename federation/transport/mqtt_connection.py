@@ -202,7 +202,7 @@ class Connection:
         client.on_disconnect = self._disconnected
         client.on_publish = self._published
         client.on_message = self._received
-        client.on_socket_open = _without_delay
+        client.on_socket_open = without_delay
         return client
 
     def _connected(
@@ -275,7 +275,8 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     return str(error)
 
 
-def _without_delay(_client: Client, _data: Any, sock: Any) -> None:
+def without_delay(_client: Client, _data: Any, sock: Any) -> None:
+    """Set TCP_NODELAY on a socket that paho opened."""
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:

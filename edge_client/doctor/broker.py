@@ -1,0 +1,134 @@
+"""The broker: whether it lets this client in, what it allows, and whether that is true."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from edge_client.doctor.keys import expiry
+from federation.errors import SettingsError
+from federation.protocol.topics import doctor_topic
+from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from federation.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
+from federation.transport.mqtt_connection import MAX_INFLIGHT
+
+LEAST_PACKET_BYTES = 16 << 10
+SMALL_PACKET_BYTES = 128 << 10
+"""What the smallest of the common brokers takes (AWS IoT Core)."""
+
+SLOW_ROUND_TRIP_S = 0.5
+CHECKS = ("broker.limits", "broker.round-trip", "broker.large", "broker.retained")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTarget:
+    """Who is asked, and as whom.
+
+    Attributes:
+        url: as the operator wrote it.
+        fleet: fleet name.
+        client_id: this client; empty: the broker's user.
+        tls: certificates.
+        credentials: user and password, if any.
+        insecure: allow plaintext to other machines.
+    """
+
+    url: str
+    fleet: str
+    client_id: str
+    tls: TlsSettings
+    credentials: Credentials | None
+    insecure: bool = False
+
+
+def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
+    """Connect beside a client that may be running, and try what a client needs."""
+    if target is None:
+        return [skipped("broker", "not asked", "name it with --broker URL, and the options that start takes")]
+    address = BrokerAddress.parse(target.url, insecure=target.insecure)
+    client = target.client_id or (target.credentials.user if target.credentials else "") or "doctor"
+    try:
+        context = target.tls.context() if address.encrypted else None
+        topic = doctor_topic(target.fleet, client)
+    except SettingsError as error:
+        return [failure("broker.connection", str(error), "see the rows about keys")]
+    with BrokerProbe(address, f"{target.fleet}-{client}-doctor", topic, context, target.credentials) as probe:
+        try:
+            welcome = probe.connect()
+        except BrokerProblem as problem:
+            advice = "check URL, certificates, user and password, and that port and firewall let it through"
+            return [failure("broker.connection", f"{address}: {problem}", advice)]
+        connected = f"{address}, MQTT {welcome.protocol}, connected in {1000 * welcome.connect_s:.0f} ms"
+        facts = {"protocol": welcome.protocol, "connect_s": round(welcome.connect_s, 6)}
+        findings = [ok("broker.connection", connected, **facts)]
+        if welcome.certificate_ends_at is not None:
+            certificate = f"certificate of {address.host}"
+            findings.append(expiry("broker.certificate", certificate, None, welcome.certificate_ends_at, time.time()))
+        return [*findings, _limits(welcome), *_tried(probe, welcome)]
+
+
+def _limits(welcome: Welcome) -> Finding:
+    packet, receive = welcome.max_packet_bytes, welcome.receive_maximum
+    facts = {
+        "max_packet_bytes": packet,
+        "receive_maximum": receive,
+        "retains": welcome.retains,
+        "max_qos": welcome.max_qos,
+    }
+    if welcome.protocol != "5":
+        found = "MQTT 3.1.1 announces none; 1 MiB is assumed"
+        return warning(
+            "broker.limits", found, "use a broker with MQTT 5, or make sure it takes packets of 1 MiB", **facts
+        )
+    found = f"packets of {f'{packet:,} bytes' if packet else 'any size'}, {receive or 65_535:,} unacknowledged"
+    if welcome.max_qos < 1:
+        return failure("broker.limits", f"{found}, quality of service 0 only", "use a broker with QoS 1", **facts)
+    if packet is not None and packet < LEAST_PACKET_BYTES:
+        return failure("broker.limits", found, f"allow packets of at least {SMALL_PACKET_BYTES:,} bytes", **facts)
+    if packet is not None and packet < SMALL_PACKET_BYTES:
+        return warning("broker.limits", found, "transfers are slow in such small blocks: allow 1 MiB", **facts)
+    if receive is not None and receive < MAX_INFLIGHT:
+        advice = f"allow {MAX_INFLIGHT} (mosquitto: max_inflight_messages): a client sends so many at once"
+        return warning("broker.limits", found, advice, **facts)
+    return ok("broker.limits", found, **facts)
+
+
+def _tried(probe: BrokerProbe, welcome: Welcome) -> list[Finding]:
+    """Return round trip, large and retained message; without the first, the others can't be tried."""
+    rule = f"add to the broker's rules: pattern readwrite {_pattern(probe.topic)} (see docs/doctor.md)"
+    try:
+        seconds = probe.round_trip()
+    except BrokerProblem as problem:
+        rest = [skipped(check, "not tried: see broker.round-trip") for check in CHECKS[2:]]
+        return [warning("broker.round-trip", f"{problem}", rule), *rest]
+    found = f"{1000 * seconds:.1f} ms on {probe.topic}, median of five"
+    facts = {"round_trip_s": round(seconds, 6), "topic": probe.topic}
+    slow = seconds > SLOW_ROUND_TRIP_S
+    advice = "the line or the broker is slow; mosquitto needs set_tcp_nodelay true" if slow else ""
+    findings = [(warning if slow else ok)("broker.round-trip", found, advice, **facts)]
+    try:
+        size, took_s = probe.large_message()
+        found = f"{size:,} bytes came back whole in {1000 * took_s:.0f} ms"
+        findings.append(ok("broker.large", found, bytes=size, seconds=round(took_s, 6)))
+    except BrokerProblem as problem:
+        advice = "raise the broker's packet limit (mosquitto: max_packet_size, and never message_size_limit)"
+        findings.append(failure("broker.large", str(problem), advice))
+        return [*findings, skipped("broker.retained", "not tried: the connection may be gone")]
+    return [*findings, _retained(probe, welcome)]
+
+
+def _retained(probe: BrokerProbe, welcome: Welcome) -> Finding:
+    advice = "allow retained messages (mosquitto: retain_available true): rounds and presence are such"
+    if not welcome.retains:
+        return failure("broker.retained", "the broker announces that it keeps none", advice)
+    try:
+        probe.retained_message()
+    except BrokerProblem as problem:
+        return failure("broker.retained", f"a retained message isn't kept: {problem}", advice)
+    return ok("broker.retained", "kept, and removed again")
+
+
+def _pattern(topic: str) -> str:
+    parts = topic.split("/")
+    return "/".join([*parts[:4], "%u", *parts[5:]])

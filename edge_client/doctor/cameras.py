@@ -1,0 +1,104 @@
+"""What cameras can be read with: V4L2 devices, OpenCV's backends, GStreamer's elements, named sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from devices.profiles import DeviceProfile
+from edge_client.cameras.kinds import LIVE_CAMERAS
+from edge_client.cameras.opencv import has_backend, require_gstreamer
+from edge_client.cameras.rtsp import RtspCameraSettings
+from edge_client.doctor.findings import Finding, failure, joined, ok, skipped, warning
+from edge_client.sources.uri import CameraUri
+from federation.errors import SettingsError
+
+BACKENDS = ("V4L2", "FFMPEG", "GSTREAMER")
+"""OpenCV's, for ``camera://``, for ``rtsp://`` and films, for ``csi://`` and hardware decoders."""
+
+INSPECT = "gst-inspect-1.0"
+INSPECT_S = 20.0
+"""GStreamer reads all of its plugins when it is first asked."""
+
+
+def look_at_devices(root: Path = Path("/")) -> list[Finding]:
+    """Return the cameras that the kernel has, and whether this user may read them."""
+    devices = sorted((root / "dev").glob("video[0-9]*"), key=lambda path: (len(path.name), path.name))
+    named = {f"/dev/{path.name}": _device_name(root, path.name) for path in devices}
+    found = joined([f"{path} ({name})" if name else path for path, name in named.items()], "no V4L2 device")
+    closed = [f"/dev/{path.name}" for path in devices if not os.access(path, os.R_OK | os.W_OK)]
+    facts = {"devices": named, "not_allowed": closed}
+    if closed:
+        advice = "sudo usermod -aG video $USER, and log in again; a systemd unit needs SupplementaryGroups=video"
+        return [warning("cameras.devices", f"{found}; this user may not read {joined(closed)}", advice, **facts)]
+    return [ok("cameras.devices", found, **facts)]
+
+
+def look_at_backends(profile: DeviceProfile) -> list[Finding]:
+    """Return what this OpenCV can read; ``getBackends()`` would list some that it lacks."""
+    if importlib.util.find_spec("cv2") is None:
+        return [skipped("cameras.backends", "no OpenCV: see package.opencv")]
+    there = {backend.lower(): has_backend(backend) for backend in BACKENDS}
+    found = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in there.items())
+    if profile.camera.elements and not there["gstreamer"]:
+        try:
+            require_gstreamer("csi:// and the hardware decoder")
+        except SettingsError as error:
+            return [warning("cameras.backends", found, str(error), **there)]
+    return [ok("cameras.backends", found, **there)]
+
+
+def look_at_elements(profile: DeviceProfile) -> list[Finding]:
+    """Return whether GStreamer has what this board's cameras are read with."""
+    elements = profile.camera.elements
+    if not elements:
+        return [skipped("cameras.elements", f"--device {profile.name} needs no GStreamer elements")]
+    if shutil.which(INSPECT) is None:
+        return [skipped("cameras.elements", f"{INSPECT} isn't there to ask", "apt install gstreamer1.0-tools")]
+    missing = [element for element in elements if not _exists(element)]
+    if missing:
+        advice = "apt install nvidia-l4t-gstreamer; in a container, run it with --runtime nvidia"
+        return [warning("cameras.elements", f"GStreamer lacks {joined(missing)}", advice, missing=missing)]
+    return [ok("cameras.elements", joined(elements), missing=[])]
+
+
+def look_at_source(camera: CameraUri, profile: DeviceProfile) -> list[Finding]:
+    """Return whether a camera that was named can be read with what is installed; nothing is opened."""
+    check = f"source.{camera.name}"
+    kind = "rtsp" if camera.scheme == "rtsps" else camera.scheme
+    if kind not in LIVE_CAMERAS:
+        return [skipped(check, f"{camera.scheme}:// is looked at by edge-client start")]
+    found = LIVE_CAMERAS[kind][1](camera.settings, camera.name)
+    try:
+        found.check()
+    except SettingsError as error:
+        return [failure(check, f"{found.describe()} can't be read", str(error))]
+    best = profile.camera.decoder
+    if isinstance(camera.settings, RtspCameraSettings) and camera.settings.decoder != best:
+        hardware = LIVE_CAMERAS[kind][1](dataclasses.replace(camera.settings, decoder=best), camera.name)
+        try:
+            hardware.check()
+        except SettingsError:
+            return [ok(check, f"{found.describe()} can be read")]
+        return [
+            ok(check, f"{found.describe()} can be read", f"add decoder={best} to it: this board decodes in hardware")
+        ]
+    return [ok(check, f"{found.describe()} can be read")]
+
+
+def _device_name(root: Path, name: str) -> str:
+    try:
+        return (root / "sys/class/video4linux" / name / "name").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _exists(element: str) -> bool:
+    command: Sequence[str] = (INSPECT, "--exists", element)
+    done = subprocess.run(command, capture_output=True, timeout=INSPECT_S, check=False)  # noqa: S603
+    return done.returncode == 0

@@ -1,0 +1,77 @@
+"""Which checks there are, in which order, and how long each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from devices.probing import chosen, probe
+from devices.profiles import REQUIRABLE
+from edge_client.doctor import board as boards
+from edge_client.doctor import broker, cameras, clock, compute, disk, keys
+from edge_client.doctor.findings import Finding, Report
+from edge_client.doctor.running import Check, run_check
+from edge_client.doctor.settings import DoctorSettings
+from federation.errors import SettingsError
+from federation.transport.broker_address import Credentials, TlsSettings
+
+PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}
+"""TensorRT builds an engine even for the smallest model, and a Jetson reads a gigabyte of libraries first."""
+
+
+def examine(settings: DoctorSettings, told: Callable[[Check], None] = lambda check: None) -> Report:
+    """Run all checks, one after the other.
+
+    Args:
+        settings: what the operator wrote.
+        told: called before each check.
+    """
+    findings: list[Finding] = []
+    for check in checks(settings):
+        told(check)
+        findings += run_check(check)
+    return Report(tuple(findings))
+
+
+def checks(settings: DoctorSettings) -> list[Check]:
+    """Return the checks; none has looked at anything but the board yet."""
+    board = probe()
+    profile, note = chosen(settings.device, board)
+    tls = TlsSettings(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    return [
+        Check("board", lambda: boards.look_at_board(board, profile, note)),
+        Check("python", boards.look_at_python),
+        Check("packages", lambda: boards.look_at_packages(board), 60.0),
+        *(
+            Check(
+                f"provider.{name}",
+                partial(compute.look_at_provider, name, provider, profile, board, settings.require_provider),
+                PROVIDER_S[name],
+            )
+            for name, provider in REQUIRABLE.items()
+        ),
+        Check("cameras.devices", cameras.look_at_devices),
+        Check("cameras.backends", lambda: cameras.look_at_backends(profile), 60.0),
+        Check("cameras.elements", lambda: cameras.look_at_elements(profile), 60.0),
+        *(
+            Check(f"source.{camera.name}", partial(cameras.look_at_source, camera, profile), 60.0)
+            for camera in settings.cameras()
+        ),
+        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file)),
+        Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 60.0),
+        Check("clock.synchronised", clock.look_at_synchronisation),
+        Check("clock.skew", lambda: clock.look_at_skew(settings.time_server(), named=bool(settings.ntp))),
+        Check("disk", lambda: disk.look_at_disk(settings.data_dir), 60.0),
+    ]
+
+
+def _target(settings: DoctorSettings, tls: TlsSettings) -> broker.BrokerTarget | None:
+    if not settings.broker:
+        return None
+    try:
+        credentials = Credentials.load(settings.password_file)
+    except SettingsError:
+        credentials = None  # there is a finding about the file; the broker says what it thinks of nobody
+    return broker.BrokerTarget(
+        settings.broker, settings.fleet, settings.client_id, tls, credentials, insecure=settings.insecure
+    )

@@ -1,0 +1,110 @@
+"""Certificates, private keys and passwords: readable by us and by nobody else, and still valid."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
+from federation.errors import MalformedMessage, SettingsError
+from federation.service.certificates import validities
+from federation.transport.broker_address import Credentials, TlsSettings
+
+SOON_S = 30 * 86_400.0
+"""A certificate that ends within this wants a new one."""
+
+
+def look_at_keys(tls: TlsSettings, password_file: Path | None, now: Callable[[], float] = time.time) -> list[Finding]:
+    """Return one finding for each file, and one for certificate and key together."""
+    findings = []
+    if tls.ca_file is not None:
+        findings.append(_certificate("keys.tls-ca", tls.ca_file, now()))
+    if tls.certificate_file is not None:
+        findings.append(_certificate("keys.tls-cert", tls.certificate_file, now()))
+    if tls.key_file is not None:
+        findings.append(_secret("keys.tls-key", tls.key_file))
+    if password_file is not None:
+        findings.append(_password("keys.password-file", password_file))
+    if tls.given and all(finding.status != Status.FAILURE for finding in findings):
+        findings.append(_together(tls))
+    return findings or [skipped("keys", "no files named: --tls-ca, --tls-cert, --tls-key, --password-file")]
+
+
+def expiry(check: str, what: str, begins: float | None, ends: float, now: float) -> Finding:
+    """Return whether a certificate is valid now, and for long.
+
+    Args:
+        check: name of the finding.
+        what: begins the sentence.
+        begins: Unix time from which it is valid; None: not known.
+        ends: Unix time until which it is valid.
+        now: Unix time.
+    """
+    shown = datetime.fromtimestamp(ends, tz=timezone.utc).strftime("%Y-%m-%d")
+    facts = {"ends": shown, "days_left": round((ends - now) / 86_400, 1)}
+    if begins is not None and now < begins:
+        first = datetime.fromtimestamp(begins, tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        return failure(check, f"{what}: not valid before {first}", "check this machine's clock first", **facts)
+    if now > ends:
+        return failure(check, f"{what}: expired on {shown}", "issue a new one, or check this machine's clock", **facts)
+    if ends - now < SOON_S:
+        return warning(check, f"{what}: valid until {shown}", "issue a new one soon", **facts)
+    return ok(check, f"{what}: valid until {shown}", **facts)
+
+
+def _certificate(check: str, path: Path, now: float) -> Finding:
+    try:
+        found = validities(path.read_bytes())
+    except (OSError, MalformedMessage) as error:
+        return failure(check, f"{path} can't be read: {_reason(error)}", "name a readable PEM file")
+    if not found:
+        return failure(check, f"{path} holds no certificate", "name a PEM file: -----BEGIN CERTIFICATE-----")
+    first = min(found, key=lambda validity: validity.ends)
+    return expiry(check, str(path), max(v.begins for v in found).timestamp(), first.ends.timestamp(), now)
+
+
+def _secret(check: str, path: Path) -> Finding:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        owner = path.stat().st_uid
+    except OSError as error:
+        return failure(check, f"{path} can't be read: {_reason(error)}", "name a file that this user may read")
+    facts = {"mode": f"{mode:04o}"}
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return warning(check, f"{path} has mode {mode:04o}: others may read it", f"chmod 600 {path}", **facts)
+    if owner not in {os.geteuid(), 0}:
+        return warning(
+            check, f"{path} belongs to another user", f"chown it to the user of the service: {path}", **facts
+        )
+    return ok(check, f"{path}, mode {mode:04o}", **facts)
+
+
+def _password(check: str, path: Path) -> Finding:
+    found = _secret(check, path)
+    if found.status == Status.FAILURE:
+        return found
+    try:
+        Credentials.load(path)
+    except SettingsError as error:
+        return failure(check, str(error), "write the user on the first line, the password on the second")
+    return found
+
+
+def _together(tls: TlsSettings) -> Finding:
+    try:
+        tls.context()
+    except SettingsError as error:
+        return failure(
+            "keys.tls", str(error), "issue certificate and key together, plain PEM, the key without a password"
+        )
+    return ok("keys.tls", "they fit together" if tls.key_file is not None else "the authority can be used")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,193 @@
+"""``edge-client doctor`` as operators meet it, and what it says about real brokers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.authority import Authority
+from support.mosquitto import mosquitto, password_file
+
+from edge_client.doctor.broker import BrokerTarget, look_at_broker
+from edge_client.doctor.findings import Finding, Status
+from federation.transport.broker import find_mosquitto
+from federation.transport.broker_address import Credentials, TlsSettings
+from federation.transport.embedded import EmbeddedBroker
+
+needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
+OPEN = ("allow_anonymous true", "set_tcp_nodelay true", "max_packet_size 1048576")
+RULES = """\
+pattern write replayfleet/v1/fleet/clients/%u/state
+pattern readwrite replayfleet/v1/fleet/clients/%u/doctor
+"""
+
+
+def asked(port: int, **more: Any) -> dict[str, Finding]:
+    options = {"fleet": "fleet", "client_id": "cam-1", "tls": TlsSettings(), "credentials": None} | more
+    target = BrokerTarget(url=f"mqtt{'s' if options['tls'].given else ''}://127.0.0.1:{port}", **options)
+    return {finding.check: finding for finding in look_at_broker(target)}
+
+
+def statuses(found: dict[str, Finding]) -> dict[str, str]:
+    return {name.removeprefix("broker."): finding.status.value for name, finding in found.items()}
+
+
+@needs_mosquitto
+def test_a_broker_that_fits_lets_everything_through_and_keeps_nothing_of_it(tmp_path: Path) -> None:
+    with mosquitto(tmp_path, *OPEN) as port:
+        found = asked(port)
+        again = asked(port)
+    fine = dict.fromkeys(("connection", "limits", "round-trip", "large", "retained"), "ok")
+    assert statuses(found) == statuses(again) == fine
+    limits = found["broker.limits"].facts
+    assert (limits["max_packet_bytes"], limits["receive_maximum"], limits["max_qos"]) == (1 << 20, 20, 2)
+    assert found["broker.large"].facts["bytes"] == 260 << 10
+    assert found["broker.round-trip"].facts["topic"] == "replayfleet/v1/fleet/clients/cam-1/doctor"
+    assert "MQTT 5" in found["broker.connection"].found
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
+    """A mosquitto that wants TLS, a user and its password, with rules."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("broker", days=10)
+    (tmp_path / "rules").write_text(RULES)
+    lines = (
+        f"cafile {authority.ca}\ncertfile {certificate}\nkeyfile {key}",
+        f"allow_anonymous false\npassword_file {password_file(tmp_path, cam_1='secret')}",
+        f"acl_file {tmp_path / 'rules'}",
+    )
+    with mosquitto(tmp_path, *lines) as port:
+        yield port, authority
+
+
+@needs_mosquitto
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
+def test_tls_and_password_and_rules_are_those_of_start(guarded: tuple[int, Authority]) -> None:
+    port, authority = guarded
+    tls, right = TlsSettings(authority.ca), Credentials("cam-1", "secret")
+    found = asked(port, tls=tls, credentials=right)
+    assert statuses(found) == {
+        "connection": "ok",
+        "certificate": "warning",
+        "limits": "ok",
+        "round-trip": "ok",
+        "large": "ok",
+        "retained": "ok",
+    }
+    assert found["broker.certificate"].facts["days_left"] == pytest.approx(10, abs=0.2)
+    wrong = asked(port, tls=tls, credentials=Credentials("cam-1", "guess"))["broker.connection"]
+    assert wrong.status == Status.FAILURE
+    assert "Not authorized" in wrong.found
+    assert "guess" not in str(wrong)
+    certificate, key = authority.issue("stranger")
+    untrusted = asked(port, tls=TlsSettings(None, certificate, key), credentials=right)["broker.connection"]
+    assert "not trusted" in untrusted.found
+
+
+@needs_mosquitto
+def test_rules_that_forbid_the_trial_name_the_line_to_add(guarded: tuple[int, Authority], tmp_path: Path) -> None:
+    port, authority = guarded
+    found = asked(port, client_id="cam-2", tls=TlsSettings(authority.ca), credentials=Credentials("cam-1", "secret"))
+    assert statuses(found)["round-trip"] == "warning"
+    assert statuses(found)["large"] == statuses(found)["retained"] == "skipped"
+    assert "pattern readwrite replayfleet/v1/fleet/clients/%u/doctor" in found["broker.round-trip"].advice
+
+
+@needs_mosquitto
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("allow_anonymous true", "max_packet_size 8192"), {"limits": "failure", "large": "ok"}),
+        (("allow_anonymous true", "max_packet_size 65536"), {"limits": "warning", "large": "ok"}),
+        (("allow_anonymous true", "max_inflight_messages 5"), {"limits": "warning", "large": "ok"}),
+        ((*OPEN, "message_size_limit 4096"), {"limits": "ok", "large": "failure", "retained": "skipped"}),
+        ((*OPEN, "retain_available false"), {"large": "ok", "retained": "failure"}),
+        ((*OPEN, "max_qos 0"), {"limits": "failure"}),
+    ],
+)
+def test_what_a_broker_does_not_allow_is_found(
+    lines: tuple[str, ...], expected: dict[str, str], tmp_path: Path
+) -> None:
+    with mosquitto(tmp_path, *lines) as port:
+        found = statuses(asked(port))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_broker_of_the_old_protocol_announces_no_limits_and_is_tried_all_the_same() -> None:
+    broker = EmbeddedBroker(0)
+    port = broker.start()
+    try:
+        found = asked(port)
+    finally:
+        broker.stop()
+    assert statuses(found) == {
+        "connection": "ok",
+        "limits": "warning",
+        "round-trip": "ok",
+        "large": "ok",
+        "retained": "ok",
+    }
+    assert found["broker.connection"].facts["protocol"] == "3.1.1"
+
+
+def test_nobody_there_is_a_failure_that_says_so() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (found,) = asked(port).values()
+    assert found.status == Status.FAILURE
+    assert "nothing listens" in found.found
+
+
+def command(*words: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    absent = "".join(f"sys.modules[{name!r}] = None; " for name in without)
+    code = f"import sys; {absent}from edge_client.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@needs_mosquitto
+def test_a_device_that_fits_exits_0_and_prints_a_table(tmp_path: Path) -> None:
+    with mosquitto(tmp_path, *OPEN) as port:
+        done = command("doctor", "--device", "cpu", "--broker", f"mqtt://127.0.0.1:{port}", "--data-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    rows = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line and not line.startswith(" ")}
+    assert rows["provider.cpu"] == rows["broker.retained"] == rows["package.onnxruntime"] == "ok"
+    assert rows["disk.speed"] in {"ok", "warning"}
+
+
+def test_without_onnxruntime_opencv_and_torch_it_still_runs_and_exits_1() -> None:
+    done = command("doctor", "--json", without=("onnxruntime", "cv2", "torch"))
+    assert done.returncode == 1, done.stdout
+    found = json.loads(done.stdout)
+    assert found["status"] == "failure"
+    status = {each["check"]: each["status"] for each in found["checks"]}
+    assert status["package.onnxruntime"] == status["provider.cpu"] == "failure"
+    assert status["package.torch"] == status["package.opencv"] == "warning"
+    assert status["cameras.backends"] == "skipped"
+    assert status["board"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device", "jetsen"), "did you mean 'jetson'"),
+        (("--require-provider", "tensor"), "takes one of tensorrt, cuda, cpu"),
+        (("--broker", "http://x"), "expected mqtts://host:port"),
+        (("--colour",), "--help"),
+    ],
+)
+def test_bad_usage_exits_2_with_one_line(words: tuple[str, ...], message: str) -> None:
+    done = command("doctor", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,56 @@
+"""A real mosquitto with a configuration of the test's own, on a free port of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from federation.transport.broker import find_mosquitto
+
+
+@contextlib.contextmanager
+def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
+    """Run it and yield its port; ends when the block does.
+
+    Args:
+        folder: for its files.
+        lines: of its configuration, without ``listener``.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    config = folder / "mosquitto.conf"
+    user = ["user root"] if os.geteuid() == 0 else []
+    config.write_text("\n".join([f"listener {port} 127.0.0.1", *lines, *user, "log_type error", ""]))
+    with (folder / "mosquitto.log").open("wb") as noise:
+        process = subprocess.Popen([str(find_mosquitto()), "-c", config], stdout=noise, stderr=noise)
+    try:
+        deadline = time.monotonic() + 10
+        while not _answers(port):
+            assert process.poll() is None, (folder / "mosquitto.log").read_text()
+            assert time.monotonic() < deadline, "mosquitto does not start"
+            time.sleep(0.005)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def password_file(folder: Path, **users: str) -> Path:
+    """Write mosquitto's password file for these users."""
+    path = folder / "passwords"
+    path.write_text("".join(f"{user.replace('_', '-')}:{password}\n" for user, password in users.items()))
+    tool = shutil.which("mosquitto_passwd") or "/usr/bin/mosquitto_passwd"
+    subprocess.run([tool, "-U", path], check=True)
+    return path
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
