@@ -34,22 +34,24 @@ class DER(BufferedMethod, AveragingMethod):
     """The client's half; the aggregator's is ``AveragingMethod.aggregate``. Other settings are ``BufferedMethod``'s.
 
     Attributes:
-        alpha: weight of the distance to the kept logits. 0 is FedAvg.
+        alpha: weight of the distance to the kept logits. 0, with ``beta`` 0 too, is FedAvg.
+        beta: weight of the loss on kept samples' labels (DER++); 0, without it, is DER.
     """
 
     name: ClassVar[str] = "der"
 
     alpha: float = 1.0
+    beta: float = 0.0
 
     def __post_init__(self) -> None:
         BufferedMethod.__post_init__(self)
-        checks.within(0.0, math.inf, self, ["alpha"])
+        checks.within(0.0, math.inf, self, ["alpha", "beta"])
 
     def local_round(
         self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[Reservoir, TaskUpload]:
-        """Minimise ``loss(new data) + alpha * MSE(logits, logits when met)`` on the buffer (DER, Eq. 6)."""
+        """Minimise ``loss(new) + alpha * MSE(logits, logits when met) + beta * loss(kept)`` (DER; DER++ with beta)."""
         del sampler
-        base = Base("der", self.alpha)
+        base = Base("der", self.alpha, self.beta)
         parameters, kept = train_with_buffer(self, base, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -60,6 +60,7 @@ class FedGP(BufferedMethod):
     Attributes:
         base: what the buffer does in local training: ``plain`` (nothing), ``der`` or ``agem``.
         alpha: weight of DER's term, where ``base`` is ``der``.
+        beta: weight of DER++'s further term, likewise; the paper's 0 leaves it out.
         reference_samples: of the buffer, in a client's share of g_ref.
     """
 
@@ -70,12 +71,13 @@ class FedGP(BufferedMethod):
 
     base: str = "plain"
     alpha: float = 1.0
+    beta: float = 0.0
     reference_samples: int = 32
 
     def __post_init__(self) -> None:
         BufferedMethod.__post_init__(self)
         checks.one_of(BASES, self, "base")
-        checks.within(0.0, math.inf, self, ["alpha"])
+        checks.within(0.0, math.inf, self, ["alpha", "beta"])
         checks.at_least(2, self, ["reference_samples"])
 
     def initial_download(self, rng: torch.Generator) -> fleet.Download:
@@ -101,7 +103,7 @@ class FedGP(BufferedMethod):
         start = download.task_parameters
         gradient = self.buffer_gradient(state, start, rng)
         reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
-        base = Base(self.base, self.alpha)
+        base = Base(self.base, self.alpha, self.beta)
         parameters, kept = train_with_buffer(self, base, start, data, state, rng, reference)
         return kept, fleet.Upload(parameters, len(data.labels), gradient)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "agem-fedgp": ("fedgp", {"base": "agem"}),
+    "derpp-fedgp": ("fedgp", {"base": "der", "beta": 0.5}),
     "der-fedgp": ("fedgp", {"base": "der"}),
     "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),
     "pfedgrp-as2": ("pfedgrp", {"gate": False}),
@@ -32,6 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
 ``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
 ``agem-fedgp``, ``der-fedgp``: A-GEM and DER "w/ FedGP" in FedGP's Table 1; its "FedAvg w/ FedGP" is ``fedgp`` itself.
+``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
 """
 
 

@@ -45,11 +45,13 @@ class Base:
 
     Attributes:
         name: one of ``BASES``.
-        alpha: weight of DER's term; the others have none. 0 leaves the buffer alone.
+        alpha: weight of DER's term; the others have none. 0 leaves it out.
+        beta: weight of DER++'s further term, likewise.
     """
 
     name: str = "plain"
     alpha: float = 0.0
+    beta: float = 0.0
 
 
 def train_with_buffer(
@@ -109,14 +111,23 @@ class _Steps:
         self._logits = torch.empty(0)
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        """Return the task's loss on a batch, and with DER ``+ alpha * MSE(logits, logits when met)`` on the buffer."""
+        """Return the task's loss on a batch, and what DER and DER++ add of the buffer.
+
+        DER (Buzzega et al. 2020): ``+ alpha * MSE(logits, logits when met)``. DER++, of the same paper: ``+ beta * loss``
+        on the labels of samples drawn anew.
+        """
         logits: Tensor = module(self._data.images[batch])
         self._batch, self._logits = batch, logits.detach()
         loss = self._loss(logits, self._data.labels[batch])
-        if self._base.name != "der" or self._base.alpha == 0.0 or not len(self.reservoir):
+        if self._base.name != "der" or not len(self.reservoir):
             return loss
-        met = self.reservoir.drawn(self._settings.buffer_batch_size, self._drawing)
-        return loss + self._base.alpha * F.mse_loss(module(met[IMAGES]).to(torch.float32), met[LOGITS])
+        if self._base.alpha > 0.0:
+            met = self.reservoir.drawn(self._settings.buffer_batch_size, self._drawing)
+            loss = loss + self._base.alpha * F.mse_loss(module(met[IMAGES]).to(torch.float32), met[LOGITS])
+        if self._base.beta > 0.0:
+            met = self.reservoir.drawn(self._settings.buffer_batch_size, self._drawing)
+            loss = loss + self._base.beta * self._loss(module(met[IMAGES]), met[LABELS])
+        return loss
 
     def after_backward(self, module: nn.Module) -> None:
         """Project the gradient against the own buffer's (A-GEM), then against the fleet's (FedGP); keep the batch."""

@@ -40,6 +40,19 @@ def test_one_step_descends_the_new_samples_loss_and_the_distance_to_the_kept_log
     assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
 
 
+def test_with_beta_a_step_learns_the_kept_samples_labels_too() -> None:
+    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 16, 1: 16})
+    reservoir = reservoir_of(old, judge=random_model(1))
+    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5, beta=0.25)
+    _, upload = method.local_round(reservoir, data, TaskDownload(start), rng(), sampler=SAMPLER)
+    module = trainable_task_model(TOY, start)
+    loss = F.cross_entropy(module(data.images), data.labels)
+    loss = loss + 0.5 * (module(old.images) - reservoir.samples["logits"]).square().mean()
+    loss = loss + 0.25 * F.cross_entropy(module(old.images), old.labels)
+    loss.backward()
+    assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_without_its_term_it_has_fedavgs_bits(alpha: float) -> None:
     rounds = [{"a": {0: 8, 1: 4}, "b": {2: 8}}, {"a": {3: 8}, "b": {1: 8}}]
@@ -97,7 +110,8 @@ def test_the_aggregator_weighs_by_volume_whatever_the_order_of_arrival() -> None
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("alpha", -1.0), ("alpha", float("nan")), ("buffer_size", 1), ("buffer_batch_size", 0)]
+    ("setting", "value"),
+    [("alpha", -1.0), ("alpha", float("nan")), ("beta", -1.0), ("buffer_size", 1), ("buffer_batch_size", 0)],
 )
 def test_impossible_settings_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{setting} is"):
