@@ -113,8 +113,8 @@ class _Steps:
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
         """Return the task's loss on a batch, and what DER and DER++ add of the buffer.
 
-        DER (Buzzega et al. 2020): ``+ alpha * MSE(logits, logits when met)``. DER++, of the same paper: ``+ beta * loss``
-        on the labels of samples drawn anew.
+        DER (Buzzega et al. 2020): ``+ alpha * MSE(logits, logits when met)``. DER++: ``+ beta * loss`` on the labels of
+        samples drawn anew.
         """
         logits: Tensor = module(self._data.images[batch])
         self._batch, self._logits = batch, logits.detach()
