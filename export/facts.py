@@ -44,6 +44,19 @@ def sub_generator_facts(spec: TaskSpec) -> dict[str, str]:
     }
 
 
+def sampler_facts(spec: TaskSpec, width: int, num_steps: int) -> dict[str, str]:
+    """Return the facts of a diffusion model with the steps that draw from it."""
+    return {
+        "kind": "sampler",
+        "input": json.dumps(spec.image_shape),
+        "output": json.dumps(spec.image_shape),
+        "preprocessing": "float32, standard normal",
+        "width": str(width),
+        "steps": str(num_steps),
+        "solver": "DPM-Solver++ (2M)",
+    }
+
+
 def own_facts(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the facts among a file's metadata, without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}

@@ -69,19 +69,48 @@ def read_parameters(path: Path) -> dict[str, Array]:
         raise SettingsError(f"{path}: not a safetensors file of plain dtypes ({error})") from error
 
 
-def read_class_names(text: str) -> tuple[str, ...]:
+def read_class_names(text: str, *, at_least: int = 2) -> tuple[str, ...]:
     """Return the class names of ``a,b,c``, or of a text file with one name on each line.
 
     Raises:
-        SettingsError: Fewer than two names, or one twice.
+        SettingsError: Fewer than ``at_least`` names, or one twice.
     """
-    if Path(text).is_file():
-        names = [line.strip() for line in read_file(Path(text)).decode(errors="replace").splitlines() if line.strip()]
-    else:
-        names = [name.strip() for name in text.split(",") if name.strip()]
+    names = _entries(text)
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise SettingsError(f"--classes: {repeated[0]!r} is there more than once")
-    if len(names) < 2:
-        raise SettingsError(f"--classes: {text!r} gives {len(names)} names, expected two or more, as a,b,c or a file")
+    if len(names) < at_least:
+        wanted = "two or more" if at_least == 2 else f"{at_least} or more"
+        raise SettingsError(f"--classes: {text!r} gives {len(names)} names, expected {wanted}, as a,b,c or a file")
     return tuple(names)
+
+
+def read_pairs(option: str, text: str, *, count: int | None = None) -> tuple[tuple[float, float], ...]:
+    """Return the pairs of ``1x2,3x4``, or of a text file with one on each line.
+
+    Args:
+        option: for errors.
+        text: what the operator wrote.
+        count: how many there must be; any number from one if None.
+
+    Raises:
+        SettingsError: Something is no pair of numbers, or there are too few or too many.
+    """
+    pairs = []
+    for entry in _entries(text):
+        try:
+            first, second = (float(side) for side in entry.split("x"))
+        except ValueError as error:
+            raise SettingsError(f"{option}: {entry!r} is no pair of numbers, expected as in 0.5x0.25") from error
+        pairs.append((first, second))
+    if not pairs or (count is not None and len(pairs) != count):
+        raise SettingsError(f"{option}: {text!r} gives {len(pairs)} pairs, expected {count or 'one or more'}")
+    return tuple(pairs)
+
+
+def _entries(text: str) -> list[str]:
+    """Return what commas separate, or the lines of the file of that name."""
+    parts = text.split(",")
+    if Path(text).is_file():
+        parts = read_file(Path(text)).decode(errors="replace").splitlines()
+    return [part.strip() for part in parts if part.strip()]

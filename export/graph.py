@@ -75,9 +75,19 @@ def export_graph(
     drop_zero_biases(model.graph)
     project_latents(model.graph)
     drop_dead_nodes(model.graph)
-    _drop_traces(model)
     for initializer in model.graph.initializer:
         _leave_open(initializer)
+    return finished(model, facts)
+
+
+def finished(model: onnx.ModelProto, facts: Mapping[str, str]) -> bytes:
+    """Return the bytes of ``model`` with these facts and the opset as its only metadata, and no trace of who made it.
+
+    Args:
+        model: changed in place.
+        facts: to store, each under ``replayfleet.<key>``.
+    """
+    _drop_traces(model)
     for key, value in sorted({**facts, "opset": str(OPSET)}.items()):
         model.metadata_props.add(key=PREFIX + key, value=value)
     return bytes(model.SerializeToString(deterministic=True))

@@ -9,24 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 from safetensors.numpy import save as format_safetensors
-from torch import nn
 
 from export.artefact import Array, Run
-from export.facts import sub_generator_facts, task_facts
+from export.calibration import Rounding, SampleSet, gather_samples
 from export.files import write_atomic
-from export.graph import join, sub_generator_graph, task_graph
+from export.fold import fold
+from export.formats import Format
+from export.gate import Verdict, check_gate, compare_answers, compare_on_labels
+from export.graph import finished
+from export.inspection import MAX_GRAPH_BYTES
 from export.latency import median_latencies_s
-from export.parity import check_parity, eager_run, load_parameters
+from export.parity import Parity, check_parity, check_rounding, eager_run
+from export.precision import to_float16, to_int8
 from export.runtime import OnnxModel
+from export.sampler_graph import Convert
+from export.subject import Architecture, Subject, build_subject
 from export.torchscript import load_torchscript, torchscript_bytes
-from models.build import build_generator, build_task_model
-from models.counting import count_parameters
-from models.specs import LATENT_SIZE, TaskSpec
-
-SUFFIXES: Mapping[str, str] = {"onnx": ".onnx", "torchscript": ".pt"}
-"""Format -> file name suffix."""
+from federation.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +36,27 @@ class Request:
     """What to export.
 
     Attributes:
-        kind: ``task`` or ``sub-generator``.
-        spec: the architecture.
-        format: a key of ``SUFFIXES``.
-        split: ONNX only: the graph and the parameters in two files, as a fleet sends them.
+        architecture: of the parameters.
+        format: a row of the table.
         out: a folder, or a file whose name ends in the format's suffix.
         num_threads: of the comparison and the latency measurement.
+        split: the graph and the parameters in two files, as a fleet sends them.
+        rounding: of a gated format.
     """
 
-    kind: str
-    spec: TaskSpec
-    format: str
-    split: bool
+    architecture: Architecture
+    format: Format
     out: Path
     num_threads: int
+    split: bool = False
+    rounding: Rounding | None = None
 
     @property
     def path(self) -> Path:
         """The model's file."""
-        suffix = SUFFIXES[self.format]
-        return self.out if self.out.suffix == suffix else self.out / f"{self.kind}{suffix}"
+        if self.out.suffix == self.format.suffix:
+            return self.out
+        return self.out / self.format.file_name(self.architecture.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,61 +66,117 @@ class Exported:
     Attributes:
         files: (path, size in bytes, sha256) in the order written.
         num_parameters: trainable scalars.
-        worst_difference: from the eager model, over batches 1, 2 and 64.
+        parity: how far the export is off the eager model.
+        float32_bytes: size of the same model as ``onnx``; None where it wasn't made.
+        verdict: of the gate; None if the format has none.
         latency_s: ``eager`` and the format -> median at batch 1.
     """
 
     files: tuple[tuple[Path, int, str], ...]
     num_parameters: int
-    worst_difference: float
+    parity: Parity
+    float32_bytes: int | None
+    verdict: Verdict | None
     latency_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An export that is not written yet."""
+
+    files: Mapping[Path, bytes]
+    run: Run
+    float32_bytes: int | None
+    samples: SampleSet | None = None
 
 
 def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
     """Export and write, or raise and leave the disk as it was.
 
     Raises:
-        ArtefactRejected: The parameters don't fit the architecture, or (ParityError) the export answers differently.
+        ArtefactRejected: The parameters don't fit the architecture, or the export answers differently (ParityError) or
+            worse than it may (GateError).
+        SettingsError: Samples can't be had, or the file would be too large to be loaded.
         OSError: The files can't be written.
     """
-    module, input_shape = _build(request)
-    load_parameters(module, parameters)
-    eager = eager_run(module)
-    files: dict[Path, bytes]
-    if request.format == "onnx":
-        files, candidate = _onnx(request, parameters)
-    else:
-        files, candidate = _torchscript(request, module, input_shape)
-    x = np.zeros((1, *input_shape), dtype=np.float32)
+    subject = build_subject(request.architecture, parameters)
     with _torch_threads(request.num_threads):
-        worst = check_parity(request.format, candidate, eager, input_shape)
-        latency = median_latencies_s({"eager": lambda: eager(x), request.format: lambda: candidate(x)})
-    for path, data in files.items():
+        candidate = _make(request, subject, parameters)
+        parity = _parity(request, subject, candidate)
+        verdict = _verdict(request, subject, candidate)
+        x = np.zeros((1, *subject.input_shape), dtype=np.float32)
+        name = request.format.name
+        latency = median_latencies_s({"eager": lambda: subject.eager(x), name: lambda: candidate.run(x)})
+    for path, data in candidate.files.items():
         write_atomic(path, data)
-    written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items())
-    return Exported(written, count_parameters(module), worst, latency)
+    written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in candidate.files.items())
+    return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)
 
 
-def _build(request: Request) -> tuple[nn.Module, tuple[int, ...]]:
-    if request.kind == "task":
-        return build_task_model(request.spec), request.spec.image_shape
-    return build_generator(request.spec), (LATENT_SIZE,)
-
-
-def _onnx(request: Request, parameters: Mapping[str, Array]) -> tuple[dict[Path, bytes], Run]:
-    graph = task_graph(request.spec) if request.kind == "task" else sub_generator_graph(request.spec)
+def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -> _Candidate:
+    facts = {**subject.facts, "format": request.format.name}
+    if request.format.name == "torchscript":
+        data = torchscript_bytes(subject.module, subject.input_shape, facts)
+        script = load_torchscript(data, hashlib.sha256(data).hexdigest())
+        return _Candidate({request.path: data}, eager_run(script), None)
     if request.split:
-        model = OnnxModel(graph, parameters, num_threads=request.num_threads)
-        files = {request.path.with_suffix(".safetensors"): format_safetensors(dict(parameters)), request.path: graph}
-        return files, model.run
-    data = join(graph, parameters)
-    return {request.path: data}, OnnxModel(data, {}, num_threads=request.num_threads).run
+        graph, tensors = subject.graph(), format_safetensors(dict(parameters))
+        split = OnnxModel(graph, parameters, num_threads=request.num_threads)
+        files = {request.path.with_suffix(".safetensors"): tensors, request.path: graph}
+        return _Candidate(files, split.run, len(graph) + len(tensors))
+    samples = None
+    exact = finished(subject.whole(lambda model: model), facts)
+    if request.rounding is None:
+        data = exact
+    else:
+        samples = gather_samples(request.architecture, request.format, subject.input_shape, request.rounding)
+        data = finished(subject.whole(_rounding(request.format, samples)), {**facts, **samples.facts})
+    if len(data) > MAX_GRAPH_BYTES:
+        raise SettingsError(
+            f"--format: {request.format.name} of this model has {len(data):,} bytes, at most {MAX_GRAPH_BYTES:,} are "
+            "loaded; use a narrower network, fewer steps or a smaller format"
+        )
+    run = OnnxModel(data, {}, num_threads=request.num_threads).run
+    return _Candidate({request.path: data}, run, len(exact), samples)
 
 
-def _torchscript(request: Request, module: nn.Module, input_shape: tuple[int, ...]) -> tuple[dict[Path, bytes], Run]:
-    facts = task_facts(request.spec) if request.kind == "task" else sub_generator_facts(request.spec)
-    data = torchscript_bytes(module, input_shape, facts)
-    return {request.path: data}, eager_run(load_torchscript(data, hashlib.sha256(data).hexdigest()))
+def _rounding(row: Format, samples: SampleSet) -> Convert:
+    """Return what turns the float32 network into the format's."""
+
+    def convert(model: onnx.ModelProto) -> onnx.ModelProto:
+        fold(model)
+        return to_int8(model, samples.calibrating) if row.calibrated else to_float16(model)
+
+    return convert
+
+
+def _parity(request: Request, subject: Subject, candidate: _Candidate) -> Parity:
+    name, max_spreads = request.format.name, request.format.max_spreads
+    if candidate.samples is None or max_spreads is None:
+        worst = check_parity(
+            name,
+            candidate.run,
+            subject.eager,
+            subject.input_shape,
+            batches=subject.batches,
+            tolerance=subject.tolerance,
+        )
+        return Parity(worst, subject.batches, subject.tolerance)
+    batches = [candidate.samples.judging[:size] for size in subject.batches]
+    return check_rounding(name, candidate.run, subject.eager, batches, max_spreads)
+
+
+def _verdict(request: Request, subject: Subject, candidate: _Candidate) -> Verdict | None:
+    samples, rounding = candidate.samples, request.rounding
+    if samples is None or rounding is None:
+        return None
+    spec, limit = request.architecture.spec, rounding.max_loss_points
+    if samples.labels is not None:
+        verdict = compare_on_labels(spec, samples.judging, samples.labels, subject.eager, candidate.run, limit)
+    else:
+        drawn = request.architecture.kind in {"sub-generator", "sampler"}
+        verdict = compare_answers(spec, samples.judging, subject.eager, candidate.run, limit, drawn=drawn)
+    return check_gate(request.format.name, verdict)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,6 +33,23 @@ class ParityError(ArtefactRejected):
             "accepted; nothing was written",
         )
         self.worst = worst
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far an export is off the eager model.
+
+    Attributes:
+        worst: largest absolute difference.
+        batches: sizes that were compared.
+        tolerance: largest absolute difference accepted.
+        spread: standard deviation of the eager model's answers, where the tolerance is a multiple of it, else None.
+    """
+
+    worst: float
+    batches: tuple[int, ...]
+    tolerance: float
+    spread: float | None = None
 
 
 def eager_run(module: nn.Module) -> Run:
@@ -69,6 +87,33 @@ def check_parity(
             raise ParityError(name, batch_size, worst, tolerance)
         overall = max(overall, worst)
     return overall
+
+
+def check_rounding(name: str, candidate: Run, reference: Run, batches: Sequence[Array], max_spreads: float) -> Parity:
+    """Return how far a float16 or INT8 export is off, on inputs as it will meet them.
+
+    Noise would say little: ranges are measured on real inputs, and beyond them answers are clipped.
+
+    Args:
+        name: of the format.
+        candidate: the export.
+        reference: the eager model.
+        batches: (B, ...) inputs, for each batch size.
+        max_spreads: largest difference accepted, in standard deviations of the eager model's answers.
+
+    Raises:
+        ParityError: It is larger, or NaN, or the shapes differ.
+    """
+    expected = [reference(x) for x in batches]
+    spread = float(np.concatenate([answers.ravel() for answers in expected]).astype(np.float64).std())
+    tolerance, overall = max_spreads * spread, 0.0
+    for x, answers in zip(batches, expected, strict=True):
+        found = candidate(x)
+        worst = float(np.abs(found - answers).max()) if found.shape == answers.shape else float("inf")
+        if not worst <= tolerance:
+            raise ParityError(name, len(x), worst, tolerance)
+        overall = max(overall, worst)
+    return Parity(overall, tuple(len(x) for x in batches), tolerance, spread)
 
 
 def load_parameters(module: nn.Module, parameters: Mapping[str, Array]) -> None:

@@ -66,6 +66,17 @@ def load_torchscript(data: bytes, digest: str) -> torch.jit.ScriptModule:
     return loaded
 
 
+def torchscript_facts(data: bytes) -> dict[str, str]:
+    """Return the facts that ``torchscript_bytes`` stored, without the prefix; runs nothing."""
+    facts = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        for entry in file.namelist():
+            folder, _, name = entry.rpartition("/")
+            if folder.endswith("/extra") and name.startswith(PREFIX):
+                facts[name.removeprefix(PREFIX)] = file.read(entry).decode()
+    return facts
+
+
 def _without_source_paths(data: bytes) -> bytes:
     """Drop the debug records, which hold absolute paths and source lines of the exporting machine."""
     stripped = io.BytesIO()

@@ -1,0 +1,63 @@
+"""``model-export check``: what a file says about itself, and how long it takes, loaded as a device loads it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from export.artefact import Run
+from export.facts import own_facts
+from export.files import read_file, read_parameters
+from export.latency import median_latencies_s
+from export.runtime import OnnxModel
+
+_REPEATS = 20
+
+
+def check_onnx(path: Path, parameters: Path | None, threads: int) -> Iterator[str]:
+    """Yield the facts and latencies of an ONNX file; needs neither torch nor onnx.
+
+    Raises:
+        ArtefactRejected: (load-failed) A device would refuse it.
+        SettingsError: A file can't be read.
+    """
+    arrays = read_parameters(parameters) if parameters is not None else {}
+    loaded = OnnxModel(read_file(path), arrays, num_threads=threads)
+    facts = own_facts(loaded.metadata)
+    for key, value in facts.items():
+        yield f"{key:<17} {value}"
+    yield f"{'provider':<17} {loaded.active_providers[0]}"
+    yield from _latencies(loaded.run, loaded.input_shape, facts.get("kind", ""), threads)
+
+
+def check_torchscript(path: Path, sha256: str, threads: int) -> Iterator[str]:
+    """Yield the facts and latencies of a TorchScript file; needs torch.
+
+    Raises:
+        ArtefactRejected: (wrong-digest, load-failed) It is another file, or doesn't load.
+        SettingsError: It can't be read.
+    """
+    import torch
+
+    from export.parity import eager_run
+    from export.torchscript import load_torchscript, torchscript_facts
+
+    data = read_file(path)
+    loaded = load_torchscript(data, sha256)
+    facts = torchscript_facts(data)
+    for key, value in facts.items():
+        yield f"{key:<17} {value}"
+    torch.set_num_threads(threads)
+    yield from _latencies(eager_run(loaded), json.loads(facts["input"]), facts.get("kind", ""), threads)
+
+
+def _latencies(run: Run, input_shape: Sequence[int], kind: str, threads: int) -> Iterator[str]:
+    # A sampler runs its network once for each of its steps: 64 images would take minutes.
+    for batch_size in (1,) if kind == "sampler" else (1, 64):
+        x = np.zeros((batch_size, *input_shape), dtype=np.float32)
+        seconds = median_latencies_s({"model": functools.partial(run, x)}, repeats=_REPEATS)["model"]
+        yield f"{f'batch {batch_size}':<17} {seconds * 1e3:.2f} ms with {threads} threads"

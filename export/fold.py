@@ -1,0 +1,163 @@
+"""What ONNX Runtime does to a graph when it loads it, done before: constants computed, BatchNorm folded.
+
+Float16 and INT8 need it in the file. A BatchNorm in float16 divides by the root of a rounded variance, and one in INT8
+rounds twice where once is enough; folded into the convolution before it, it costs nothing.
+``models.folding`` does the same to parameters that Eq. 3 descends through; here it is done to any graph.
+
+Axes: I input and O output channels of a convolution, Z latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from export.artefact import Array
+from federation.errors import ArtefactRejected, Reason
+
+_EPSILON = 1e-5
+"""ONNX's default for BatchNormalization."""
+
+
+def fold(model: onnx.ModelProto) -> None:
+    """Compute constant reshapes and fold every BatchNorm of ``model``, whose parameters are in it, in place.
+
+    Raises:
+        ArtefactRejected: (wrong-layout) A BatchNorm follows something that it can't be folded into.
+    """
+    _lift_constants(model.graph)
+    _reshape_constants(model.graph)
+    for node in [node for node in model.graph.node if node.op_type == "BatchNormalization"]:
+        _fold_one(model.graph, node)
+    _drop_unused(model.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """What a BatchNorm in eval mode is: ``scale * x + shift``, channel by channel; both (O,) float64."""
+
+    scale: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Turn Constant nodes into initializers: half as many bytes, and one place to look for values."""
+    kept = []
+    for node in graph.node:
+        if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t"):
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _reshape_constants(graph: onnx.GraphProto) -> None:
+    values = _values(graph)
+    for node in list(graph.node):
+        if node.op_type == "Reshape" and all(name in values for name in node.input) and values[node.input[1]].all():
+            reshaped = values[node.input[0]].reshape([int(side) for side in values[node.input[1]]])
+            graph.initializer.append(numpy_helper.from_array(reshaped, node.output[0]))
+            graph.node.remove(node)
+
+
+def _fold_one(graph: onnx.GraphProto, norm: onnx.NodeProto) -> None:
+    values = _values(graph)
+    affine = _affine(norm, values)
+    producer = _only_producer(graph, norm.input[0])
+    if producer is None:
+        raise _cannot(norm)
+    if producer.op_type in {"Conv", "ConvTranspose"} and _is_own(graph, producer.input[1], values):
+        _fold_convolution(graph, producer, affine, values)
+    elif producer.op_type == "Reshape":
+        product = _only_producer(graph, producer.input[0])
+        if product is None or product.op_type != "MatMul" or not _is_own(graph, product.input[1], values):
+            raise _cannot(norm)
+        _fold_product(graph, product, affine, values)
+    else:
+        raise _cannot(norm)
+    producer.output[0] = norm.output[0]
+    graph.node.remove(norm)
+
+
+def _affine(norm: onnx.NodeProto, values: Mapping[str, Array]) -> _Affine:
+    epsilon = next((item.f for item in norm.attribute if item.name == "epsilon"), _EPSILON)
+    weight, bias, mean, variance = (values[name].astype(np.float64) for name in norm.input[1:5])
+    scale = weight / np.sqrt(variance + epsilon)
+    return _Affine(scale, bias - mean * scale)
+
+
+def _fold_convolution(
+    graph: onnx.GraphProto, convolution: onnx.NodeProto, affine: _Affine, values: Mapping[str, Array]
+) -> None:
+    weight = values[convolution.input[1]]
+    # A convolution's weight is (O, I, h, w), a transposed one's (I, O, h, w).
+    shape = (-1, 1, 1, 1) if convolution.op_type == "Conv" else (1, -1, 1, 1)
+    bias = values[convolution.input[2]].astype(np.float64) if len(convolution.input) == 3 else 0.0
+    folded_bias = bias * affine.scale + affine.shift
+    del convolution.input[2:]
+    _set(graph, convolution.input[1], weight * affine.scale.reshape(shape))
+    convolution.input.append(f"{convolution.output[0]}_bias")
+    _set(graph, convolution.input[2], folded_bias)
+
+
+def _fold_product(
+    graph: onnx.GraphProto, product: onnx.NodeProto, affine: _Affine, values: Mapping[str, Array]
+) -> None:
+    """Fold into latents (B, Z) times a matrix (Z, O * h * w) whose columns a Reshape makes maps of."""
+    matrix = values[product.input[1]]
+    columns_per_channel = matrix.shape[1] // len(affine.scale)
+    _set(graph, product.input[1], matrix * np.repeat(affine.scale, columns_per_channel))
+    product.op_type = "Gemm"
+    product.input.append(f"{product.output[0]}_bias")
+    _set(graph, product.input[2], np.repeat(affine.shift, columns_per_channel))
+
+
+def _only_producer(graph: onnx.GraphProto, name: str) -> onnx.NodeProto | None:
+    """Return the node that makes a tensor which one other node reads, and nobody else."""
+    if _num_readers(graph, name) != 1:
+        return None
+    return next((node for node in graph.node if name in node.output), None)
+
+
+def _is_own(graph: onnx.GraphProto, name: str, values: Mapping[str, Array]) -> bool:
+    """Return whether these are parameters of one node alone."""
+    return name in values and _num_readers(graph, name) == 1
+
+
+def _num_readers(graph: onnx.GraphProto, name: str) -> int:
+    readers = sum(list(node.input).count(name) for node in graph.node)
+    return readers + sum(output.name == name for output in graph.output)
+
+
+def _values(graph: onnx.GraphProto) -> dict[str, Array]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+def _set(graph: onnx.GraphProto, name: str, value: NDArray[np.float64]) -> None:
+    tensor = numpy_helper.from_array(value.astype(np.float32), name)
+    for existing in graph.initializer:
+        if existing.name == name:
+            existing.CopyFrom(tensor)
+            return
+    graph.initializer.append(tensor)
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _cannot(norm: onnx.NodeProto) -> ArtefactRejected:
+    return ArtefactRejected(
+        Reason.WRONG_LAYOUT, f"normalisation {norm.name!r} can't be folded into what is before it; nothing was written"
+    )

@@ -1,0 +1,188 @@
+"""The formats that a model can be exported to, and what each takes: one table for help, errors and docs.
+
+What the table has no place for is refused, with the nearest thing that works; nothing is changed silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from federation.errors import SettingsError, nearest
+
+KINDS = ("task", "sub-generator", "detector", "sampler")
+"""What can be exported. A sampler is a diffusion model with all the steps that draw from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row.
+
+    Attributes:
+        name: what ``--format`` says.
+        suffix: of the file's name.
+        holds: what is in the file, for people.
+        kinds: which of ``KINDS`` it can hold.
+        instead: the nearest format for the other kinds; empty if there are none.
+        options: names of ``OPTIONS`` that it takes.
+        max_loss_points: what the gate lets it lose if the operator doesn't say; None if it has no gate, for its parity
+            says enough.
+        max_spreads: how far it may be off the eager model on real inputs, in standard deviations of the eager model's
+            answers; None if its parity is absolute. It catches a broken graph; how much rounding costs, the gate says.
+        calibrated: its ranges are measured on samples.
+    """
+
+    name: str
+    suffix: str
+    holds: str
+    kinds: tuple[str, ...]
+    instead: str = ""
+    options: tuple[str, ...] = ()
+    max_loss_points: float | None = None
+    max_spreads: float | None = None
+    calibrated: bool = False
+
+    @property
+    def gated(self) -> bool:
+        """Whether its accuracy is measured before it is written."""
+        return self.max_loss_points is not None
+
+    def file_name(self, kind: str) -> str:
+        """Return the name of a model's file in a folder."""
+        return kind + self.name.removeprefix("onnx").removeprefix("torchscript") + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option that not every export takes.
+
+    Attributes:
+        name: without its dashes.
+        kinds: which of ``KINDS`` it is for.
+        help: one line.
+        why_not: why the other kinds don't take it; empty if all do.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    help: str
+    why_not: str = ""
+
+
+_DRAWN = "a sub-generator and a sampler draw their own inputs from --seed"
+_GATE = ("calibration", "held", "seed", "max-loss")
+
+FORMATS: tuple[Format, ...] = (
+    Format("onnx", ".onnx", "float32 as trained", KINDS, options=("split",)),
+    Format(
+        "onnx-fp16",
+        ".onnx",
+        "float16 inside, float32 at both ends; BatchNorm folded",
+        KINDS,
+        options=_GATE,
+        max_loss_points=0.1,
+        max_spreads=0.1,
+    ),
+    Format(
+        "onnx-int8",
+        ".onnx",
+        "QuantizeLinear and DequantizeLinear with fixed ranges, weights per channel; BatchNorm folded",
+        ("task", "sub-generator", "detector"),
+        instead="onnx-fp16",
+        options=("samples", *_GATE),
+        max_loss_points=1.0,
+        max_spreads=2.0,
+        calibrated=True,
+    ),
+    Format(
+        "torchscript",
+        ".pt",
+        "float32 as trained, for runtimes that take nothing else",
+        ("task", "sub-generator", "detector"),
+        instead="onnx",
+    ),
+)
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "split",
+        ("task", "sub-generator", "detector"),
+        "Graph and parameters in two files, as a fleet sends them.",
+        "a sampler's parameters are computed into its graph",
+    ),
+    Option(
+        "calibration",
+        ("task", "detector"),
+        "Where samples come from: a file of images (.npz or .safetensors), or CLASS=FILE, a class's sub-generator. "
+        "Can be given several times.",
+        _DRAWN,
+    ),
+    Option("samples", KINDS, "How many samples to calibrate with."),
+    Option("seed", KINDS, "Of replay and latents, and of which samples calibrate."),
+    Option(
+        "held",
+        ("task", "detector"),
+        "File of images and labels, never trained on, that the gate measures accuracy with.",
+        _DRAWN,
+    ),
+    Option("max-loss", KINDS, "Points that the gate lets the format lose."),
+)
+
+DEFAULT_SAMPLES = 512
+DEFAULT_SEED = 0
+
+
+def find_format(name: str) -> Format:
+    """Return the format of this name.
+
+    Raises:
+        SettingsError: There is none; names the nearest.
+    """
+    for row in FORMATS:
+        if row.name == name:
+            return row
+    raise SettingsError(f"--format: unknown format {name!r}{nearest(name, [row.name for row in FORMATS])}")
+
+
+def check_combination(kind: str, row: Format, given: Collection[str]) -> None:
+    """Refuse what the table has no place for.
+
+    Args:
+        kind: one of ``KINDS``.
+        row: the format.
+        given: names of the options that the operator wrote.
+
+    Raises:
+        SettingsError: Says what to write instead.
+    """
+    if kind not in row.kinds:
+        raise SettingsError(f"--format: {row.name} can't hold a {kind}; did you mean {row.instead!r}?")
+    for option in OPTIONS:
+        if option.name not in given:
+            continue
+        if option.name not in row.options:
+            takers = [other.name for other in FORMATS if option.name in other.options and kind in other.kinds]
+            raise SettingsError(
+                f"--{option.name}: --format {row.name} doesn't take it; did you mean --format {' or '.join(takers)}?"
+            )
+        if kind not in option.kinds:
+            raise SettingsError(f"--{option.name}: {option.why_not}; leave it out for a {kind}")
+
+
+def option_help(name: str) -> str:
+    """Return an option's help: its line, then the formats and kinds that take it."""
+    option = next(option for option in OPTIONS if option.name == name)
+    takers = [row.name for row in FORMATS if name in row.options]
+    kinds = "" if option.kinds == KINDS else f"; for {' and '.join(option.kinds)}"
+    return f"{option.help} [{', '.join(takers)}{kinds}]"
+
+
+def markdown_table() -> str:
+    """Return the table for ``docs/export.md``; a test holds that the page has it."""
+    lines = ["| `--format` | in the file | for | options | may lose |", "|---|---|---|---|---|"]
+    for row in FORMATS:
+        kinds = "all kinds" if row.kinds == KINDS else ", ".join(row.kinds)
+        options = ", ".join(f"`--{option}`" for option in row.options) or "none"
+        loss = f"{row.max_loss_points:g} points" if row.max_loss_points is not None else "nothing: exact to parity"
+        lines.append(f"| `{row.name}` | {row.holds} | {kinds} | {options} | {loss} |")
+    return "\n".join(lines)
