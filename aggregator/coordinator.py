@@ -15,7 +15,7 @@ from aggregator.steps import Step
 from aggregator.store import digests_of
 from aggregator.uploads import UploadDesk
 from federation.errors import ReplayfleetError
-from federation.protocol.messages import Announcement, Manifest, Presence, Report
+from federation.protocol.messages import Announcement, Manifest, Presence, Report, RolledBack
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
@@ -128,6 +128,8 @@ class Coordinator:
                 self._on_presence(presence, now)
             case Received(peer, Report() as report) if report.client_id == peer:
                 self._on_report(report)
+            case Received(peer, RolledBack() as told) if told.client_id == peer:
+                self._downloads.rolled_back(told)
             case _:
                 _log.debug("message ignored", kind=type(event).__name__)
         return []
@@ -142,10 +144,10 @@ class Coordinator:
                 provider=presence.provider,
                 version=presence.serving_version,
             )
-            self._downloads.provide(presence.client_id, now)
-        elif change is Change.GONE:
             if now - self._announced_at >= FRESH_S:
                 self._announce(now)  # the retained one says how much time was left when it was made
+            self._downloads.provide(presence.client_id, now)
+        elif change is Change.GONE:
             self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
 
     def _on_report(self, report: Report) -> None:

@@ -11,7 +11,7 @@ from aggregator.steps import Step
 from aggregator.store import digests_of
 from federation.errors import ArtefactRejected, MalformedMessage
 from federation.protocol.limits import EVERYBODY
-from federation.protocol.messages import Manifest
+from federation.protocol.messages import Manifest, RolledBack
 from federation.service.logs import EventLogger
 from federation.transport.interfaces import Concluded
 
@@ -30,6 +30,7 @@ class DownloadDesk:
         self._preparing: set[str] = set()
         self._repaired: set[tuple[str, int]] = set()
         self._counted_broadcast = -1
+        self._rolled_back: dict[str, int] = {}
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
@@ -107,6 +108,25 @@ class DownloadDesk:
             version=manifest.version,
             reason=verdict.reason,
             detail=verdict.detail,
+        )
+
+    def rolled_back(self, told: RolledBack) -> None:
+        """Note that a client took back what it had confirmed. It waits for the next round's download."""
+        parts = self._parts
+        offered = parts.store.download(told.client_id)
+        newest = offered.version if offered is not None else -1
+        if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
+            return  # a repetition, or about nothing that we sent
+        self._rolled_back[told.client_id] = told.version
+        parts.metrics.downloads.labels("rolled back").inc()
+        parts.journal.add(
+            "model rolled back",
+            round=told.round,
+            client=told.client_id,
+            version=told.version,
+            serving=told.serving_version,
+            reason=told.reason,
+            detail=told.detail,
         )
 
     def _broadcast(self, result: RoundResult, live: list[str], now: float) -> frozenset[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_client.cameras.base import Picture
+from edge_client.failures import Failures
 from edge_client.model_slot import ModelSlot, ServedModel
 from edge_client.predictions import Prediction, Shown
 from edge_client.views.base import Answers, Inputs, View
@@ -15,10 +16,8 @@ from federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 
-FAILURES_BEFORE_ROLLBACK = 3
-"""Pictures in a row that a model may fail on before the previous one takes over."""
-
 _AGES_KEPT = 1000
+_ASKED_AT_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,25 @@ class FrameCounts:
         return self.num_frames + self.num_dropped + self.num_failed
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An answered picture, for whoever watches the model.
+
+    Attributes:
+        served: the model that answered.
+        view: what made inputs of the picture and answers of the outputs.
+        inputs: at least one.
+        answers: what the model said.
+        took_s: seconds that it needed.
+    """
+
+    served: ServedModel
+    view: View
+    inputs: Inputs
+    answers: Answers
+    took_s: float
+
+
 class Answerer:
     """Answers single pictures through a slot, counts, and rolls a failing model back.
 
@@ -47,14 +65,23 @@ class Answerer:
         slot: whose active model answers.
         view: how the task looks at pictures.
         clock: ``time.monotonic``.
+        on_sample: called with every picture that the model was asked about; must be quick.
     """
 
-    def __init__(self, slot: ModelSlot, view: View, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        slot: ModelSlot,
+        view: View,
+        clock: Callable[[], float] = time.monotonic,
+        on_sample: Callable[[Sample], None] = lambda _: None,
+    ) -> None:
         self._slot = slot
         self._view = view
         self._clock = clock
+        self._on_sample = on_sample
+        self._failures = Failures(slot)
         self._ages: collections.deque[float] = collections.deque(maxlen=_AGES_KEPT)
-        self._answered = self._failed = self._in_a_row = 0
+        self._answered = self._failed = 0
         self._newest_ids: dict[str, int] = {}
         self._unusable: set[str] = set()  # cameras whose last picture couldn't be looked at: one line for many
 
@@ -70,8 +97,7 @@ class Answerer:
             self._unusable.add(picture.camera)
             return None
         self._unusable.discard(picture.camera)
-        served = self._slot.active
-        return Shown(picture, inputs, None if served is None else self._predict(served, picture, inputs))
+        return Shown(picture, inputs, self._predict(picture, inputs))
 
     @property
     def counts(self) -> FrameCounts:
@@ -81,27 +107,31 @@ class Answerer:
         num_captured = sum(newest + 1 for newest in self._newest_ids.copy().values())
         return FrameCounts(self._answered, max(0, num_captured - self._answered - self._failed), self._failed, p95)
 
-    def _predict(self, served: ServedModel, picture: Picture, inputs: Inputs) -> Prediction | None:
-        try:
-            outputs = served.model(inputs.images) if len(inputs.images) else None
-            answers = Answers.none() if outputs is None else self._view.answers(outputs, inputs)
-        except Exception as error:  # runtimes share no exception class
-            self._fail(served.version, error)
+    def _predict(self, picture: Picture, inputs: Inputs) -> Prediction | None:
+        """Ask the active model, and if it fails whoever takes over; a picture's answers all come from one version."""
+        served = self._slot.active
+        if served is None:
             return None
-        self._in_a_row = 0
+        for _ in range(_ASKED_AT_MOST):
+            outputs = None
+            began = time.perf_counter()
+            try:
+                outputs = served.model(inputs.images) if len(inputs.images) else None
+                answers = Answers.none() if outputs is None else self._view.answers(outputs, inputs)
+            except Exception as error:  # runtimes share no exception class
+                served = self._failures.next_after(served, error, outputs)
+                if served is None:
+                    break
+                continue
+            if outputs is not None:
+                self._failures.answered()
+                self._on_sample(Sample(served, self._view, inputs, answers, time.perf_counter() - began))
+            return self._prediction(picture, answers, served.version)
+        self._failed += 1
+        return None
+
+    def _prediction(self, picture: Picture, answers: Answers, version: int) -> Prediction:
         self._answered += 1
         answered_at = self._clock()
         self._ages.append(answered_at - picture.captured_at)
-        return Prediction(picture.camera, picture.frame_id, answers, served.version, picture.captured_at, answered_at)
-
-    def _fail(self, version: int, error: Exception) -> None:
-        self._failed += 1
-        self._in_a_row += 1
-        if self._in_a_row == 1:
-            log.warning("frame failed", version=version, error=error)
-        if self._in_a_row < FAILURES_BEFORE_ROLLBACK:
-            return
-        now_serving = self._slot.roll_back(version)
-        if now_serving is not None:
-            self._in_a_row = 0
-            log.error("model rolled back", failed_version=version, version=now_serving.version)
+        return Prediction(picture.camera, picture.frame_id, answers, version, picture.captured_at, answered_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from devices.budget import upload_reserve_s
 from edge_client.downloads import Agreement, DownloadDesk, agreement
 from edge_client.jobs import Outcome
 from edge_client.local_training import TrainerEvent
@@ -33,8 +34,8 @@ class Client:
         self._downloads = DownloadDesk(parts)
         self._uploads = UploadDesk(parts)
         self._announcement: Announcement | None = None
-        self._agreed: Agreement | None = None
         self._deadline_at: float | None = None
+        self._agreed: Agreement | None = None
         self._waiting: dict[str, Offered] = {}
         self._trained_round = -1
         self._reading_round: int | None = None
@@ -104,11 +105,16 @@ class Client:
         """Let time pass; call at least every 0.2 s."""
         self._parts.training.tick(now)
         self._handle(self._parts.courier.tick(now), now)
+        self._downloads.follow_slot()
         if self._data_again_at is not None and now >= self._data_again_at:
             self._data_again_at = None
         if self._parts.training.round is None and self._reading_round is None:
             self._downloads.collect_if_due()
         self._advance(now)
+
+    def stop(self) -> None:
+        """Leave what the next start has to know."""
+        self._downloads.stop()
 
     def _handle(self, events: list[Event], now: float) -> None:
         pending = list(events)
@@ -146,13 +152,15 @@ class Client:
             log.error("announcement ignored", reason=error, next="update this client, or correct the aggregator")
             return []
         self._announcement = announcement
+        self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
         self._agree(agreed)
         if before is None or (before.round, before.state) != (announcement.round, announcement.state):
             log.info("announced", round=announcement.round, state=announcement.state)
         if before is not None and before.epoch != announcement.epoch:
             self._downloads.repeat_report()
+        if before is None or before.epoch != announcement.epoch:
+            self._downloads.repeat_rollback()
         waiting, self._waiting = list(self._waiting.values()), {}
-        self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
         return list(waiting)
 
     def _agree(self, agreed: Agreement) -> None:
@@ -174,7 +182,7 @@ class Client:
     def _situation(self) -> Situation:
         held, agreed = self._downloads.held, self._agreed
         valid = held is not None and agreed is not None and held.spec == agreed.spec
-        in_work = self._parts.training.round
+        in_work, sent_away = self._parts.training.round, self._downloads.sent_away
         return Situation(
             announcement=self._announcement,
             held_round=held.manifest.round if held is not None and valid else None,
@@ -183,6 +191,7 @@ class Client:
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
             has_data=self._data_again_at is None,
             abandoned_round=self._abandoned_round,
+            sent_away_round=-1 if sent_away is None else sent_away.round,
         )
 
     def _advance(self, now: float) -> None:
@@ -246,6 +255,12 @@ class Client:
             self._training_deadline(now),
         )
 
+    def _training_deadline(self, now: float) -> float | None:
+        """When training must be done, so that its upload arrives before the round's deadline."""
+        if self._deadline_at is None:
+            return None
+        return self._deadline_at - upload_reserve_s(max(0.0, self._deadline_at - now), self._uploads.last_upload_s)
+
     def _training_ended(self, ended: TrainDone | TrainFailed) -> None:
         parts = self._parts
         parts.buffer.end()
@@ -255,12 +270,6 @@ class Client:
             error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
             self._abandoned_round = ended.round
-    def _training_deadline(self, now: float) -> float | None:
-        """When training must be done, so that its upload arrives before the round's deadline."""
-        if self._deadline_at is None:
-            return None
-        return self._deadline_at - upload_reserve_s(max(0.0, self._deadline_at - now), self._uploads.last_upload_s)
-
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)

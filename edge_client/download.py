@@ -5,23 +5,19 @@ Axes: B batch, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_client.model_slot import Candidate, Model
+from edge_client.model_slot import Candidate
+from edge_client.serving.model import Workers
 from export.artefact import check_probe
-from export.runtime import OnnxModel
 from federation.errors import ArtefactRejected, Reason
 from federation.protocol.codec import encode_manifest
 from federation.protocol.limits import EVERYBODY
 from federation.protocol.messages import Manifest, Serving
-from federation.protocol.tensors import decode_arrays
-from federation.service.artefact_codec import BlobReader
 from models.specs import AnyTaskSpec
 
 DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
 _MAX_GRAPH_BYTES = 64 << 20
-_EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +34,18 @@ class Gate:
     client_id: str
     max_bytes: int = DEFAULT_MAX_DOWNLOAD_BYTES
 
-    def check(self, peer: str, manifest: Manifest, held: Manifest | None) -> None:
+    def check(self, peer: str, manifest: Manifest, held: Manifest | None, sent_away: int = -1) -> None:
         """Decide from the manifest alone, before a byte is received.
 
+        Args:
+            peer: on whose topic the offer came.
+            manifest: what is offered.
+            held: what is served.
+            sent_away: the last version that was rolled back.
+
         Raises:
-            ArtefactRejected: Not for this fleet or client, too large, not servable, or older than what is held.
+            ArtefactRejected: Not for this fleet or client, too large, not servable, older than what is held, or rolled
+                back.
         """
         if manifest.direction != "down":
             raise ArtefactRejected(Reason.MALFORMED, f"direction is {manifest.direction!r}, expected 'down'")
@@ -60,6 +63,11 @@ class Gate:
         if peer != EVERYBODY:
             _check_serving(manifest)
             _check_version(manifest, held)
+            if manifest.version <= sent_away:
+                raise ArtefactRejected(
+                    Reason.ROLLED_BACK,
+                    f"version {sent_away} was rolled back, so version {manifest.version} isn't taken",
+                )
 
     def _verify_signature(self, manifest: Manifest) -> None:
         """The place where ``key_id`` and ``signature`` will be verified, before anything else is believed.
@@ -73,31 +81,19 @@ def is_same(manifest: Manifest, held: Manifest | None) -> bool:
     return held is not None and encode_manifest(manifest) == encode_manifest(held)
 
 
-def candidate(
-    manifest: Manifest, task: AnyTaskSpec, blobs: BlobReader, *, num_threads: int, providers: Sequence[str]
-) -> Candidate:
-    """Return a verified download as something to install; loading happens later.
+def candidate(manifest: Manifest, task: AnyTaskSpec, workers: Workers) -> Candidate:
+    """Return a verified download as something to install; loading happens later, in a process of its own.
 
     Raises:
         ArtefactRejected: It has no task model.
     """
     serving = _check_serving(manifest)
     digests = {entry.name: entry.digest for entry in manifest.blobs}
-
-    def load() -> Model:
-        graph, parameters = blobs.read(digests[serving.graph]), blobs.read(digests[serving.parameters])
-        model = OnnxModel(graph, decode_arrays(parameters), num_threads=num_threads, providers=tuple(providers))
-        if model.active_providers[0] != providers[0]:
-            raise ArtefactRejected(
-                Reason.LOAD_FAILED, f"session fell back from {providers[0]} to {model.active_providers[0]}"
-            )
-        return model.run
-
     return Candidate(
         version=manifest.version,
         round=manifest.round,
         image_shape=task.image_shape,
-        load=load,
+        load=lambda: workers.model(digests[serving.graph], digests[serving.parameters], task.image_shape),
         check=lambda model: check_probe(model, serving.probe, task.image_shape, task.output_shape),
     )
 

@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass
 
 from edge_client.download import candidate, is_same
-from edge_client.model_slot import ServedModel
+from edge_client.model_slot import RollBack, ServedModel
 from edge_client.parts import Parts
 from edge_client.quality import quality
 from edge_client.sources.base import Source
-from edge_client.state_store import HeldDownload, spec_digest
+from edge_client.state_store import HeldDownload, SentAway, spec_digest
 from federation.errors import ArtefactRejected, Reason
 from federation.protocol.codec import encode
 from federation.protocol.limits import EVERYBODY
-from federation.protocol.messages import FleetSpec, Manifest, Report
+from federation.protocol.messages import FleetSpec, Manifest, Report, RolledBack
 from federation.protocol.topics import control_topic
 from federation.service.fleet_spec import task_of
 from federation.service.logs import EventLogger
@@ -44,10 +44,11 @@ def agreement(spec: FleetSpec) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A served download and how long the swap took, loading included."""
+    """A served download, how long the swap took, loading included, and whether it still has to be confirmed."""
 
     served: ServedModel
     swap_s: float
+    on_probation: bool
 
 
 class DownloadDesk:
@@ -55,7 +56,11 @@ class DownloadDesk:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        parts.records.begin()
         self._held = parts.records.held()
+        self._sent_away = parts.records.sent_away()
+        self._on_probation = parts.records.on_probation
+        self._seen_rollback: RollBack | None = None
         self._installing: Manifest | None = None
         self._shared: Manifest | None = None
         self._report: Report | None = None
@@ -78,10 +83,51 @@ class DownloadDesk:
         """The version that was reported on last; -1 before the first."""
         return -1 if self._report is None else self._report.version
 
+    @property
+    def sent_away(self) -> SentAway | None:
+        """The download that was rolled back last, unless a newer one is held."""
+        gone, held = self._sent_away, self._held
+        return gone if gone is not None and (held is None or held.manifest.version < gone.version) else None
+
     def serve_from_disk(self) -> None:
-        """Serve the last good model at once, whether or not anybody can be reached."""
-        if self._held is not None:
-            self._install_from_disk([self._held, self._parts.records.previous()])
+        """Serve the last good model at once, whether or not anybody can be reached.
+
+        One that is still on probation takes the place of the one before it, so that there is a way back.
+        """
+        if self._held is None:
+            return
+        previous = self._parts.records.previous()
+        if self._on_probation and previous is not None:
+            self._install_from_disk([previous])
+            self._install_from_disk([self._held])
+        else:
+            self._install_from_disk([self._held, previous])
+
+    def follow_slot(self) -> None:
+        """Make durable, and tell, what became of the served model: confirmed, or rolled back. Call often."""
+        slot, held = self._parts.slot, self._held
+        rollback = slot.last_rollback
+        if rollback is not None and rollback is not self._seen_rollback:
+            self._seen_rollback = rollback
+            self._send_away(SentAway(rollback.version, rollback.round, rollback.reason.value, rollback.detail))
+        elif self._on_probation and held is not None and slot.on_probation is None:
+            served = slot.active
+            if served is not None and served.version == held.manifest.version:
+                self._on_probation = False
+                self._parts.records.confirm(served.version)
+
+    def stop(self) -> None:
+        """Say that the client stops as it should."""
+        self.follow_slot()
+        self._parts.records.goodbye()
+
+    def repeat_rollback(self) -> None:
+        """Tell (again) what was rolled back: the aggregator may not know."""
+        gone, parts = self.sent_away, self._parts
+        if gone is not None:
+            serving = -1 if self._held is None else self._held.manifest.version
+            told = RolledBack(parts.client_id, gone.round, gone.version, serving, gone.reason, gone.detail)
+            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(told), False)
 
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or confirm again; returns what the courier says to it."""
@@ -91,7 +137,7 @@ class DownloadDesk:
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
         try:
-            parts.gate.check(event.peer, offer.manifest, held)
+            parts.gate.check(event.peer, offer.manifest, held, self._sent_away_version)
         except ArtefactRejected as refused:
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
@@ -114,12 +160,13 @@ class DownloadDesk:
 
         def installed(done: Installed, now: float) -> None:
             self._finish(event.transfer_id, manifest)
-            self._hold(manifest, agreed.spec)
+            self._hold(manifest, agreed.spec, on_probation=done.on_probation)
             parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
             self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
             self._measure(done.served)
+            self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
             self._finish(event.transfer_id, manifest)
@@ -167,16 +214,8 @@ class DownloadDesk:
         """Runs as a job."""
         parts = self._parts
         began = time.monotonic()
-        served = parts.slot.install(
-            candidate(
-                manifest,
-                task,
-                parts.blobs,
-                num_threads=parts.compute.inference_threads,
-                providers=parts.compute.providers,
-            )
-        )
-        return Installed(served, time.monotonic() - began)
+        served = parts.slot.install(candidate(manifest, task, parts.workers))
+        return Installed(served, time.monotonic() - began, on_probation=parts.slot.previous is not None)
 
     def _install_from_disk(self, candidates: list[HeldDownload | None]) -> None:
         download = candidates.pop(0) if candidates else None
@@ -186,11 +225,15 @@ class DownloadDesk:
 
         def failed(error: Exception, now: float) -> None:
             log.error("stored model can't be served", version=manifest.version, reason=error)
+            if self._on_probation and self._held is download:
+                reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
+                self._send_away(SentAway(manifest.version, manifest.round, reason.value, str(error)[:300]))
             self._install_from_disk(candidates)
 
         def installed(done: Installed, now: float) -> None:
             log.info("serving from disk", version=manifest.version, round=manifest.round)
-            self._measure_unless_reported()
+            if self._held is download or not self._on_probation:
+                self._measure_unless_reported()
 
         self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
 
@@ -199,10 +242,25 @@ class DownloadDesk:
         if self._installing is manifest:
             self._installing = None
 
-    def _hold(self, manifest: Manifest, spec: FleetSpec) -> None:
+    @property
+    def _sent_away_version(self) -> int:
+        return -1 if self._sent_away is None else self._sent_away.version
+
+    def _hold(self, manifest: Manifest, spec: FleetSpec, *, on_probation: bool) -> None:
         self._held = HeldDownload(manifest, spec)
-        self._parts.records.hold(self._held)
+        self._parts.records.hold(self._held, on_probation=on_probation)
+        self._on_probation = self._parts.records.on_probation
         self._collect_due = True
+
+    def _send_away(self, gone: SentAway) -> None:
+        """Hold the previous download again, for good, and tell."""
+        back = self._parts.records.send_away(gone)
+        if back is None:
+            log.error("nothing to return to", version=gone.version, reason=gone.reason, next="still held")
+            return
+        self._held, self._sent_away, self._on_probation = back, gone, False
+        self._collect_due = True
+        self.repeat_rollback()
 
     def _measure_unless_reported(self) -> None:
         """After a start from disk the aggregator still waits for a report on what is served."""

@@ -11,7 +11,9 @@ from devices.budget import TrainingAllowance
 from edge_client.download import Gate
 from edge_client.local_training import LocalTraining
 from edge_client.model_slot import ModelSlot
+from edge_client.probation import ProbationRules
 from edge_client.round_buffer import RoundBuffer
+from edge_client.serving.model import Workers
 from edge_client.sources.base import Source
 from edge_client.state_store import StateStore
 from edge_client.training_job import SamplerName
@@ -40,15 +42,17 @@ class Compute:
         inference_threads: of the served model.
         training_threads: of torch and of the sampler, in the training process.
         sampler: how replay is drawn.
-    """
+        probation: how new models are watched.
         allowance: what training may spend.
+    """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     inference_threads: int = 1
     training_threads: int = 1
     sampler: SamplerName = "onnx"
-
+    probation: ProbationRules = field(default_factory=ProbationRules)
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -69,6 +73,7 @@ class Parts:
     courier: Courier
     publish: Callable[[str, bytes, bool], None]
     slot: ModelSlot
+    workers: Workers
     training: LocalTraining
     jobs: Jobs
     open_source: Callable[[AnyTaskSpec], Source]

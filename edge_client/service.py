@@ -17,6 +17,7 @@ from edge_client.answerer import Answerer, FrameCounts
 from edge_client.client import Client
 from edge_client.display.drawing import Legend
 from edge_client.download import Gate
+from edge_client.guard import Guard, serving_status
 from edge_client.inference import InferenceLoop
 from edge_client.jobs import JobThread
 from edge_client.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
@@ -27,15 +28,16 @@ from edge_client.operator_desk import OperatorDesk
 from edge_client.parts import Compute, Parts
 from edge_client.predictions import Prediction, Shown
 from edge_client.presence import PresenceClock
+from edge_client.serving.model import Workers
 from edge_client.sources.base import Source
 from edge_client.sources.opening import OpenSource
 from edge_client.state_store import StateStore
 from edge_client.status import STATUS_FILE
 from edge_client.trainer import BLOBS
+from edge_client.training_brake import TrainingBrake
 from edge_client.training_job import delete_round_data
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
-from edge_client.training_brake import TrainingBrake
 from federation.service.logs import EventLogger
 from federation.service.systemd import ServiceManager
 from federation.transport.blob_store import DiskBlobStore
@@ -114,6 +116,7 @@ class ClientService:
         self._inbox: queue.Queue[_Item] = queue.Queue()
         self._jobs = JobThread(lambda outcome: self._inbox.put(_JobOutcome(outcome)))
         self._slot = ModelSlot()
+        self._guard = Guard(self._slot, identity.compute.probation)
         self._loop: InferenceLoop | None = None
         self._served: Source | None = None
         self._newest: Prediction | None = None
@@ -127,14 +130,14 @@ class ClientService:
         delete_round_data(folder)  # of a round that a crash ended
         self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._inbox.put)))
         self.client = Client(self._parts)
+        allowance = identity.compute.allowance
+        self._brake = TrainingBrake(Sensors(allowance).read, Throttle(allowance), self._parts.training)
         self._control, self._data = self._sessions(connect)
 
     @property
     def counts(self) -> FrameCounts:
         """What became of all frames."""
         return FrameCounts() if self._loop is None else self._loop.counts
-        allowance = identity.compute.allowance
-        self._brake = TrainingBrake(Sensors(allowance).read, Throttle(allowance), self._parts.training)
 
     def status(self) -> dict[str, Any]:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
@@ -149,12 +152,14 @@ class ClientService:
             "phase": client.step.value,
             "round": client.round,
             "serving_version": client.serving_version,
+            **serving_status(self._slot, self._guard),
             "frames": counts.num_frames,
             "dropped": counts.num_dropped,
             "failed": counts.num_failed,
             "latency_p95_s": round(counts.latency_p95_s, 6),
             "prediction": None if newest is None else _in_short(newest),
             "trainer_pid": self._parts.training.pid,
+            **self._training_status(),
             "source": "" if client.source is None else client.source.describe(),
             "source_error": problem,
             "broker": "connected" if self._connected else self._control.state,
@@ -162,7 +167,6 @@ class ClientService:
         }
 
     def legend(self, camera: str) -> Legend:
-            **self._training_status(),
         """What drawings of a camera's pictures need; safe to call from another thread."""
         source = self.client.source
         cameras = () if source is None else source.cameras
@@ -209,6 +213,7 @@ class ClientService:
     def start(self) -> None:
         """Serve what is on disk, and connect in the background."""
         self.client.start()
+        self._brake.start()
         self._control.start()
         self._data.start()
         self._follow_source()
@@ -216,7 +221,6 @@ class ClientService:
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
         deadline = self._clock() + wait_s
-        self._brake.start()
         try:
             self._deal_with(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
             while wait_s == 0 or self._clock() < deadline:
@@ -226,6 +230,7 @@ class ClientService:
         now = self._clock()
         self._notice_connections(now)
         self._guarded(lambda: self.client.tick(now), "tick")
+        self._brake.tick(now)
         self._follow_source()
         self._speak(now)
 
@@ -233,12 +238,15 @@ class ClientService:
         """Say goodbye and end everything. Idempotent."""
         now = self._clock()
         if self._control.connected:
-        self._brake.tick(now)
             self._control.publish(self._presence.topic, self._presence.say("stopped", self._state(), now), retain=True)
         self._control.stop()
         self._data.stop()
         if self._loop is not None:
             self._loop.stop()
+        self._guard.stop()
+        self.client.stop()
+        self._slot.clear()
+        self._brake.stop()
         self._parts.training.stop()
         self._jobs.stop()
         self._write_status(now)
@@ -246,10 +254,6 @@ class ClientService:
     @property
     def _connected(self) -> bool:
         return self._control.connected and self._data.connected
-        self._guard.stop()
-        self.client.stop()
-        self._slot.clear()
-        self._brake.stop()
 
     def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining) -> Parts:
         identity = self._identity
@@ -270,6 +274,11 @@ class ClientService:
             ),
             publish=lambda topic, payload, retain: self._control.publish(topic, payload, retain=retain),
             slot=self._slot,
+            workers=Workers(
+                folder / BLOBS,
+                num_threads=identity.compute.inference_threads,
+                providers=identity.compute.providers,
+            ),
             training=training,
             jobs=self._jobs,
             open_source=open_source,
@@ -350,7 +359,9 @@ class ClientService:
         if self._loop is not None:
             self._loop.stop()
         self._served = source
-        self._loop = InferenceLoop(source.cameras, Answerer(self._slot, source.view), self._shown_to(source))
+        self._loop = InferenceLoop(
+            source.cameras, Answerer(self._slot, source.view, on_sample=self._guard.saw), self._shown_to(source)
+        )
         self._loop.start()
         log.info("serving", source=source.describe())
 
@@ -367,6 +378,17 @@ class ClientService:
         counts = self.counts
         return {"frames": float(counts.num_frames), "latency_p95_s": counts.latency_p95_s}
 
+    def _training_status(self) -> dict[str, Any]:
+        """What the budget makes of the round, and what heat and power make of the budget."""
+        course, reading = self._parts.training.course, self._brake.reading
+        return {
+            "training": "" if course is None else course.text(),
+            "training_time_share": round(self._brake.time_share, 2),
+            "training_slowed_by": self._brake.reason,
+            "temperature_c": reading.temperature_c,
+            "power_w": reading.power_w,
+        }
+
     def _state(self) -> tuple[str, int, int]:
         return (self.client.step.value, self.client.round, self.client.serving_version)
 
@@ -381,23 +403,14 @@ class ClientService:
     def _write_status(self, now: float) -> None:
         self._status_at = now
         counters, metrics = self._parts.courier.counters, self.metrics
-    def _training_status(self) -> dict[str, Any]:
-        """What the budget makes of the round, and what heat and power make of the budget."""
-        course, reading = self._parts.training.course, self._brake.reading
-        return {
-            "training": "" if course is None else course.text(),
-            "training_time_share": round(self._brake.time_share, 2),
-            "training_slowed_by": self._brake.reason,
-            "temperature_c": reading.temperature_c,
-            "power_w": reading.power_w,
-        }
-
         metrics.frames(self.counts)
         metrics.transferred(counters["bytes_sent"], counters["bytes_received"])
         metrics.round.set(self.client.round)
         metrics.version.set(self.client.serving_version)
+        metrics.serving(serving_status(self._slot, self._guard))
         metrics.connected.set(float(self._connected))
         metrics.restarts.set(self._parts.training.num_restarts)
+        metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
         temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
         temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
         temporary.replace(self._folder / STATUS_FILE)
@@ -413,7 +426,6 @@ class ClientService:
         if state != last:
             (log.info if connected else log.warning)("broker", state=state)
         return state
-        metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
 
 
 def _in_short(prediction: Prediction) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Situation:
         pending: the upload without a verdict.
         has_data: False once the source said that it has no samples for the open round.
         abandoned_round: a round whose training failed too often; -1 if none did.
+        sent_away_round: of the download that was rolled back, if none newer is held; -1 if none was.
     """
 
     announcement: Announcement | None
@@ -65,6 +66,7 @@ class Situation:
     pending: Pending | None = None
     has_data: bool = True
     abandoned_round: int = -1
+    sent_away_round: int = -1
 
 
 def next_step(now: Situation) -> Step:
@@ -88,15 +90,16 @@ def _in_an_open_round(now: Situation, open_round: int) -> Step:
     if open_round <= now.trained_round or open_round == now.abandoned_round:
         return Step.WAIT_ROUND
     if now.held_round != open_round:
-        return Step.WAIT_DOWNLOAD
+        return Step.WAIT_ROUND if now.sent_away_round == open_round else Step.WAIT_DOWNLOAD
     return Step.TRAIN if now.has_data else Step.WAIT_DATA
 
 
 def _at_the_end(now: Situation, word: Announcement) -> Step:
-    """The run is over once the download of the last aggregation is served; nothing is uploaded any more."""
+    """The run is over once the download of the last aggregation is served, or was rolled back; nothing is uploaded."""
     if now.pending is not None:
         return Step.DROP_UPLOAD
-    if now.held_round is None or now.held_round < word.round:
+    newest = max(-1 if now.held_round is None else now.held_round, now.sent_away_round)
+    if newest < word.round:
         return Step.WAIT_DOWNLOAD
     return Step.FINISHED
 

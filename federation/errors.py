@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class Reason(str, enum.Enum):
-    """Why an upload was rejected or an artefact refused; the value travels in a ``Verdict``."""
+    """Why an upload was rejected, an artefact refused or a served model rolled back; the value travels in messages."""
 
     WRONG_ROUND = "wrong-round"
     WRONG_FLEET = "wrong-fleet"
@@ -27,6 +27,12 @@ class Reason(str, enum.Enum):
     LOAD_FAILED = "load-failed"
     UNKNOWN_CLIENT = "unknown-client"
     BUSY = "busy"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    FAILING = "failing"
+    TOO_SLOW = "too-slow"
+    DRIFTED = "drifted"
+    ROLLED_BACK = "rolled-back"
 
 
 class ReplayfleetError(Exception):

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from edge_client.cameras.worker_messages import (
     one_line,
     to_line,
 )
+from edge_client.processes import child_environment, end, ending
 
 WORKER_COMMAND = (sys.executable, "-m", "edge_client.cameras.worker")
 
@@ -50,9 +50,12 @@ class WorkerProcess:
     """
 
     def __init__(self, job: CameraJob, command: Sequence[str] = WORKER_COMMAND) -> None:
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -99,12 +102,7 @@ class WorkerProcess:
         for stream in (self._input, self._output):
             with contextlib.suppress(OSError):
                 stream.close()
-        if not kill:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_GOODBYE_S)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, 0.0 if kill else _GOODBYE_S)
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # reading says what became of it
@@ -114,7 +112,7 @@ class WorkerProcess:
     def _read_line(self) -> Answer | None:
         piece = os.read(self._fd, MAX_LINE_BYTES)
         if not piece:
-            raise CameraError(self._ending())
+            raise CameraError(ending(self._process, _GOODBYE_S))
         self._line += piece
         line, newline, rest = self._line.partition(b"\n")
         if not newline:
@@ -144,7 +142,7 @@ class WorkerProcess:
     def _read_pixels(self) -> Picture | None:
         num_bytes = os.readv(self._fd, [self._rest])
         if num_bytes == 0:
-            raise CameraError(self._ending())
+            raise CameraError(ending(self._process, _GOODBYE_S))
         self._rest = self._rest[num_bytes:]
         return self._complete()
 
@@ -156,13 +154,3 @@ class WorkerProcess:
             raise CameraError("its process sent a picture from the future")
         pixels, self._pixels = self._pixels, np.empty((0, 0, 3), np.uint8)
         return Picture(self._name, head.frame_id, pixels, head.captured_at)
-
-    def _ending(self) -> str:
-        """Why there is nothing more to read."""
-        try:
-            code = self._process.wait(timeout=_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            return "its process closed its output"
-        if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        return f"its process ended with exit status {code}"

@@ -19,6 +19,7 @@ from federation.protocol.messages import (
     Presence,
     Progress,
     Report,
+    RolledBack,
     Serving,
     Verdict,
     Want,
@@ -240,6 +241,15 @@ def _check_report(report: Report) -> None:
         check(math.isfinite(value), f"metric {name!r} is {value}, expected a finite number")
 
 
+def _check_rolled_back(told: RolledBack) -> None:
+    check_id(told.client_id, "client id")
+    _within(told.round, -1, MAX_COUNTER, "rolled-back round")
+    _within(told.version, 0, MAX_COUNTER, "rolled-back version")
+    _within(told.serving_version, -1, MAX_COUNTER, "serving version")
+    _text(told.reason, "reason of a roll-back")
+    _text(told.detail, "detail of a roll-back")
+
+
 def _check_fleet_spec(spec: FleetSpec) -> None:
     check_id(spec.fleet, "fleet")
     check_id(spec.method, "method")
@@ -262,5 +272,6 @@ _CHECKS: Mapping[type[Any], Callable[[Any], None]] = {
     Verdict: _check_verdict,
     Presence: _check_presence,
     Report: _check_report,
+    RolledBack: _check_rolled_back,
     Announcement: _check_announcement,
 }

@@ -10,7 +10,8 @@ How a round runs (A aggregator, C client):
    the receiver answers on ``control`` with ``Progress`` (what it has, how far the sender may go), with ``Want`` for
    blobs of the manifest that neither the bundle nor its store holds, and at the end with one ``Verdict``.
 5. ``Verdict(accepted=True)`` means verified and on disk; nothing weaker counts as delivered. All steps are
-   idempotent: an ``Offer`` whose content is already there gets its ``Verdict`` again.
+   idempotent: an ``Offer`` whose content is already there gets its ``Verdict`` again. A client whose accepted download
+   fails while it serves goes back to the one before, and says so with ``RolledBack``.
 6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks
    with ``Want``.
 """
@@ -188,6 +189,26 @@ class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):
     metrics: dict[str, float]
 
 
+class RolledBack(msgspec.Struct, frozen=True, tag="rolled-back", tag_field="kind"):
+    """A client took a download back that it had confirmed: it served, and failed. Repeated to a new aggregator.
+
+    Attributes:
+        client_id: who says so.
+        round: of the download.
+        version: of the download; the client won't take it again.
+        serving_version: what it serves instead.
+        reason: value of a ``Reason``.
+        detail: one line.
+    """
+
+    client_id: str
+    round: int
+    version: int
+    serving_version: int
+    reason: str
+    detail: str = ""
+
+
 class FleetSpec(msgspec.Struct, frozen=True):
     """What all members of a fleet agree on; the aggregator owns it.
 
@@ -222,7 +243,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     spec: FleetSpec
 
 
-Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | Announcement
+Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | RolledBack | Announcement
 
 
 class Block(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from federation.protocol.messages import (
     Presence,
     Progress,
     Report,
+    RolledBack,
     Role,
     Verdict,
     Want,
@@ -149,11 +150,11 @@ class FleetCourier:
             check(found == wanted, f"manifest of (direction, fleet, client) {found} on a topic of {wanted}")
             sender = "client" if address.channel == "up" else "aggregator"
             check(message.sender == sender, f"offer of the {message.sender} on topic {address.channel!r}")
-        elif isinstance(message, (Presence, Report)):
+        elif isinstance(message, (Presence, Report, RolledBack)):
             check(message.client_id == address.peer, f"word of {message.client_id!r} on a topic of {address.peer!r}")
 
     def _dispatch(self, peer: str, message: Message | Block, now: float) -> list[Event]:
-        if isinstance(message, (Presence, Report)):
+        if isinstance(message, (Presence, Report, RolledBack)):
             return [Received(peer, message)] if self._wire.role == "aggregator" else []
         if isinstance(message, Announcement):
             return [Received(peer, message)] if self._wire.role == "client" else []
@@ -181,6 +182,7 @@ _CHANNELS: Mapping[type, frozenset[str]] = {
     Want: frozenset({"control"}),
     Verdict: frozenset({"control"}),
     Report: frozenset({"control"}),
+    RolledBack: frozenset({"control"}),
     Presence: frozenset({"state"}),
     Announcement: frozenset({"round"}),
 }

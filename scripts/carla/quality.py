@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.cameras.base import Picture
-from edge_client.download import candidate
 from edge_client.model_slot import Model
 from edge_client.quality import boxes_found
+from edge_client.serving.loading import load_model
+from edge_client.serving.model import Workers
 from edge_client.sources.base import Samples
 from edge_client.state_store import HeldDownload, StateStore
 from edge_client.views.crops import Crops
@@ -27,7 +28,6 @@ from federation.protocol.messages import FleetSpec
 from federation.service.atomic import write_atomic
 from federation.service.fleet_spec import task_of
 from federation.streams.box_labels import box_labels
-from federation.transport.blob_store import DiskBlobStore
 from models.specs import DetectionSpec, TaskSpec
 from scripts.carla.roads import Roads
 
@@ -206,6 +206,8 @@ def _held(data_dir: Path) -> HeldDownload:
 
 
 def _model(held: HeldDownload, data_dir: Path) -> Model:
-    blobs = DiskBlobStore(data_dir / _BLOBS)
-    task = task_of(held.spec)
-    return candidate(held.manifest, task, blobs, num_threads=1, providers=("CPUExecutionProvider",)).load()
+    serving, digests = held.manifest.serving, {entry.name: entry.digest for entry in held.manifest.blobs}
+    assert serving is not None
+    workers = Workers(data_dir / _BLOBS, num_threads=1, providers=("CPUExecutionProvider",))
+    served = workers.model(digests[serving.graph], digests[serving.parameters], task_of(held.spec).image_shape)
+    return load_model(served.job).run

@@ -19,6 +19,7 @@ from edge_client.local_training import LocalTraining
 from edge_client.model_slot import Candidate, ModelSlot
 from edge_client.parts import Parts
 from edge_client.predictions import Shown
+from edge_client.serving.model import Workers
 from edge_client.session_logic import Step
 from edge_client.sources.base import Samples
 from edge_client.state_store import HeldDownload, StateStore, TrainingCommit, spec_digest
@@ -164,6 +165,7 @@ class Harness:
                 msgspec.msgpack.decode(payload[2:], type=Report)
             ),
             slot=self.slot,
+            workers=Workers(folder, num_threads=1, providers=("CPUExecutionProvider",)),
             training=self.training,
             jobs=self,
             open_source=self.open,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from edge_client.cameras.base import Picture
 from edge_client.download import Gate, candidate, is_same
 from edge_client.model_slot import ModelSlot
 from edge_client.quality import accuracy
+from edge_client.serving.loading import load_model
+from edge_client.serving.model import Workers
 from edge_client.sources.base import Samples
 from edge_client.views.pixels import to_pixels
 from edge_client.views.whole import WholePicture
@@ -36,10 +38,14 @@ class Published:
     """What an aggregator would send, with one real exported graph for all rounds."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.store = DiskBlobStore(folder)
         graph = task_graph(TASK)
         self.graph = BlobEntry("graph/task", self.store.put(graph), len(graph))
         self.logits: dict[int, Any] = {}
+
+    def workers(self) -> Workers:
+        return Workers(self.folder, num_threads=1, providers=("CPUExecutionProvider",))
 
     def manifest(self, version: int, *, damage: float = 0.0) -> Manifest:
         module = initialise(build_task_model(TASK), torch.Generator().manual_seed(version))
@@ -62,13 +68,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture
-def install(published: Published) -> Callable[[ModelSlot, Manifest], Any]:
-    def install(slot: ModelSlot, manifest: Manifest) -> Any:
-        return slot.install(
-            candidate(manifest, TASK, published.store, num_threads=1, providers=("CPUExecutionProvider",))
-        )
+def install(published: Published) -> Iterator[Callable[[ModelSlot, Manifest], Any]]:
+    slots: list[ModelSlot] = []
 
-    return install
+    def install(slot: ModelSlot, manifest: Manifest) -> Any:
+        slots.append(slot)
+        return slot.install(candidate(manifest, TASK, published.workers()))
+
+    yield install
+    for slot in slots:
+        slot.clear()
 
 
 def reason(check: Callable[[], object]) -> Reason:
@@ -168,11 +177,13 @@ def test_a_probe_that_asks_for_too_much_is_refused_before_it_costs_memory(publis
 
 
 def test_a_session_that_falls_back_from_the_proved_provider_is_refused(
-    published: Published, install: Any, monkeypatch: pytest.MonkeyPatch
+    published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OnnxModel, "active_providers", property(lambda _: ["SlowExecutionProvider"]))
+    graph, parameters = (entry.digest for entry in published.manifest(1).blobs)
+    job = published.workers().model(graph, parameters, TASK.image_shape).job
     with pytest.raises(ArtefactRejected, match="fell back from CPUExecutionProvider"):
-        install(ModelSlot(), published.manifest(1))
+        load_model(job)
 
 
 def test_accuracy_counts_right_answers_over_all_batches() -> None:

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from edge_client.answerer import Answerer
 from edge_client.cameras.base import Boxes, CameraError, Picture
 from edge_client.inference import InferenceLoop
-from edge_client.model_slot import Candidate, Model, ModelSlot
+from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
 from edge_client.predictions import Prediction, Shown
 from edge_client.views.base import Answers
 from edge_client.views.crops import Crops
 from edge_client.views.whole import WholePicture
+from federation.errors import Reason
 from models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, ("cat", "dog"), generator_width=1)
@@ -128,29 +129,120 @@ def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model(caplog: p
     assert caplog.messages == ["picture can't be used"]
 
 
+def _answered_by(answerer: Answerer, num_frames: int) -> list[int | None]:
+    shown = [predicted(answerer.answer(picture(index))) for index in range(num_frames)]
+    return [None if prediction is None else prediction.model_version for prediction in shown]
+
+
 @pytest.mark.parametrize("later", [float("nan"), RuntimeError("gpu gone")])
-def test_a_model_that_fails_three_frames_in_a_row_is_rolled_back(later: float | Exception) -> None:
+def test_a_confirmed_model_that_fails_three_frames_in_a_row_is_rolled_back(later: float | Exception) -> None:
     failing = Fails(later)
     slot = _slot(says(1, 0), failing)
+    slot.confirm(1)
     answerer = Answerer(slot, VIEW)
     failing.result = later
-    assert [predicted(answerer.answer(picture(index))) for index in range(3)] == [None, None, None]
-    after = predicted(answerer.answer(picture(3)))
-    assert after is not None
-    assert after.model_version == 0
-    assert answerer.counts.num_failed == 3
-    assert slot.num_rollbacks == 1
+    assert _answered_by(answerer, 4) == [None, None, 0, 0], "the third one is answered after all"
+    assert answerer.counts.num_failed == 2
+    assert slot.last_rollback is not None
+    assert slot.last_rollback.reason is Reason.FAILING
 
 
-def test_two_failures_are_forgiven() -> None:
+def test_two_failures_of_a_confirmed_model_are_forgiven() -> None:
     failing = Fails(float("nan"))
     slot = _slot(says(1, 0), failing)
+    slot.confirm(1)
     answerer = Answerer(slot, VIEW)
     for index in range(9):
         failing.result = 1.0 if index % 3 == 2 else float("nan")
         answerer.answer(picture(index))
     assert slot.active is not None
     assert slot.active.version == 1
+
+
+def test_on_probation_one_answer_that_is_not_finite_is_too_many_and_costs_no_frame() -> None:
+    failing = Fails(float("nan"))
+    slot = _slot(says(1, 0), failing)
+    answerer = Answerer(slot, VIEW)
+    assert _answered_by(answerer, 2) == [1, 1]
+    failing.result = float("inf")
+    assert _answered_by(answerer, 2) == [0, 0]
+    assert answerer.counts.num_failed == 0
+    assert slot.last_rollback is not None
+    assert slot.last_rollback.reason is Reason.NOT_FINITE
+
+
+def test_on_probation_three_failures_in_all_are_too_many() -> None:
+    failing = Fails(RuntimeError("odd picture"))
+    slot = _slot(says(1, 0), failing)
+    answerer = Answerer(slot, VIEW)
+    seen: list[int | None] = []
+    for result in (RuntimeError("odd"), 1.0, RuntimeError("odd"), 1.0, RuntimeError("odd"), 1.0):
+        failing.result = result
+        seen += _answered_by(answerer, 1)
+    assert seen == [None, 1, None, 1, 0, 0]
+
+
+def test_a_model_whose_process_is_lost_on_probation_is_gone_with_that_frame() -> None:
+    for lost, reason in ((ModelLost("SIGSEGV"), Reason.CRASHED), (ModelLost("silent", hung=True), Reason.HUNG)):
+        failing = Fails(lost)
+        slot = _slot(says(1, 0), failing)
+        failing.result = lost
+        answerer = Answerer(slot, VIEW)
+        assert _answered_by(answerer, 1) == [0]
+        assert answerer.counts.num_failed == 0
+        assert slot.last_rollback is not None
+        assert slot.last_rollback.reason is reason
+
+
+class DiesOften:
+    """Loses its process at every second call, like one that starts again at the next."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            raise ModelLost("SIGKILL")
+        return np.tile(np.array([1, 0], np.float32), (len(images), 1))
+
+
+def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_death_rolled_back() -> None:
+    slot = _slot(says(0, 1), DiesOften())
+    slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    assert _answered_by(answerer, 6) == [1, 1, 0, 0, 0, 0], "two deaths cost nothing"
+    assert answerer.counts.num_failed == 0
+
+
+def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else() -> None:
+    def dies(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if images.any():
+            raise ModelLost("SIGKILL")
+        return np.zeros((len(images), 2), np.float32)
+
+    slot = _slot(dies)
+    answerer = Answerer(slot, VIEW)
+    assert [predicted(answerer.answer(picture(index, 255))) for index in range(5)] == [None] * 5
+    assert answerer.counts.num_failed == 5
+    assert _answered_by(answerer, 1) == [None]
+    assert slot.active is not None
+
+
+def test_a_frame_whose_model_is_swapped_away_beneath_it_is_answered_by_the_next() -> None:
+    slot = ModelSlot()
+
+    def replaced(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not images.any():
+            return np.zeros((len(images), 2), np.float32)
+        slot.install(candidate(1, says(0, 1)))
+        raise ModelLost("its process was let go")
+
+    slot.install(candidate(0, replaced))
+    shown = predicted(Answerer(slot, VIEW).answer(picture(0, 255)))
+    assert shown is not None
+    assert shown.model_version == 1
+    assert slot.num_rollbacks == 0
 
 
 class ScriptedCamera:

@@ -1,0 +1,55 @@
+"""From verified blobs to a model that answers, in whichever process: needs onnxruntime, neither torch nor onnx."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.model_slot import Model
+from edge_client.serving.messages import Load
+from export.runtime import OnnxModel
+from federation.errors import ArtefactRejected, Reason
+from federation.protocol.tensors import decode_arrays
+from federation.transport.blob_store import DiskBlobStore
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that has answered one blank image.
+
+    Attributes:
+        run: what answers.
+        output_shape: of one image's outputs.
+        runs_on: the execution provider that really runs.
+        first_s: seconds of that first answer.
+    """
+
+    run: Model
+    output_shape: tuple[int, ...]
+    runs_on: str
+    first_s: float
+
+
+def load_model(load: Load) -> LoadedModel:
+    """Load and warm up.
+
+    Raises:
+        ArtefactRejected: A blob is damaged or missing, graph and parameters don't fit, or ONNX Runtime fell back from
+            the provider that was asked for.
+    """
+    blobs = DiskBlobStore(Path(load.blobs))
+    try:
+        graph, parameters = blobs.read(load.graph), blobs.read(load.parameters)
+    except KeyError as missing:
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"blob {missing} is not on disk") from missing
+    model = OnnxModel(graph, decode_arrays(parameters), num_threads=load.num_threads, providers=load.providers)
+    first = load.providers[0]
+    wanted, found = first if isinstance(first, str) else first[0], model.active_providers[0]
+    if found != wanted:
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"session fell back from {wanted} to {found}")
+    began = time.perf_counter()
+    outputs = model.run(np.zeros((1, *load.image_shape), np.float32))
+    return LoadedModel(model.run, outputs.shape[1:], found, time.perf_counter() - began)

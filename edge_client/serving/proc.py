@@ -1,0 +1,48 @@
+"""What Linux tells of a process under ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+_SAMPLE_S = 0.05
+_MIN_SHARE = 0.5
+
+
+def anonymous_bytes(pid: int) -> int | None:
+    """Return the memory that a process alone occupies (``RssAnon``: heaps, not libraries); None if it can't be told."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("RssAnon:")), None)
+    return None if found is None else 1024 * int(found)
+
+
+def is_starved(pid: int) -> bool:
+    """Whether a process wants to run and gets less than half a core; takes 50 ms.
+
+    Tells a model that others leave no time from one that hangs: the latter sleeps, or computes all the time.
+    """
+    try:
+        before = _cpu_s(pid)
+        time.sleep(_SAMPLE_S)
+        return _wants_to_run(pid) and _cpu_s(pid) - before < _MIN_SHARE * _SAMPLE_S
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def _fields(path: Path) -> list[str]:
+    """Return the fields of a ``stat`` file from the third on, the state; the second, the name, may hold anything."""
+    return path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _fields(_PROC / str(pid) / "stat")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wants_to_run(pid: int) -> bool:
+    return any(_fields(task / "stat")[0] == "R" for task in (_PROC / str(pid) / "task").iterdir())

@@ -1,0 +1,102 @@
+"""The serving process: ``python -m edge_client.serving.worker CONTROL LANE:MEMORY ...``, all of them file descriptors.
+
+It serves one model, so that a swap is a change of process: what a model leaks or breaks goes with it. It imports
+neither torch nor MQTT, is the first that the kernel kills when memory runs out, and ends when its client does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.model_slot import Model
+from edge_client.serving.area import Area
+from edge_client.serving.loading import LoadedModel, load_model
+from edge_client.serving.messages import (
+    MAX_PACKET_BYTES,
+    Answered,
+    Failed,
+    FromWorker,
+    Load,
+    Loaded,
+    Refused,
+    Run,
+    in_short,
+    packet,
+    to_worker,
+)
+from federation.errors import ArtefactRejected, Reason
+
+_OUT_OF_MEMORY_FIRST = "500"
+"""Of 1000; the client's own is 0."""
+
+
+def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
+    """Serve one model until the client's end of the control socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_FIRST, encoding="ascii")
+    control = socket.socket(fileno=int(sys.argv[1]))
+    gone = threading.Thread(target=_end_with, args=(control.fileno(),), name="client", daemon=True)
+    gone.start()
+    job = to_worker(control.recv(MAX_PACKET_BYTES))
+    assert isinstance(job, Load)
+    model = _loaded(job, control, load)
+    for argument in sys.argv[2:]:
+        lane, memory = (int(fd) for fd in argument.split(":"))
+        area = Area(memory, job.image_shape, model.output_shape)
+        threading.Thread(target=_serve, args=(socket.socket(fileno=lane), area, model.run), daemon=True).start()
+    control.send(packet(Loaded(model.output_shape, model.runs_on, model.first_s)))
+    gone.join()
+
+
+def answer(images: int, area: Area, run: Model) -> FromWorker:
+    """Run the model on the first ``images`` images of the area, and leave the outputs there."""
+    try:
+        outputs = run(area.images[:images])
+        expected = (images, *area.outputs.shape[1:])
+        if outputs.shape != expected or outputs.dtype != np.float32:
+            raise ValueError(f"outputs are {outputs.shape} {outputs.dtype}, expected {expected} float32")
+        area.outputs[:images] = outputs
+    except Exception as error:  # runtimes share no exception class
+        return Failed(in_short(error))
+    return Answered()
+
+
+def _loaded(job: Load, control: socket.socket, load: Callable[[Load], LoadedModel]) -> LoadedModel:
+    try:
+        return load(job)
+    except Exception as error:  # runtimes share no exception class
+        reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
+        detail = error.detail if isinstance(error, ArtefactRejected) else in_short(error)
+        control.send(packet(Refused(reason.value, in_short(detail))))
+        sys.exit(0)
+
+
+def _serve(lane: socket.socket, area: Area, run: Model) -> None:
+    with contextlib.suppress(OSError):  # the client is gone
+        while data := lane.recv(MAX_PACKET_BYTES):
+            job = to_worker(data)
+            assert isinstance(job, Run)
+            lane.send(packet(answer(job.num_images, area, run)))
+
+
+def _end_with(control: int) -> None:
+    """Wait for the client's end to close, whatever the other threads are busy with."""
+    hangup = select.poll()
+    hangup.register(control, select.POLLRDHUP)
+    hangup.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
