@@ -144,7 +144,11 @@ def main() -> None:
     if refused:
         log.warning("training can't be told to yield as it should", refused=refused)
     answers = _private_stdout()
-    prepare_torch(1)  # imports torch, the slow part, before the first job
+    try:
+        prepare_torch(1)  # imports torch, the slow part, before the first job
+    except ModuleNotFoundError as error:
+        log.error("this device can't train", reason=error, next="it serves what others learn")
+        sys.exit(1)
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
         _say(answers, answer(job, lambda message: _say(answers, message), guard=True))
