@@ -6,8 +6,17 @@ import sys
 import pytest
 
 from edge_client.backoff import Backoff
-from edge_client.local_training import LocalTraining, TrainerEvent, TrainerExited, TrainerProcess
-from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob, job_from_line, to_line
+from edge_client.local_training import IDLE_S, LocalTraining, TrainerEvent, TrainerExited, TrainerProcess
+from edge_client.training_job import (
+    TrainCourse,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    event_from_line,
+    job_from_line,
+    to_line,
+)
 from federation.protocol.messages import FleetSpec, Manifest
 
 
@@ -23,10 +32,17 @@ class FakeTrainer:
         FakeTrainer.next_pid += 1
         self.pid = FakeTrainer.next_pid
         self.jobs: list[TrainJob] = []
+        self.paused: list[bool] = []
         self.stopped = False
 
     def submit(self, job: TrainJob) -> None:
         self.jobs.append(job)
+
+    def pause(self) -> None:
+        self.paused.append(True)
+
+    def resume(self) -> None:
+        self.paused.append(False)
 
     def stop(self) -> None:
         self.stopped = True
@@ -130,6 +146,74 @@ def test_stopping_ends_the_process() -> None:
     assert training.handle(TrainerExited(spawn.last.pid, 0), 0.0) is None
     training.tick(100.0)
     assert len(spawn.trainers) == 1
+
+
+def test_a_job_is_told_the_time_that_is_left_when_a_process_gets_it() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0))
+    training.begin(job(3), now=100.0, deadline_at=130.0)
+    training.handle(TrainerReady(), 104.0)
+    training.handle(TrainerExited(spawn.last.pid, -9), 110.0)
+    training.tick(111.0)
+    training.handle(TrainerReady(), 150.0)
+    assert [trainer.jobs[0].left_s for trainer in spawn.trainers] == [26.0, 0.0]
+
+
+def test_what_becomes_of_a_round_is_known_until_the_next_and_shortened_rounds_are_counted() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    planned, done = TrainCourse(3, 5.0, 8, 1, 2), TrainCourse(3, 4.5, 8, 1, 2, done=True)
+    assert training.handle(planned, 1.0) is None
+    assert (training.course, training.num_shortened) == (planned, 0)
+    assert training.handle(done, 2.0) is None
+    training.handle(TrainDone(3), 2.0)
+    assert (training.course, training.num_shortened) == (done, 1)
+    assert event_from_line(to_line(done)) == done
+    training.begin(job(4))
+    assert training.course is None
+    training.handle(TrainCourse(4, 8.0, 8, done=True), 3.0)
+    assert training.num_shortened == 1
+
+
+def test_an_idle_process_ends_and_the_next_job_starts_another() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.tick(1000.0)  # still importing torch
+    training.handle(TrainerReady(), 1000.0)
+    training.tick(999.0 + IDLE_S)
+    assert not spawn.last.stopped
+    training.begin(job(3), 999.0 + IDLE_S)
+    training.tick(2000.0)  # at work
+    training.handle(TrainDone(3), 2000.0)
+    training.tick(1999.0 + IDLE_S)
+    assert not spawn.last.stopped
+    training.tick(2000.0 + IDLE_S)
+    assert spawn.last.stopped
+    assert training.pid is None
+    training.handle(TrainerExited(spawn.last.pid, 0), 2001.0 + IDLE_S)
+    training.tick(3000.0)
+    assert len(spawn.trainers) == 1
+    training.begin(job(4), 3000.0)
+    training.handle(TrainerReady(), 3002.0)
+    assert [given.manifest.round for given in spawn.last.jobs] == [4]
+    assert len(spawn.trainers) == 2
+
+
+def test_only_a_process_with_a_job_is_paused_and_it_goes_on_when_the_job_is_done() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.pause(paused=True)
+    assert spawn.last.paused == []
+    training.begin(job(3))
+    training.handle(TrainerReady(), 0.0)
+    for _ in range(2):
+        training.pause(paused=True)
+    assert spawn.last.paused == [True]
+    training.handle(TrainDone(3), 1.0)
+    training.pause(paused=True)
+    assert spawn.last.paused == [True, False]
 
 
 def test_a_job_survives_its_line() -> None:
