@@ -127,7 +127,7 @@ def try_provider(provider: str) -> Trial:
         return _not_built_in(provider, onnxruntime.__version__)
     if provider == CPU:
         return Trial(provider, _compute(provider))
-    _preload()
+    preload_gpu_libraries()
     onnxruntime.set_default_logger_severity(_SILENT)  # its own lines about missing files go to standard error, coloured
     try:
         problem = _compute(provider)
@@ -170,8 +170,12 @@ def _compute(provider: str) -> str:
     return ""
 
 
-def _preload() -> None:
-    """Load the CUDA libraries that came as Python packages, which no loader path leads to; since ONNX Runtime 1.21."""
+def preload_gpu_libraries() -> None:
+    """Load the CUDA libraries that came as Python packages, which no loader path leads to.
+
+    Each process that computes with CUDA or TensorRT needs it before its first session. Does nothing where there are
+    none, and before ONNX Runtime 1.21, which can't.
+    """
     import onnxruntime
 
     preload = getattr(onnxruntime, "preload_dlls", None)

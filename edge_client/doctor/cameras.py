@@ -21,6 +21,8 @@ from federation.errors import SettingsError
 BACKENDS = ("V4L2", "FFMPEG", "GSTREAMER")
 """OpenCV's, for ``camera://``, for ``rtsp://`` and films, for ``csi://`` and hardware decoders."""
 
+READY = "what reads it is installed; not opened"
+
 INSPECT = "gst-inspect-1.0"
 INSPECT_S = 20.0
 """GStreamer reads all of its plugins when it is first asked."""
@@ -84,11 +86,9 @@ def look_at_source(camera: CameraUri, profile: DeviceProfile) -> list[Finding]:
         try:
             hardware.check()
         except SettingsError:
-            return [ok(check, f"{found.describe()} can be read")]
-        return [
-            ok(check, f"{found.describe()} can be read", f"add decoder={best} to it: this board decodes in hardware")
-        ]
-    return [ok(check, f"{found.describe()} can be read")]
+            return [ok(check, f"{found.describe()}: {READY}")]
+        return [ok(check, f"{found.describe()}: {READY}", f"add decoder={best} to it: this board decodes in hardware")]
+    return [ok(check, f"{found.describe()}: {READY}")]
 
 
 def _device_name(root: Path, name: str) -> str:

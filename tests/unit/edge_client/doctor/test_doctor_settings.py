@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devices.profiles import REQUIRABLE
 from edge_client.doctor.doctor import checks
 from edge_client.doctor.settings import DoctorSettings, read_doctor_settings
 from federation.errors import SettingsError
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_clients_own_file_is_taken_as_it_is_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -61,3 +65,13 @@ def test_there_is_one_check_for_each_camera_and_each_provider_and_all_are_bounde
     assert {"source.front", "source.rear", "provider.tensorrt", "provider.cuda", "provider.cpu"} < set(names)
     assert len(set(names)) == len(names)
     assert all(0 < check.timeout_s <= 180 for check in every)
+
+
+def test_every_row_that_the_sources_name_is_documented() -> None:
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
+    table = page.split("## What each row means", 1)[1]
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edge_client/doctor").glob("*.py"))
+    rows = set(re.findall(r'"((?:package|cameras|keys|broker|clock|disk)\.[a-z-]+)"', code))
+    assert len(rows) > 15
+    assert [row for row in sorted(rows) if f"`{row}`" not in table] == []
+    assert all(f"`provider.{name}`" in table for name in REQUIRABLE)
