@@ -6,7 +6,7 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla tables driving driving-boxes test test-slow check fix bench clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ demo: setup ## A fleet of three clients learns from a stream over MQTT; ends wit
 
 demo-carla: setup ## Two vehicles drive through towns and learn objects, then boxes; ends with runs/demo-carla/report.html
 	@$(PYTHON_BIN) -m scripts.demo_carla $(ARGS)
+
+fleet: setup ## A simulated fleet, with faults if asked for: ARGS="--clients 5 --fault kill-client"; see docs/deploy.md
+	@$(PYTHON_BIN) -m scripts.fleet $(ARGS)
 
 tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/tables; see docs/experiments.md
 	@for number in 1 6 10; do \

@@ -114,6 +114,12 @@ class Children:
             if code is not None and (code != 0 or child not in may_end):
                 raise child.failure()
 
+    def kill(self, child: Child) -> None:
+        """End a process and all that it started with SIGKILL; nobody misses it afterwards."""
+        self._children.remove(child)
+        _signal_group(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+
     def end_all(self) -> None:
         """End what still runs, politely first. Idempotent; a second Ctrl-C doesn't interrupt it."""
         running = [child for child in self._children if child.process.poll() is None]

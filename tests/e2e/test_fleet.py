@@ -1,0 +1,53 @@
+"""``python -m scripts.fleet`` in small, with everything going wrong that can: real processes over a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.image_sets import write_fashion_mnist
+
+from federation.transport.broker import find_mosquitto
+
+ROOT = Path(__file__).parents[2]
+FLEET = [sys.executable, "-m", "scripts.fleet"]
+
+
+@pytest.mark.timeout(600)
+def test_a_fleet_comes_through_kills_a_dead_broker_and_bad_lines(tmp_path: Path) -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on this machine")
+    out = tmp_path / "fleet"
+    write_fashion_mnist(tmp_path / "images", train_per_class=80, test_per_class=20)
+    words = ["--clients", "2", "--rounds", "3", "--data-root", str(tmp_path / "images"), "--out", str(out)]
+    faults = ["--fault", "kill-client", "--fault", "restart-broker", "--fault", "bad-line", "--time-limit-s", "400"]
+    done = subprocess.run([*FLEET, *words, *faults], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((out / "fleet.json").read_text())
+    assert summary["rounds"] == 3
+    assert summary["broker_restarts"] == 1
+    assert sum(client["killed"] for client in summary["clients"]) >= 1
+    assert [client["uploads"] for client in summary["clients"]] == [3, 3], "a kill loses no upload"
+    for client in summary["clients"]:
+        assert client["failed"] == 0
+        assert f" {client['client']} " in f" {done.stdout}"
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(out).encode() in _read(path)]
+    assert left == [], "nothing is left running"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_can_not_be_run_is_one_line(tmp_path: Path) -> None:
+    words = [*FLEET, "--fault", "kill-cliont", "--out", str(tmp_path / "fleet")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "unknown fault 'kill-cliont'; did you mean 'kill-client'?" in done.stderr
+    assert not (tmp_path / "fleet").exists()

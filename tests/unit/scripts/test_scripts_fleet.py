@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aggregator.settings import AggregatorSettings
+from edge_client.sources.uri import parse_sources
+from federation.errors import SettingsError
+from federation.service.settings import read_settings
+from scripts.fleet_faults import AFTER_S, BAD_LINE, DOWN_S, KILL_CLIENT, RESTART_BROKER, Faults, check_faults
+from scripts.fleet_plan import FleetPlan
+from scripts.tcp_link import LineQuality, TcpLink
+
+
+def a_plan(out: Path, **changes: object) -> FleetPlan:
+    options: dict[str, object] = {
+        "out": out,
+        "clients": 3,
+        "rounds": 4,
+        "source": "dataset",
+        "method": "fedavg",
+        "preset": "tiny",
+        "rate": 5.0,
+        "deadline_s": 60.0,
+        "seed": 1,
+        **changes,
+    }
+    return FleetPlan(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", ["dataset", "synthetic"])
+def test_every_client_has_a_source_and_a_data_dir_of_its_own(tmp_path: Path, source: str) -> None:
+    plan = a_plan(tmp_path / "fleet", source=source)
+    plan.prepare()
+    words = [plan.client(name, "mqtt://127.0.0.1:1") for name in plan.names]
+    sources = [parse_sources([line[line.index("--source") + 1]]) for line in words]
+    assert len({str(source) for source in sources}) == 3
+    assert len({line[line.index("--data-dir") + 1] for line in words}) == 3
+
+
+def test_the_synthetic_fleet_has_a_task_that_the_aggregator_understands(tmp_path: Path) -> None:
+    plan = a_plan(tmp_path / "fleet", source="synthetic")
+    plan.prepare()
+    words = plan.aggregator("mqtt://127.0.0.1:1")
+    task = Path(words[words.index("--task") + 1])
+    settings = read_settings(AggregatorSettings, None, {"data_dir": tmp_path, "clients": 3, "task": task})
+    assert "car" in settings.task_spec().class_names
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "datset"}, "did you mean 'dataset'"),
+        ({"preset": "tny"}, "did you mean 'tiny'"),
+        ({"clients": 0}, "--clients is 0, expected at least 1"),
+        ({"seed": -1}, "--seed is -1"),
+    ],
+)
+def test_a_fleet_that_can_not_be_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        a_plan(tmp_path, **changes)
+
+
+def test_an_unknown_fault_is_refused_and_one_asked_for_twice_counts_once() -> None:
+    assert check_faults([KILL_CLIENT, BAD_LINE, KILL_CLIENT]) == (KILL_CLIENT, BAD_LINE)
+    with pytest.raises(SettingsError, match="did you mean 'kill-client'"):
+        check_faults(["kil-client"])
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SettingsError, match="not of a demo"):
+        a_plan(tmp_path).prepare()
+    assert (tmp_path / "thesis.tex").exists()
+
+
+class Noted:
+    """Notes what is done to a fleet, and when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done: list[tuple[float, str]] = []
+        self.runs = True
+
+    def kill_client(self, name: str) -> bool:
+        if self.runs:
+            self.done.append((self.now, "kill"))
+        return self.runs
+
+    def start_client(self, name: str) -> None:
+        self.done.append((self.now, "start"))
+
+    def kill_broker(self) -> None:
+        self.done.append((self.now, "kill broker"))
+
+    def start_broker(self) -> None:
+        self.done.append((self.now, "start broker"))
+
+
+def through(faults: Faults, acts: Noted, num_rounds: int, round_s: float = 10.0) -> None:
+    while acts.now < num_rounds * round_s:
+        faults.step(None if acts.now == 0 else int(acts.now // round_s))
+        acts.now += 0.5
+
+
+def test_every_round_but_the_first_loses_a_client_and_the_middle_one_the_broker() -> None:
+    acts = Noted()
+    faults = Faults([KILL_CLIENT, RESTART_BROKER], ["a", "b"], 4, acts, random.Random(0), lambda: acts.now)
+    through(faults, acts, 4)
+    kills = [at for at, what in acts.done if what == "kill"]
+    assert kills == [10 + AFTER_S, 20 + AFTER_S, 30 + AFTER_S]
+    assert [at for at, what in acts.done if what == "start"] == [at + DOWN_S for at in kills]
+    assert [entry for entry in acts.done if "broker" in entry[1]] == [
+        (20 + AFTER_S, "kill broker"),
+        (20 + AFTER_S + DOWN_S, "start broker"),
+    ]
+    assert (sum(faults.num_kills.values()), faults.num_broker_restarts, faults.pending) == (3, 1, False)
+
+
+def test_a_client_that_is_done_is_neither_killed_nor_started_again() -> None:
+    acts = Noted()
+    acts.runs = False
+    faults = Faults([KILL_CLIENT], ["a"], 1, acts, random.Random(0), lambda: acts.now)
+    through(faults, acts, 1)
+    assert acts.done == []
+    assert faults.num_kills == {"a": 0}
+
+
+@contextlib.contextmanager
+def linked(quality: LineQuality) -> Iterator[tuple[int, list[str]]]:
+    """An echo server behind a bad line; yields the line's port and what it says."""
+    said: list[str] = []
+    ports: list[int] = []
+    loop = asyncio.new_event_loop()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        link = TcpLink(server.sockets[0].getsockname()[1], quality, random.Random(0), said.append)
+        with contextlib.suppress(asyncio.CancelledError):
+            await link.serve(0, ports.append)
+        server.close()
+
+    task = loop.create_task(serve())
+    thread = threading.Thread(target=lambda: (loop.run_until_complete(task), finish(loop)))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not ports and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        yield ports[0], said
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+
+
+def finish(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def echoed(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_bad_line_keeps_every_byte_and_their_order_and_takes_its_time() -> None:
+    data = random.Random(0).randbytes(200_000)
+    with linked(LineQuality(delay_s=0.05, rate_bytes_s=1_000_000)) as (port, said):
+        began = time.monotonic()
+        assert echoed(port, data) == data
+        assert time.monotonic() - began > 0.25, "200 kB at 1 MB/s, and two delays"
+        assert said == []
+
+
+def test_a_bad_line_breaks_and_can_be_taken_up_again() -> None:
+    with linked(LineQuality(cut_every_s=0.3)) as (port, said):
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection, contextlib.suppress(OSError):
+                while connection.recv(1):
+                    pass
+        assert said == ["cut a connection"] * 2
+
+
+def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = free.getsockname()[1]
+    link = TcpLink(nowhere, LineQuality(), random.Random(0))
+
+    async def tried() -> bytes:
+        ports: list[int] = []
+        serving = asyncio.create_task(link.serve(0, ports.append))
+        while not ports:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+        with contextlib.suppress(OSError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.transport.abort()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return b""
+
+    asyncio.run(tried())
+
+
+def test_an_impossible_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="delay_s is nan, expected 0 or more"):
+        LineQuality(delay_s=float("nan"))
