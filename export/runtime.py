@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from devices.profiles import CUDA, TENSORRT
+from devices.providers import preload_gpu_libraries, try_provider
 from export.binding import BoundRuns
 from export.filling import filled
 from export.inspection import TensorLayout, inspect_graph
@@ -173,6 +174,8 @@ def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str
     try:
         if first not in ort.get_available_providers():
             raise RuntimeError(f"{first} is not built into onnxruntime {ort.__version__}")
+        if first in GPU_PROVIDERS:  # each process that computes needs them; the one that proved the provider is another
+            preload_gpu_libraries()
         session = ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
         if session.get_providers()[0] != first:
             raise RuntimeError(f"ONNX Runtime fell back to {session.get_providers()[0]}")
@@ -185,8 +188,6 @@ def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str
 
 def _why_not(provider: str) -> str:
     """Return what keeps a GPU provider from computing anything at all; empty if only this graph is too much for it."""
-    from devices.providers import try_provider
-
     return try_provider(provider).problem
 
 

@@ -191,6 +191,22 @@ def test_a_graph_that_cuda_cant_capture_runs_without_and_says_why(monkeypatch: p
     np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
 
 
+def test_cuda_libraries_are_loaded_before_the_first_session(monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+    monkeypatch.setattr("export.runtime.preload_gpu_libraries", lambda: order.append("libraries"))
+    monkeypatch.setattr("export.runtime.BoundRuns", functools.partial(BoundRuns, device="cpu"))
+    monkeypatch.setattr("export.runtime.ort.get_available_providers", lambda: ["CUDAExecutionProvider"])
+
+    class Session(RefusesGraphs):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            order.append("session")
+            super().__init__(*arguments, **named)
+
+    monkeypatch.setattr("export.runtime.ort.InferenceSession", Session)
+    OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",))
+    assert order == ["libraries", "session"]
+
+
 def test_serving_imports_neither_torch_nor_onnx():
     code = (
         "import sys, export.runtime, export.artefact, export.files, export.latency;"
