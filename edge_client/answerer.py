@@ -22,7 +22,7 @@ _ASKED_AT_MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class FrameCounts:
-    """What became of all frames since the start; ``latency_p95_s`` is of the newest thousand answers.
+    """What became of all frames since the start; latencies are of the newest thousand answers.
 
     Every captured frame is answered, dropped or failed: dropped means that it was taken and never looked at, or that no
     model was there to answer.
@@ -32,6 +32,7 @@ class FrameCounts:
     num_dropped: int = 0
     num_failed: int = 0
     latency_p95_s: float = 0.0
+    latency_p99_s: float = 0.0
 
     @property
     def num_captured(self) -> int:
@@ -103,9 +104,9 @@ class Answerer:
     def counts(self) -> FrameCounts:
         """The counts so far; safe to read from another thread."""
         ages = sorted(self._ages)
-        p95 = ages[min(len(ages) - 1, int(0.95 * len(ages)))] if ages else 0.0
+        p95, p99 = (ages[min(len(ages) - 1, int(share * len(ages)))] if ages else 0.0 for share in (0.95, 0.99))
         num_captured = sum(newest + 1 for newest in self._newest_ids.copy().values())
-        return FrameCounts(self._answered, max(0, num_captured - self._answered - self._failed), self._failed, p95)
+        return FrameCounts(self._answered, max(0, num_captured - self._answered - self._failed), self._failed, p95, p99)
 
     def _predict(self, picture: Picture, inputs: Inputs) -> Prediction | None:
         """Ask the active model, and if it fails whoever takes over; a picture's answers all come from one version."""

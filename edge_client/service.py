@@ -157,6 +157,7 @@ class ClientService:
             "dropped": counts.num_dropped,
             "failed": counts.num_failed,
             "latency_p95_s": round(counts.latency_p95_s, 6),
+            "latency_p99_s": round(counts.latency_p99_s, 6),
             "prediction": None if newest is None else _in_short(newest),
             "trainer_pid": self._parts.training.pid,
             **self._training_status(),
