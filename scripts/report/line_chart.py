@@ -10,6 +10,10 @@ from types import MappingProxyType
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 58, 14, 38
 _GRID = (0, 25, 50, 75, 100)
 _LABEL_GAP = 17
+_LETTER_WIDTH = 7.3
+"""Of the labels' 13 pixels, on the average."""
+_LABEL_FOOT = 8
+"""From the drawing to the lowest label's baseline; last values stand beside curves that end near 100 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,16 @@ def line_chart(
         change_name: what happens there.
         size: (width, height) of the drawing; text keeps its size.
         title: what the drawing shows.
-        places: round -> a word that stands at the top where the stream enters a place in that round.
+        places: round -> a word that stands over the drawing where the stream enters a place in that round.
     """
-    frame = _Frame(size, max(len(line.values) for line in lines))
-    parts = [_grid(frame), *(_change(frame, index, change_name) for index in changes if index < frame.num_rounds)]
-    entered = [(index, name) for index, name in sorted(places.items()) if index < frame.num_rounds]
-    parts += [_place(frame, index, name, row) for row, (index, name) in enumerate(entered)]
+    num_rounds = max(len(line.values) for line in lines)
+    entered = {index: name for index, name in sorted(places.items()) if index < num_rounds}
+    rows = _rows(_Frame(size, num_rounds), entered, changes)
+    band = _LABEL_GAP * (1 + max(rows.values())) + _LABEL_FOOT - 5 if rows else 0
+    frame = _Frame(size, num_rounds, _TOP + band)
+    parts = [_grid(frame)]
+    parts += [_change(frame, index, change_name, rows.get(index)) for index in changes if index < num_rounds]
+    parts += [_place(frame, index, name, rows[index]) for index, name in entered.items()]
     parts += [_curve(frame, line) for line in lines]
     parts += _ends(frame, lines)
     width, height = size
@@ -66,13 +74,23 @@ def line_chart(
 class _Frame:
     size: tuple[int, int]
     num_rounds: int
+    top: float = _TOP
 
     def x(self, index: float) -> float:
         width = self.size[0] - _LEFT - _RIGHT
         return _LEFT + width * (index / max(1, self.num_rounds - 1) if self.num_rounds > 1 else 0.5)
 
     def y(self, share: float) -> float:
-        return _TOP + (self.size[1] - _TOP - _BOTTOM) * (1 - share)
+        return self.top + (self.size[1] - self.top - _BOTTOM) * (1 - share)
+
+    def label_x(self, index: int) -> float:
+        """Where a label of this round begins: right of its line, which stands half a round before."""
+        return max(float(_LEFT), self.x(index - 0.5) + 6)
+
+    def shortened(self, index: int, name: str) -> str:
+        """Return as much of a label as there is room for up to the drawing's edge."""
+        room = int((self.size[0] - self.label_x(index)) / _LETTER_WIDTH)
+        return name if len(name) <= room else f"{name[: max(1, room - 1)]}…"
 
 
 def _grid(frame: _Frame) -> str:
@@ -97,9 +115,24 @@ def _ticks(num_rounds: int) -> list[int]:
     return list(range(0, num_rounds, step))
 
 
-def _change(frame: _Frame, index: int, name: str) -> str:
+def _rows(frame: _Frame, places: Mapping[int, str], changes: Sequence[int]) -> dict[int, int]:
+    """Return round -> row of its label, counted upwards from the drawing.
+
+    A line ends under its own label, so a label may reach over later lines if it stands higher than theirs.
+    """
+    rows: dict[int, int] = {}
+    for index in sorted({*places, *changes}, reverse=True):
+        name = frame.shortened(index, places[index]) if index in places else ""
+        end = frame.label_x(index) + _LETTER_WIDTH * len(name)
+        reached = [row for later, row in rows.items() if frame.x(later - 0.5) - 4 < end]
+        rows[index] = 1 + max(reached, default=-1) if name else -1
+    return {index: row for index, row in rows.items() if row >= 0}
+
+
+def _change(frame: _Frame, index: int, name: str, row: int | None) -> str:
+    """A line up to the label of its round, if there is one."""
     x = frame.x(index - 0.5)
-    top, bottom = frame.y(1), frame.y(0)
+    top, bottom = frame.y(1) if row is None else _baseline(frame, row) + 5 - _LABEL_GAP, frame.y(0)
     return (
         f'<line class="change" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}">'
         f"<title>{html.escape(name)}</title></line>"
@@ -107,9 +140,14 @@ def _change(frame: _Frame, index: int, name: str) -> str:
 
 
 def _place(frame: _Frame, index: int, name: str, row: int) -> str:
-    """A word at the top; rows alternate, so that long ones don't cover the next."""
-    x = max(_LEFT, frame.x(index - 0.5)) + 6
-    return f'<text class="tick place" x="{x:.1f}" y="{_TOP + 8 + _LABEL_GAP * (row % 2)}">{html.escape(name)}</text>'
+    """A word over the drawing, beside the upper end of its line; all of it is seen by pointing at it."""
+    y = _baseline(frame, row)
+    shown, whole = html.escape(frame.shortened(index, name)), html.escape(name)
+    return f'<text class="tick place" x="{frame.label_x(index):.1f}" y="{y:.1f}">{shown}<title>{whole}</title></text>'
+
+
+def _baseline(frame: _Frame, row: int) -> float:
+    return frame.top - _LABEL_FOOT - _LABEL_GAP * row
 
 
 def _curve(frame: _Frame, line: Line) -> str:

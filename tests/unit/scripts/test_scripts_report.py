@@ -268,3 +268,32 @@ def test_a_chart_names_the_places_that_the_stream_enters():
     chart = line_chart([line], changes=[2], change_name="a town", size=(400, 300), title="A & B", places=places)
     assert [word for word in ("Town01", "Town&lt;2&gt;", "never") if word in chart] == ["Town01", "Town&lt;2&gt;"]
     assert chart.count("A &amp; B") == 2
+
+
+def test_no_word_for_a_place_crosses_a_line_or_another_word():
+    places = {
+        0: "Town01, Town02",
+        1: "Town03",
+        2: "Town04",
+        6: "Town05, Town06",
+        7: "a very long name of the last town",
+    }
+    line = Line("a", [0.99] * 8, "own")
+    chart = line_chart([line], changes=[1, 2, 6, 7], change_name="a town", size=(440, 300), places=places)
+    numbers = r'<line class="change" x1="([\d.]+)" x2="[\d.]+" y1="([\d.]+)"'
+    lines = [(float(x), float(y)) for x, y in re.findall(numbers, chart)]
+    words = [
+        (float(x), float(x) + 7.3 * len(word), float(y))
+        for x, y, word in re.findall(r'<text class="tick place" x="([\d.]+)" y="([\d.]+)">([^<]+)<title>', chart)
+    ]
+    assert (len(lines), len(words)) == (4, 5)
+    assert all(end <= 440 + 7.3 for _, end, _ in words)
+    for start, end, y in words:
+        assert not [x for x, top in lines if start < x < end and top < y]
+        assert not [other for other in words if other[0] > start and other[0] < end and abs(other[2] - y) < 13]
+        assert y < min(float(cy) for cy in re.findall(r'cy="([\d.]+)"', chart)) - 4  # nor a curve
+    assert "a very long name of the last town</title>" in chart
+
+
+def test_a_chart_without_places_has_all_its_height():
+    assert 'y1="14.0"' in line_chart([Line("a", [0.1], "own")], changes=[], change_name="", size=(400, 300))
