@@ -71,8 +71,8 @@ class TcpLink:
             return
         ways = [asyncio.create_task(self._pass(near, far_out)), asyncio.create_task(self._pass(far, near_out))]
         lifetime_s = self._rng.expovariate(1 / self._quality.cut_every_s) if self._quality.cut_every_s else None
-        done, running = await asyncio.wait(ways, timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
+        done, running = await asyncio.wait(ways, timeout=lifetime_s, return_when=asyncio.FIRST_EXCEPTION)
+        if running and not any(way.exception() for way in done):
             self._told("cut a connection")
         for way in running:
             way.cancel()
@@ -90,6 +90,7 @@ class TcpLink:
                 due, data = await late.get()
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 if not data:
+                    sink.write_eof()  # the other direction may go on
                     return
                 sink.write(data)
                 await sink.drain()

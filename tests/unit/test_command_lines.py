@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 START = {
@@ -15,6 +19,8 @@ START = {
     ],
     "federation.scenarios.cli": ["fedavg", "--out"],
 }
+HELP_LIMIT_S = 0.5
+"""Of CPU time, the interpreter's start included: what a person waits for on a quiet machine."""
 HEAVY = ("torch", "onnx", "onnxruntime", "cv2", "matplotlib", "numpy")
 
 
@@ -46,6 +52,52 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     )
     assert "Usage:" in done.stdout
     assert done.stdout.endswith("loaded: []\n")
+
+
+def _commands(module: str) -> Iterator[tuple[str, ...]]:
+    """Every command of a program and all that stand below it, the program itself first."""
+
+    def below(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield words
+        if isinstance(command, click.Group):
+            for name in command.list_commands(click.Context(command)):
+                found = command.get_command(click.Context(command), name)
+                assert found is not None
+                yield from below(found, (*words, name))
+
+    program = importlib.import_module(module)
+    commands = [value for value in vars(program).values() if isinstance(value, click.Command)]
+    groups = [command for command in commands if isinstance(command, click.Group)]
+    (outermost,) = groups or commands
+    yield from below(outermost, (module,))
+
+
+def _cpu_s(arguments: list[str]) -> float:
+    """CPU seconds of a process with its children; what else runs on the machine takes no part in it."""
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, arguments
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(words for module in (*START, "export.cli") for words in _commands(module)),
+        ("federation.scenarios.cli", "table"),
+    ],
+    ids=" ".join,
+)
+def test_help_of_every_command_takes_less_than_half_a_second(words: tuple[str, ...]) -> None:
+    module, *commands = words
+    run = [sys.executable, "-c", f"from {module} import main; main()", *commands, "--help"]
+    taken = []
+    for _ in range(4):  # a cold cache and a crowded core cost CPU time too
+        taken.append(_cpu_s(run))
+        if taken[-1] < HELP_LIMIT_S:
+            return
+    pytest.fail(f"{' '.join(words)} --help takes {min(taken):.2f} s of CPU time, {HELP_LIMIT_S} s are allowed")
 
 
 @pytest.mark.parametrize("module", ["aggregator.cli", "federation.scenarios.cli"])

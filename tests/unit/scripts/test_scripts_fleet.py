@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import socket
+import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -17,7 +20,9 @@ from federation.errors import SettingsError
 from federation.service.settings import read_settings
 from scripts.fleet_faults import AFTER_S, BAD_LINE, DOWN_S, KILL_CLIENT, RESTART_BROKER, Faults, check_faults
 from scripts.fleet_plan import FleetPlan
-from scripts.tcp_link import LineQuality, TcpLink
+from scripts.tcp_link import LineQuality
+
+ROOT = Path(__file__).parents[3]
 
 
 def a_plan(out: Path, **changes: object) -> FleetPlan:
@@ -52,7 +57,7 @@ def test_the_synthetic_fleet_has_a_task_that_the_aggregator_understands(tmp_path
     words = plan.aggregator("mqtt://127.0.0.1:1")
     task = Path(words[words.index("--task") + 1])
     settings = read_settings(AggregatorSettings, None, {"data_dir": tmp_path, "clients": 3, "task": task})
-    assert "car" in settings.task_spec().class_names
+    assert "vehicle" in settings.task_spec().class_names
 
 
 @pytest.mark.parametrize(
@@ -134,46 +139,30 @@ def test_a_client_that_is_done_is_neither_killed_nor_started_again() -> None:
     assert faults.num_kills == {"a": 0}
 
 
-@contextlib.contextmanager
-def linked(quality: LineQuality) -> Iterator[tuple[int, list[str]]]:
-    """An echo server behind a bad line; yields the line's port and what it says."""
-    said: list[str] = []
-    ports: list[int] = []
-    loop = asyncio.new_event_loop()
+class Echo(socketserver.BaseRequestHandler):
+    """Says everything again."""
 
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def handle(self) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-        writer.close()
-
-    async def serve() -> None:
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
-        link = TcpLink(server.sockets[0].getsockname()[1], quality, random.Random(0), said.append)
-        with contextlib.suppress(asyncio.CancelledError):
-            await link.serve(0, ports.append)
-        server.close()
-
-    task = loop.create_task(serve())
-    thread = threading.Thread(target=lambda: (loop.run_until_complete(task), finish(loop)))
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not ports and time.monotonic() < deadline:
-        time.sleep(0.01)
-    try:
-        yield ports[0], said
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join(20)
+            while data := self.request.recv(65536):
+                self.request.sendall(data)
 
 
-def finish(loop: asyncio.AbstractEventLoop) -> None:
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
+@contextlib.contextmanager
+def linked(*words: str, target: int | None = None) -> Iterator[tuple[int, IO[str]]]:
+    """A bad line, as the process that it is, to an echo server; yields its port and what it says."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        to = str(target or server.server_address[1])
+        command = [sys.executable, "-m", "scripts.tcp_link", "--to", to, *words]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as line:
+            assert line.stdout is not None
+            try:
+                yield int(line.stdout.readline().removeprefix("port ")), line.stdout
+            finally:
+                line.terminate()
+        server.shutdown()
 
 
 def echoed(port: int, data: bytes) -> bytes:
@@ -188,42 +177,31 @@ def echoed(port: int, data: bytes) -> bytes:
 
 def test_a_bad_line_keeps_every_byte_and_their_order_and_takes_its_time() -> None:
     data = random.Random(0).randbytes(200_000)
-    with linked(LineQuality(delay_s=0.05, rate_bytes_s=1_000_000)) as (port, said):
+    with linked("--delay-ms", "50", "--rate-kb", "1000", "--cut-every-s", "0") as (port, _):
         began = time.monotonic()
         assert echoed(port, data) == data
         assert time.monotonic() - began > 0.25, "200 kB at 1 MB/s, and two delays"
-        assert said == []
 
 
 def test_a_bad_line_breaks_and_can_be_taken_up_again() -> None:
-    with linked(LineQuality(cut_every_s=0.3)) as (port, said):
+    with linked("--cut-every-s", "0.3") as (port, said):
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as connection, contextlib.suppress(OSError):
                 while connection.recv(1):
                     pass
-        assert said == ["cut a connection"] * 2
+            assert said.readline() == "cut a connection\n"
 
 
 def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nowhere = free.getsockname()[1]
-    link = TcpLink(nowhere, LineQuality(), random.Random(0))
-
-    async def tried() -> bytes:
-        ports: list[int] = []
-        serving = asyncio.create_task(link.serve(0, ports.append))
-        while not ports:
-            await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
-        with contextlib.suppress(OSError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        writer.transport.abort()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        return b""
-
-    asyncio.run(tried())
+    with (
+        linked(target=nowhere) as (port, _),
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+        contextlib.suppress(OSError),
+    ):
+        assert connection.recv(1) == b""
 
 
 def test_an_impossible_line_is_refused() -> None:
