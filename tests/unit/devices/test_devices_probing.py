@@ -36,6 +36,26 @@ def test_auto_picks_the_boards_profile(board: tuple[str, tuple[str, ...]], profi
         assert chosen("jetson", found)[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("part", "profile"),
+    [
+        ("p3767-0000", "jetson-orin-nx"),
+        ("p3767-0001", "jetson-orin-nx"),
+        ("p3767-0003", "jetson-orin-nano"),
+        ("p3767-0004", "jetson-orin-nano"),
+        ("p3767-0005", "jetson-orin-nano"),
+        ("p3701-0004", "jetson-agx-orin"),
+        ("p3701-0008", "jetson-agx-orin"),
+        ("p3834-0008", "jetson-thor"),
+        ("p2888-0004", "jetson-xavier"),
+        ("p3668-0003", "jetson-xavier"),
+    ],
+)
+def test_a_module_on_any_carrier_is_told_by_its_part_number(part: str, profile: str, tmp_path: Path) -> None:
+    board = ("A carrier of our own", ("acme,box", f"nvidia,{part}", "nvidia,tegra-unheard-of"))
+    assert fitting(probe(trees.board_tree(tmp_path, board, memory_kib=1 << 30), "aarch64")).name == profile
+
+
 @pytest.mark.parametrize(("gib", "profile"), [(7, "orin-nano"), (15, "orin-nx"), (30, "agx-orin")])
 def test_an_orin_whose_tree_names_no_module_is_told_by_its_memory(gib: int, profile: str, tmp_path: Path) -> None:
     board = ("Carrier", ("acme,box", "nvidia,tegra234"))
