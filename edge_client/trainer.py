@@ -17,7 +17,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from edge_client.training_guard import bound_memory, die_with_parent, within_memory, yield_to_serving
+from edge_client.training_guard import (
+    bound_memory,
+    die_with_parent,
+    give_memory_back,
+    within_memory,
+    yield_to_serving,
+)
 from edge_client.training_job import (
     SUB_GENERATOR_GRAPH,
     FromTrainer,
@@ -152,6 +158,7 @@ def main() -> None:
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
         _say(answers, answer(job, lambda message: _say(answers, message), guard=True))
+        give_memory_back()
 
 
 def answer(

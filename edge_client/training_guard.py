@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -25,6 +26,7 @@ T = TypeVar("T")
 NICENESS = 19
 
 _PR_SET_PDEATHSIG = 1
+_BATCHES = frozenset({"batch_size", "gan_batch_size", "ddpm_batch_size"})
 _SLACK_BYTES = 64 << 20
 """Stacks of threads and the like, which are reserved but hardly used."""
 
@@ -77,6 +79,13 @@ def bound_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
+def give_memory_back() -> None:
+    """Return what a finished round freed to the system, which the C library would keep for the next."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed: torch says so in a RuntimeError, ONNX Runtime in one of its own."""
     if isinstance(error, MemoryError):
@@ -123,11 +132,10 @@ def with_batches_of(method: Any, max_batch_size: int | None) -> Any:
 
 
 def _batch_sizes(method: Any) -> dict[str, int]:
-    """The sizes of a method's batches in local training, by setting."""
-    names = {field.name for field in dataclasses.fields(method)}
-    return {
-        name: getattr(method, name) for name in ("batch_size", "gan_batch_size", "ddpm_batch_size") if name in names
-    }
+    """The sizes of the batches that a method trains with, by setting."""
+    unused = "gan_batch_size" if getattr(method, "sub_generator", "") == "ddpm" else "ddpm_batch_size"
+    names = _BATCHES & {field.name for field in dataclasses.fields(method)}
+    return {name: getattr(method, name) for name in sorted(names - {unused})}
 
 
 def _threads() -> list[int]:
