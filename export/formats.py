@@ -183,6 +183,8 @@ def markdown_table() -> str:
     for row in FORMATS:
         kinds = "all kinds" if row.kinds == KINDS else ", ".join(row.kinds)
         options = ", ".join(f"`--{option}`" for option in row.options) or "none"
-        loss = f"{row.max_loss_points:g} points" if row.max_loss_points is not None else "nothing: exact to parity"
+        loss = "nothing: exact to parity"
+        if row.max_loss_points is not None:
+            loss = f"{row.max_loss_points:g} point{'s' if row.max_loss_points != 1 else ''}"
         lines.append(f"| `{row.name}` | {row.holds} | {kinds} | {options} | {loss} |")
     return "\n".join(lines)

@@ -162,23 +162,26 @@ def _exported(module: nn.Module, image_shape: tuple[int, ...]) -> onnx.ModelProt
 
 
 def _fix_shapes(model: onnx.ModelProto) -> None:
-    """Write down every shape that the exporter computes from the batch size: only the first axis depends on it."""
+    """Write down every shape that the exporter computes from the batch size: only the first axis depends on it.
+
+    That axis is copied from the input. If it were left to be computed, ONNX Runtime would take it for another number in
+    every tensor, reuse no memory, and need half a minute to find out when it loads twenty steps.
+    """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = _PROBE_BATCH
-    inferred = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True)
-    shapes = {
-        info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in inferred.graph.value_info
-    }
-    known = {tensor.name for tensor in model.graph.initializer}
+    inferred = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True).graph
+    shapes = {info.name: _dims(info) for info in (*inferred.value_info, *inferred.input, *inferred.output)}
     for node in model.graph.node:
-        if node.op_type != "Reshape" or node.input[1] in known:
+        if node.op_type != "Reshape" or node.input[0] not in shapes:
             continue
         first, *rest = shapes[node.output[0]]
-        if first % _PROBE_BATCH or not all(side > 0 for side in rest):
+        if first != _PROBE_BATCH:
+            continue  # of constants, or of shapes that go when nobody reads them any more
+        if shapes[node.input[0]][0] != _PROBE_BATCH or not all(side > 0 for side in rest):
             raise RuntimeError(f"the shape of {node.output[0]!r} can't be fixed: {[first, *rest]}")
         node.input[1] = f"{node.output[0]}_shape"
-        model.graph.initializer.append(_tensor(node.input[1], np.array([-1, *rest], np.int64)))
+        model.graph.initializer.append(_tensor(node.input[1], np.array([0, *rest], np.int64)))
         del node.attribute[:]
 
 
@@ -190,9 +193,7 @@ def _resize_by_joining(graph: onnx.GraphProto) -> None:
     """
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     inferred = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=_opset()))
-    sides = {
-        info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in inferred.graph.value_info
-    }
+    sides = {info.name: _dims(info) for info in inferred.graph.value_info}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type != "Resize":
@@ -204,8 +205,8 @@ def _resize_by_joining(graph: onnx.GraphProto) -> None:
         name, source = node.output[0], node.input[0]
         _, channels, height, width = sides[source]
         apart, doubled = f"{name}_apart", f"{name}_doubled"
-        shapes = {f"{apart}_shape": [-1, channels, height, 1, width, 1]}
-        shapes[f"{doubled}_shape"] = [-1, channels, 2 * height, 2 * width]
+        shapes = {f"{apart}_shape": [0, channels, height, 1, width, 1]}
+        shapes[f"{doubled}_shape"] = [0, channels, 2 * height, 2 * width]
         graph.initializer.extend(_tensor(key, np.array(shape, np.int64)) for key, shape in shapes.items())
         nodes += [
             helper.make_node("Reshape", [source, f"{apart}_shape"], [apart]),
@@ -321,6 +322,10 @@ def _replace(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
         copies.append(copy)
     del graph.node[:]
     graph.node.extend(copies)
+
+
+def _dims(info: onnx.ValueInfoProto) -> list[int]:
+    return [dim.dim_value for dim in info.type.tensor_type.shape.dim]
 
 
 def _tensor(name: str, values: NDArray[np.generic]) -> TensorProto:

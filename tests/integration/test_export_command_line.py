@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-import export.job
+import export.subject
 from export.artefact import Array, Run
 from export.cli import main
 from export.parity import eager_run
@@ -75,6 +75,7 @@ def test_torchscript_loads_by_its_printed_digest(task: tuple[Run, list[str]], tm
     script = load_torchscript(out.read_bytes(), output.split("sha256 ")[1].split()[0])
     x = np.ones((2, *SPEC.image_shape), dtype=np.float32)
     close(eager_run(script)(x), eager(x))
+    assert "parameters_sha256" in invoke(*output.splitlines()[-1].split()[2:])
 
 
 def test_a_sub_generator_is_exported_in_its_own_width(tmp_path: Path):
@@ -100,7 +101,7 @@ def test_a_sub_generator_is_exported_in_its_own_width(tmp_path: Path):
 def test_a_model_that_differs_is_never_written(
     task: tuple[Run, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(export.job, "eager_run", lambda module: lambda x: eager_run(module)(x) + np.float32(1e-3))
+    monkeypatch.setattr(export.subject, "eager_run", lambda module: lambda x: eager_run(module)(x) + np.float32(1e-3))
     out = tmp_path / "out"
     result = CliRunner().invoke(main, [*task[1], "--out", str(out)])
     assert result.exit_code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,16 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from export.cli import main
+from models.build import build_task_model
+from models.specs import TaskSpec
+
+SHAPE = ["--image-size", "28", "--image-channels", "1"]
+CARS = ["--picture-size", "64x32", "--classes", "car"]
+
+
+def _state_dict() -> dict[str, Any]:
+    module = build_task_model(TaskSpec(1, 28, ("a", "b")))
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
 
 
 @pytest.fixture
@@ -54,8 +65,56 @@ def test_bad_input_gives_one_line_and_writes_nothing(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format": "torchscript", "held": "h.npz"}, "did you mean --format onnx-fp16 or onnx-int8?"),
+        ({"seed": "0"}, "--seed: --format onnx doesn't take it"),
+        ({"format": "onnx-int8"}, "is judged before it is written; give --held FILE"),
+        ({"format": "onnx-int8", "held": "h.npz"}, "needs samples to measure ranges on, other ones than --held"),
+        ({"format": "onnx-fp16", "calibration": "c=x"}, "--calibration: unknown class 'c'"),
+        ({"format": "onnx-fp16", "calibration": "absent.npz"}, "absent.npz: can't be read"),
+    ],
+)
+def test_a_combination_that_the_table_has_not_is_one_line_and_writes_nothing(
+    tmp_path: Path, changes: dict[str, str], expected: str
+):
+    save_file(_state_dict(), tmp_path / "right.safetensors")
+    out = tmp_path / "out"
+    assert expected in fails(task(tmp_path / "right.safetensors", out, **changes))
+    assert not out.exists()
+
+
 def test_split_torchscript_is_refused(parameters: Path, tmp_path: Path):
-    assert "--split" in fails([*task(parameters, tmp_path / "out", format="torchscript"), "--split"])
+    assert "did you mean --format onnx?" in fails(
+        [*task(parameters, tmp_path / "out", format="torchscript"), "--split"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sub-generator", *SHAPE, "--format", "onnx-int8", "--held", "x"], "leave it out for a sub-generator"),
+        (["sampler", *SHAPE, "--format", "onnx-int8"], "can't hold a sampler; did you mean 'onnx-fp16'?"),
+        (["sampler", *SHAPE, "--split"], "computed into its graph"),
+        (["sampler", *SHAPE, "--width", "48"], "--width: 48, expected 1 to 32, or a multiple of 32"),
+        (["detector", *CARS, "--anchors", "0.1"], "--anchors: '0.1' is no pair of numbers"),
+        (["detector", *CARS, "--anchors", "0.1x3"], "anchor is (0.1, 3.0), expected"),
+        (["detector", *CARS, "--anchors", "0.1x0.1", "--stride", "7"], "stride is 7"),
+    ],
+)
+def test_other_kinds_refuse_what_does_not_fit_them(
+    parameters: Path, tmp_path: Path, arguments: list[str], expected: str
+):
+    command = [*arguments, "--parameters", str(parameters), "--out", str(tmp_path / "out")]
+    assert expected in fails(command)
+    assert not (tmp_path / "out").exists()
+
+
+def test_torchscript_is_checked_only_by_a_digest_that_is_known(tmp_path: Path):
+    (tmp_path / "m.pt").write_bytes(b"code")
+    assert "give --sha256" in fails(["check", str(tmp_path / "m.pt")])
+    assert "wrong-digest" in fails(["check", str(tmp_path / "m.pt"), "--sha256", "00"])
 
 
 def test_an_unknown_command_gets_the_nearest_name():
