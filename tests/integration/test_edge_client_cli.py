@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 from support.client_world import TASK, World, events
 
+from devices.profiles import TENSORRT
+from devices.providers import try_provider
 from federation.transport.broker import open_broker
 from federation.transport.mqtt import MqttSession
 
@@ -55,10 +57,20 @@ def run(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), cwd=place, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.skipif(try_provider(TENSORRT).works, reason="this machine has a usable TensorRT")
+def test_a_required_provider_that_does_not_compute_stops_the_start(place: Path) -> None:
+    done = run(start_words(require_provider="tensorrt"), place)
+    assert done.returncode == 2
+    assert done.stderr.startswith("edge-client: --require-provider tensorrt: ")
+    assert done.stderr.count("\n") == 1
+    assert not (place / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"device": "jetsen"}, "unknown device 'jetsen'; did you mean 'jetson'?"),
+        ({"require_provider": "--stay"}, "--require-provider takes one of tensorrt, cuda, cpu, not '--stay'"),
         ({"source": "folder://nowhere"}, "source folder 'nowhere' doesn't exist"),
         ({"source": "dataset://fashion-mnist?scenario=gradul"}, "did you mean 'gradual'?"),
         ({"client_id": "cam 0"}, "client id"),
