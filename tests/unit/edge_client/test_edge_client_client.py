@@ -35,6 +35,7 @@ from federation.protocol.messages import (
     Offer,
     Probe,
     Report,
+    RolledBack,
     Serving,
     Verdict,
 )
@@ -150,6 +151,7 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.courier, self.trainer, self.source, self.blobs = Courier(), Trainer(), ScriptedSource(), Blobs()
         self.reports: list[Report] = []
+        self.rollbacks: list[RolledBack] = []
         self.outcomes: list[Outcome] = []
         self.tasks: list[TaskSpec] = []
         self.slot, self.records = ModelSlot(), StateStore(folder)
@@ -161,9 +163,7 @@ class Harness:
             records=self.records,
             blobs=self.blobs,  # type: ignore[arg-type]
             courier=self.courier,
-            publish=lambda topic, payload, retain: self.reports.append(
-                msgspec.msgpack.decode(payload[2:], type=Report)
-            ),
+            publish=self.take,
             slot=self.slot,
             workers=Workers(folder, num_threads=1, providers=("CPUExecutionProvider",)),
             training=self.training,
@@ -173,6 +173,13 @@ class Harness:
         self.client = Client(parts)
         self.client.start()
         self.client.on_trainer(TrainerReady(), 0.0)
+
+    def take(self, topic: str, payload: bytes, retain: bool) -> None:
+        message = decode(payload)
+        if isinstance(message, RolledBack):
+            self.rollbacks.append(message)
+        else:
+            self.reports.append(report_of(payload))
 
     def submit(self, work: Callable[[], Any], then: Any, failed: Any) -> None:
         self.outcomes.append(outcome_of(work, then, failed))
@@ -321,6 +328,62 @@ def test_a_source_that_does_not_fit_the_task_stops_the_client(made: Harness) -> 
     object.__setattr__(made.client._parts, "open_source", refuse)
     with pytest.raises(SettingsError):
         made.hear(announcement(0))
+
+
+def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_trained(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    made.hear(offered(2))
+    assert made.records.on_probation
+    made.slot.roll_back(2, Reason.DRIFTED, "one class")
+    made.client.tick(1.0)
+    held = made.records.held()
+    assert held is not None
+    assert held.manifest.version == 1
+    (told,) = made.rollbacks
+    assert (told.client_id, told.version, told.serving_version, told.reason) == ("c1", 2, 1, "drifted")
+    made.client.tick(2.0)
+    assert made.hear(announcement(1)) is Step.WAIT_ROUND
+    made.hear(offered(2))
+    assert made.courier.refused == ["rolled-back"]
+    assert len(made.rollbacks) == 1
+    made.hear(announcement(1, epoch="e2"))
+    assert len(made.rollbacks) == 2, "a new aggregator may not know"
+    assert made.hear(announcement(2, epoch="e2"), offered(3)) is Step.TRAINING
+    made.hear(announcement(2, epoch="e3"))
+    assert len(made.rollbacks) == 2, "a newer one is held: nobody needs to know any more"
+
+
+def test_a_download_that_passed_its_probation_is_the_one_to_return_to(made: Harness) -> None:
+    for version in (1, 2):
+        made.hear(announcement(version - 1), offered(version))
+        made.slot.confirm(version)
+        made.client.tick(0.0)
+    assert not made.records.on_probation
+    made.hear(announcement(2), offered(3))
+    previous = made.records.previous()
+    assert previous is not None
+    assert previous.manifest.version == 2
+    assert made.rollbacks == []
+
+
+def test_a_client_that_died_twice_on_probation_serves_the_model_before_and_says_so(
+    made: Harness, tmp_path: Path
+) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(announcement(1), offered(2))
+    second = Harness(tmp_path)
+    second.hear()
+    assert second.client.serving_version == 2
+    assert second.slot.previous is not None, "there is a way back, should it fail again"
+    third = Harness(tmp_path)
+    third.hear()
+    assert third.client.serving_version == 1
+    third.hear(announcement(1), offered(2))
+    assert [told.version for told in third.rollbacks] == [2]
+    assert third.courier.refused == ["rolled-back"]
+    third.client.stop()
 
 
 def test_the_run_is_finished_when_its_last_download_is_served_and_reported(made: Harness) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_client.model_slot import Candidate, Model, ModelSlot
+from edge_client.model_slot import Candidate, Model, ModelSlot, RollBack
 from export.artefact import check_probe
 from federation.errors import ArtefactRejected, Reason
 from federation.protocol.messages import Probe
@@ -163,3 +163,73 @@ def test_a_runtime_that_comes_too_late_is_not_used() -> None:
     assert not slot.upgrade(2, rolled_back_meanwhile)
     assert slot.active is not None
     assert slot.active.version == 1
+
+
+class Process:
+    """Stands in for a model with a process."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.state = "runs"
+        self.ended = threading.Event()
+
+    def __call__(self, images: Images) -> Images:
+        self.state = "runs"
+        return constant(self.version, 0)(images)
+
+    def rest(self) -> None:
+        self.state = "rests"
+
+    def close(self) -> None:
+        self.state = "closed"
+        self.ended.set()
+
+
+def test_a_model_is_on_probation_until_it_is_confirmed_and_then_its_predecessor_rests() -> None:
+    slot = ModelSlot()
+    first, second = Process(1), Process(2)
+    slot.install(candidate(1, first))
+    assert slot.on_probation is None, "nothing precedes it"
+    served = slot.install(candidate(2, second))
+    assert slot.on_probation is served
+    assert not slot.confirm(1)
+    assert slot.confirm(2)
+    assert (slot.on_probation, first.state, second.state) == (None, "rests", "runs")
+    assert slot.roll_back(2) is slot.active
+    assert second.ended.wait(10)
+
+
+def test_a_model_that_nobody_confirmed_is_let_go_and_never_returned_to() -> None:
+    slot = ModelSlot()
+    processes = [Process(version) for version in range(4)]
+    for version in (1, 2, 3):
+        slot.install(candidate(version, processes[version]))
+    assert processes[2].ended.wait(10)
+    back = slot.roll_back(3, Reason.HUNG, "no answer")
+    assert back is not None
+    assert back.version == 1
+    assert slot.last_rollback == RollBack(3, 3, Reason.HUNG, "no answer")
+    assert processes[3].ended.wait(10)
+    assert processes[1].state == "runs"
+
+
+def test_what_is_refused_or_cleared_is_let_go_at_once() -> None:
+    slot = ModelSlot()
+    wrong = Process(7)
+    assert _reason(slot, candidate(1, wrong)) is Reason.PROBE_MISMATCH
+    assert wrong.state == "closed"
+    served = Process(2)
+    slot.install(candidate(2, served))
+    slot.clear()
+    assert served.state == "closed"
+
+
+def test_a_model_that_was_loading_when_the_slot_was_cleared_is_not_served() -> None:
+    slot = ModelSlot()
+
+    def cleared_meanwhile() -> Model:
+        slot.clear()
+        return constant(1, 0)
+
+    assert _reason(slot, candidate(1, load=cleared_meanwhile)) is Reason.STALE_VERSION
+    assert slot.active is None

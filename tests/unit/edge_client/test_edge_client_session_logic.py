@@ -40,6 +40,14 @@ def test_a_round_is_trained_once() -> None:
     assert next_step(replace(READY, abandoned_round=3)) is Step.WAIT_ROUND
 
 
+def test_a_round_whose_download_was_rolled_back_is_left_and_ends_a_run_too() -> None:
+    back = replace(READY, held_round=2, sent_away_round=3)
+    assert next_step(back) is Step.WAIT_ROUND
+    assert next_step(replace(back, announcement=word(3, "finished"))) is Step.FINISHED
+    assert next_step(replace(back, announcement=word(4))) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(back, held_round=3)) is Step.TRAIN, "another download for the same round came"
+
+
 def test_an_upload_is_offered_once_per_epoch_until_its_verdict() -> None:
     trained = replace(READY, trained_round=3, pending=Pending(3))
     assert next_step(trained) is Step.OFFER

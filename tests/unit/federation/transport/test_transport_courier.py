@@ -10,7 +10,7 @@ from support.couriers import FLEET, Clock, End, a_manifest, run
 from federation.errors import MalformedMessage, Reason
 from federation.protocol import topics
 from federation.protocol.codec import encode
-from federation.protocol.messages import Announcement, FleetSpec, Presence, Progress, Report, Verdict
+from federation.protocol.messages import Announcement, FleetSpec, Presence, Progress, Report, RolledBack, Verdict
 from federation.protocol.tensors import compress
 from federation.transport.courier import FleetCourier
 from federation.transport.interfaces import Offered
@@ -493,14 +493,17 @@ def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(
     yard = Yard(tmp_path, "cam-1")
     (cam,) = yard.cams
     presence, report = Presence("cam-1", "online", "boot", 1), Report("cam-1", 0, 1, {"accuracy": 0.5})
+    told = RolledBack("cam-1", 0, 1, 0, "hung")
     announcement = Announcement("epoch", 0, "open", 9.0, FleetSpec(FLEET, "fedavg", {}, {}, 1))
     cam.session.publish(topics.state_topic(FLEET, "cam-1"), encode(presence), retain=True)
     cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(report))
+    cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(told))
     yard.aggregator.session.publish(topics.round_topic(FLEET), encode(announcement), retain=True)
     yard.run()
     assert [(event.peer, event.message) for event in yard.aggregator.received] == [
         ("cam-1", presence),
         ("cam-1", report),
+        ("cam-1", told),
     ]
     assert [event.message for event in cam.received] == [announcement]
 

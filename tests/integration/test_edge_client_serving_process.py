@@ -1,0 +1,292 @@
+"""Serving processes for real, under a loop whose frames flow: what goes wrong with a model costs no frame.
+
+Models are real ONNX graphs; those that misbehave do so in a real process. Times hold on a machine with an idle core; on
+a busy one only what happens is asserted, not how soon.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.served_models import SCENE, TASK, Colours
+
+from edge_client.answerer import Answerer
+from edge_client.cameras.scene import SceneCamera
+from edge_client.guard import Guard
+from edge_client.inference import InferenceLoop
+from edge_client.memory_watch import MemoryWatch
+from edge_client.model_slot import Candidate, ModelLost, ModelSlot
+from edge_client.predictions import Prediction, Shown
+from edge_client.probation import ProbationRules
+from edge_client.serving.loading import load_model
+from edge_client.serving.model import WorkerModel
+from edge_client.views.whole import WholePicture
+from federation.errors import ArtefactRejected, Reason
+
+RATE_HZ = 100.0
+QUIET = os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
+ONE_SECOND = 1.0 if QUIET else 30.0
+DOUBLE = (sys.executable, str(Path(__file__).parents[1] / "support/doubled_serving_worker.py"))
+NEVER_CONFIRMED = ProbationRules(duration_s=1e6, at_most_s=1e6, check_every_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Colours:
+    return Colours(tmp_path_factory.mktemp("blobs"))
+
+
+class Rig:
+    """A camera, the real loop and a guard around a slot."""
+
+    def __init__(self, rules: ProbationRules = NEVER_CONFIRMED, memory: MemoryWatch | None = None) -> None:
+        self.slot = ModelSlot()
+        self.guard = Guard(self.slot, rules, memory)
+        self.seen: list[Prediction] = []
+        camera = SceneCamera(lambda: SCENE, RATE_HZ)
+        answerer = Answerer(self.slot, WholePicture(TASK), on_sample=self.guard.saw)
+        self.loop = InferenceLoop([camera], answerer, self._take)
+
+    def _take(self, shown: Shown) -> None:
+        if shown.prediction is not None:
+            self.seen.append(shown.prediction)
+
+    def start(self, first: Candidate) -> None:
+        self.slot.install(first)
+        self.guard.start()
+        self.loop.start()
+        self.answered(5)
+
+    def until(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not done():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def answered(self, more: int) -> None:
+        target = len(self.seen) + more
+        self.until(lambda: len(self.seen) >= target)
+
+    def check_answers(self, shifts: dict[int, int]) -> None:
+        """Every frame has the one answer that its version gives, and no frame failed."""
+        assert self.loop.counts.num_failed == 0
+        for prediction in self.seen:
+            shown, shift = prediction.frame_id % len(SCENE) % 3, shifts[prediction.model_version]
+            assert prediction.answers.class_ids.tolist() == [(shown + shift) % 3]
+
+    def first_answer_of(self, version: int) -> float:
+        return next(each.answered_at for each in self.seen if each.model_version == version)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.guard.stop()
+        self.slot.clear()
+
+
+@pytest.fixture
+def rig() -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(*args: object, **options: object) -> Rig:
+        made.append(Rig(*args, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def worker_of(slot: ModelSlot) -> WorkerModel:
+    assert slot.active is not None
+    assert isinstance(slot.active.model, WorkerModel)
+    return slot.active.model
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_process_answers_as_its_model_does_to_the_bit_also_in_pieces(colours: Colours) -> None:
+    manifest = colours.manifest(1)
+    graph, parameters = (entry.digest for entry in manifest.blobs)
+    model = colours.workers().model(graph, parameters, TASK.image_shape)
+    direct = load_model(model.job).run
+    images = np.random.default_rng(1).uniform(-1, 1, (1500, 3, 32, 32)).astype(np.float32)
+    try:
+        for count in (1, 8, 200):
+            assert np.array_equal(model(images[:count]), direct(images[:count]))
+        pieces = [direct(images[first : first + 256]) for first in range(0, 1500, 256)]
+        assert np.array_equal(model(images), np.concatenate(pieces))
+        with pytest.raises(ValueError, match=r"expected \(B"):
+            model(images[:, :1])
+        assert model(images[:1]).shape == (1, 3), "a bad question ends nothing"
+    finally:
+        model.close()
+    with pytest.raises(ModelLost, match="let go"):
+        model(images[:1])
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "words"),
+    [
+        ("dies on load", Reason.LOAD_FAILED, "SIGSEGV"),
+        ("hangs on load", Reason.LOAD_FAILED, "didn't load within 3 s"),
+        ("lies", Reason.PROBE_MISMATCH, "golden vector"),
+        ("is truncated", Reason.WRONG_DIGEST, "digest"),
+    ],
+)
+def test_a_model_that_does_not_pass_its_checks_is_never_served_and_frames_flow_on(
+    how: str, reason: Reason, words: str, rig: Callable[..., Rig], colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", how)
+    made = rig()
+    made.start(colours.candidate(1))
+    wrong = colours.candidate(2, colours.workers(*DOUBLE, load_timeout_s=3.0), lies=how == "lies")
+    if how == "is truncated":
+        wrong = colours.candidate(3, shift=2)
+        path = colours.store.path(colours.manifest(3, shift=2).blobs[1].digest)
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ArtefactRejected, match=words) as caught:
+        made.slot.install(wrong)
+    assert caught.value.reason is reason
+    made.answered(10)
+    assert {each.model_version for each in made.seen} == {1}
+    made.check_answers({1: 0})
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("dies", Reason.CRASHED),
+        ("hangs", Reason.HUNG),
+        ("not finite", Reason.NOT_FINITE),
+        ("slow", Reason.TOO_SLOW),
+    ],
+)
+def test_a_model_that_fails_on_probation_is_rolled_back_within_a_second_and_costs_no_frame(
+    how: str, reason: Reason, rig: Callable[..., Rig], colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", how)
+    made = rig()
+    made.start(colours.candidate(1))
+    made.slot.install(colours.candidate(2, colours.workers(*DOUBLE), shift=1))
+    began = time.monotonic()
+    made.until(lambda: made.slot.last_rollback is not None)
+    took_s = time.monotonic() - began
+    assert made.slot.last_rollback is not None
+    assert made.slot.last_rollback.reason is reason
+    assert took_s < (ONE_SECOND if how != "slow" else 5 * ONE_SECOND), "30 slow answers take three seconds"
+    made.answered(10)
+    assert made.seen[-1].model_version == 1
+    made.check_answers({1: 0, 2: 1})
+    with pytest.raises(ArtefactRejected, match="not newer"):
+        made.slot.install(colours.candidate(2))
+
+
+def test_a_model_that_passes_its_golden_vector_and_then_drifts_is_rolled_back_within_a_second(
+    rig: Callable[..., Rig], colours: Colours
+) -> None:
+    made = rig()
+    made.start(colours.candidate(1))
+    made.slot.install(colours.candidate(2, bias=1000.0))
+    made.until(lambda: made.slot.last_rollback is not None)
+    rolled_back_at = time.monotonic()
+    assert made.slot.last_rollback is not None
+    assert made.slot.last_rollback.reason is Reason.DRIFTED
+    assert "100 % of" in made.slot.last_rollback.detail
+    assert rolled_back_at - made.first_answer_of(2) < ONE_SECOND
+    made.answered(10)
+    assert made.seen[-1].model_version == 1
+    assert made.loop.counts.num_failed == 0
+
+
+def test_a_model_that_tells_pictures_apart_otherwise_than_before_passes_its_probation(
+    rig: Callable[..., Rig], colours: Colours
+) -> None:
+    made = rig(ProbationRules(duration_s=0.5, num_answered=60, check_every_s=0.1))
+    made.start(colours.candidate(1))
+    made.slot.install(colours.candidate(2, shift=1))
+    assert made.slot.on_probation is not None
+    assert made.slot.previous is not None
+    before = made.slot.previous.model
+    assert isinstance(before, WorkerModel)
+    made.until(lambda: made.slot.on_probation is None)
+    made.until(lambda: before.pid is None)
+    made.answered(5)
+    assert made.slot.num_rollbacks == 0
+    made.check_answers({1: 0, 2: 1})
+    back = made.slot.roll_back(2)
+    assert back is not None
+    made.answered(5)
+    assert made.seen[-1].model_version == 1, "one that rests comes back when it is asked"
+    assert before.pid is not None
+
+
+def test_a_killed_process_of_a_confirmed_model_is_replaced_and_costs_no_frame(
+    rig: Callable[..., Rig], colours: Colours
+) -> None:
+    made = rig()
+    made.start(colours.candidate(1))
+    model = worker_of(made.slot)
+    pid = model.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    made.until(lambda: model.num_deaths == 1)
+    made.answered(10)
+    assert model.pid != pid
+    made.check_answers({1: 0})
+    frame_ids = [each.frame_id for each in made.seen]
+    assert frame_ids == sorted(set(frame_ids))
+
+
+def test_a_process_that_grows_is_recycled_between_two_frames(
+    rig: Callable[..., Rig], colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", "leaks")
+    made = rig(memory=MemoryWatch(limit_bytes=32 << 20, settles_s=0.1, look_every_s=0.1))
+    made.start(colours.candidate(1, colours.workers(*DOUBLE)))
+    pid = worker_of(made.slot).pid
+    made.until(lambda: made.guard.num_recycles >= 1)
+    made.answered(5)
+    assert worker_of(made.slot).pid != pid
+    assert pid is not None
+    made.until(lambda: not runs(pid))
+    assert worker_of(made.slot).num_deaths == 0
+    made.check_answers({1: 0})
+
+
+def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours) -> None:
+    graph, parameters = (entry.digest for entry in colours.manifest(1).blobs)
+    script = (
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom edge_client.serving.model import Workers\n"
+        "workers = Workers(Path(sys.argv[1]), num_threads=1, providers=('CPUExecutionProvider',))\n"
+        "model = workers.model(sys.argv[2], sys.argv[3], (3, 32, 32))\n"
+        "model(np.zeros((1, 3, 32, 32), np.float32))\nprint(model.pid, flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(colours.folder), graph, parameters]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        assert runs(pid)
+        client.kill()
+    deadline = time.monotonic() + 30
+    while runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_serving_process_has_neither_torch_nor_mqtt() -> None:
+    code = "import sys, edge_client.serving.worker\nprint({'torch', 'onnx', 'paho', 'cv2'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "set()\n"
