@@ -68,7 +68,7 @@ class Client:
         return self.step is Step.FINISHED and reported
 
     def start(self) -> None:
-        """Serve the last good model, and warm the training process up.
+        """Serve the last good model.
 
         Raises:
             SettingsError: The source doesn't fit the fleet's task.
@@ -77,7 +77,6 @@ class Client:
         held = self._downloads.held
         if held is not None:
             self._agree(agreement(held.spec))
-        self._parts.training.start()
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
         """Take a message from the network."""
@@ -128,6 +127,7 @@ class Client:
             case Offered() if self._agreed is None:
                 self._waiting[event.peer] = event  # the announcement takes another connection, and will come
             case Offered():
+                self._warm_up_for(event)
                 return self._downloads.offered(event, now)
             case Arrived() if self._agreed is not None:
                 self._downloads.arrived(event, self._agreed)
@@ -139,6 +139,12 @@ class Client:
             case _:
                 log.debug("message ignored", kind=type(event).__name__)
         return []
+
+    def _warm_up_for(self, event: Offered) -> None:
+        """Let the training process import torch while the models of the round that it will train are on their way."""
+        word = self._announcement
+        if word is not None and word.state == "open" and self._trained_round < word.round == event.offer.manifest.round:
+            self._parts.training.start()
 
     def _announced(self, announcement: Announcement, now: float) -> list[Event]:
         """Take the aggregator's word; returns the offers that waited for it."""

@@ -85,6 +85,7 @@ def test_frames_are_answered_the_whole_time_and_every_version_change_only_rises(
 def test_a_killed_training_process_costs_time_but_not_the_round(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     client = fleet.start_client("cam-0", spawn=TrainerProcess)
+    fleet.until(lambda: client.status()["trainer_pid"] is not None)
     pid = client.status()["trainer_pid"]
     os.kill(pid, signal.SIGKILL)
     fleet.until(lambda: client.client.finished)
