@@ -11,7 +11,6 @@ Carmel is taken for a Cortex-A78AE.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from devices.budget import TrainingAllowance
@@ -160,8 +159,3 @@ def required_provider(name: str) -> str:
     except KeyError:
         known = ", ".join(REQUIRABLE)
         raise SettingsError(f"--require-provider takes one of {known}, not {name!r}; nothing was started") from None
-
-
-def default_training_threads() -> int:
-    """Threads for the training process: half of the cores, at least one, so that frames and the network keep theirs."""
-    return max(1, (os.cpu_count() or 2) // 2)

@@ -134,4 +134,4 @@ def test_an_allowance_refuses_what_cannot_be_and_gives_at_least_one_thread() -> 
         {"max_power_w": math.inf},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            TrainingAllowance(**wrong)  # type: ignore[arg-type]
+            TrainingAllowance(**wrong)

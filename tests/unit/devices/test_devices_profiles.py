@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from devices.profiles import PROFILES, REQUIRABLE, TENSORRT, check_device, default_training_threads, profile
+from devices.profiles import PROFILES, REQUIRABLE, TENSORRT, check_device, profile
 from devices.profiles import required_provider as required
 from edge_client.cameras.csi import CsiCameraSettings, csi_pipeline
 from edge_client.cameras.rtsp import DECODERS, RtspCameraSettings, nvv4l2_pipeline
@@ -61,10 +61,3 @@ def test_a_boards_camera_elements_are_those_of_the_pipelines_that_cameras_build(
         assert board.camera.decoder in DECODERS
         assert all(element in pipelines for element in board.camera.elements)
         assert bool(board.camera.elements) == (board.camera.decoder == "nvv4l2")
-
-
-def test_training_leaves_cores_to_the_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 12)
-    assert default_training_threads() == 6
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert default_training_threads() == 1

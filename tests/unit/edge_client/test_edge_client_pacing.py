@@ -47,7 +47,9 @@ def test_a_round_that_fits_is_trained_whole_and_measured() -> None:
     assert should_stop is not None
     assert rig.run(should_stop, sub_generator, 0.5) == 30
     rig.now += 3.0
-    assert rig.pace.finish() == Speed(pytest.approx(0.2), pytest.approx(0.5), pytest.approx(3.0))
+    speed = rig.pace.finish()
+    assert (speed.task_step_s, speed.sub_generator_step_s) == pytest.approx((0.2, 0.5))
+    assert speed.other_s == pytest.approx(3.0)
     assert rig.said[-1] == TrainCourse(3, 2.0, 2, 1, 1, done=True)
     assert rig.said[-1].text() == "epochs 2 of 2, 1 of 1 sub-generators"
     assert not any(course.is_short for course in rig.said)

@@ -125,7 +125,8 @@ def round_of(method: str, data: RoundData, state: Any = None, **options: Any) ->
     built = METHODS[method](task=SPEC, **TINY)
     download = built.initial_download(seeded_generator(0, 0, "initial"))
     first = built.initial_states()[0] if state is None else state
-    return built.local_round(first, data, download, rng(5), sampler=eager_sampler(SPEC), **options)
+    made: tuple[Any, Any] = built.local_round(first, data, download, rng(5), sampler=eager_sampler(SPEC), **options)
+    return made
 
 
 @pytest.mark.parametrize("method", ["pfedgrp", "fedavg-replay"])
