@@ -14,6 +14,7 @@ from pathlib import Path
 
 BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "latency": ([], ["--repeats", "5"]),
+    "precisions": ([], ["--train", "64", "--test", "100", "--repeats", "2"]),
     "local_round": ([], ["--settings", "tiny", "--repeats", "1"]),
     "aggregation": ([], ["--repeats", "1"]),
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),

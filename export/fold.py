@@ -133,8 +133,8 @@ def _is_own(graph: onnx.GraphProto, name: str, values: Mapping[str, Array]) -> b
 
 
 def _num_readers(graph: onnx.GraphProto, name: str) -> int:
-    readers = sum(list(node.input).count(name) for node in graph.node)
-    return readers + sum(output.name == name for output in graph.output)
+    readers: int = sum(list(node.input).count(name) for node in graph.node)
+    return readers + sum(int(output.name == name) for output in graph.output)
 
 
 def _values(graph: onnx.GraphProto) -> dict[str, Array]:

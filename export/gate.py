@@ -9,9 +9,7 @@ Axes: N samples, K classes, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +24,6 @@ FOUND_IOU = 0.5
 
 _PIXELS_PER_BATCH = 2**18
 """Bounds memory, whatever the size of the pictures."""
-
-Measure: TypeAlias = Callable[[Run], float]
-"""A model to its share of right answers, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +96,10 @@ def compare_on_labels(
         truth = [_labelled(rows) for rows in labels]
         if not any(len(boxes) for boxes in truth):
             raise SettingsError("--held: there is no box in the labels; nothing can be measured with it")
-        shares = [_box_agreement(truth, _found(spec, run, images)) for run in (reference, candidate)]
-        return Verdict(f"F1 of boxes on {len(images):,} held pictures", *shares, limit_points)
-    shares = [float((_answers(run, images).argmax(axis=1) == labels).mean()) for run in (reference, candidate)]
-    return Verdict(f"accuracy on {len(images):,} held samples", *shares, limit_points)
+        exact, rounded = (_box_agreement(truth, _found(spec, run, images)) for run in (reference, candidate))
+        return Verdict(f"F1 of boxes on {len(images):,} held pictures", exact, rounded, limit_points)
+    exact, rounded = (float((_answers(run, images).argmax(axis=1) == labels).mean()) for run in (reference, candidate))
+    return Verdict(f"accuracy on {len(images):,} held samples", exact, rounded, limit_points)
 
 
 def compare_answers(

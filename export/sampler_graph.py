@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -237,7 +237,10 @@ def _evaluate_times(graph: onnx.GraphProto, timesteps: Sequence[int]) -> list[Ma
         graph.initializer,
     )
     evaluator = ReferenceEvaluator(helper.make_model(part, opset_imports=_opset()))
-    values = [dict(zip(names, evaluator.run(None, {"timestep": np.array([t])}), strict=True)) for t in timesteps]
+    values: list[Mapping[str, Array]] = []
+    for timestep in timesteps:
+        outputs: Any = evaluator.run(None, {"timestep": np.array([timestep])})
+        values.append(dict(zip(names, outputs, strict=True)))
     _replace(graph, outside)
     del graph.input[1:]
     for name in names:
@@ -255,7 +258,7 @@ def _unrolled(
     image_shape: tuple[int, ...],
 ) -> onnx.ModelProto:
     graph = network.graph
-    shape = ["batch", *image_shape]
+    shape: list[str | int] = ["batch", *image_shape]
     result = helper.make_graph(
         [],
         "graph",

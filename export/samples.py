@@ -142,7 +142,8 @@ def _images(path: Path, arrays: dict[str, Array], spec: AnyTaskSpec) -> Array:
         expected = ", ".join(str(side) for side in spec.image_shape)
         raise SettingsError(f"{path}: images are {images.shape}, expected (N, {expected}) with N >= 1")
     if images.dtype == np.uint8:
-        return images.astype(np.float32) / np.float32(127.5) - np.float32(1)
+        normalised: Array = images.astype(np.float32) / np.float32(127.5) - np.float32(1)
+        return normalised
     if images.dtype != np.float32:
         raise SettingsError(f"{path}: images are {images.dtype}, expected float32 in [-1, 1] or uint8")
     if not (largest := float(np.abs(images).max())) <= 1 + _PIXEL_SLACK:
