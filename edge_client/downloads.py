@@ -215,6 +215,8 @@ class DownloadDesk:
         parts = self._parts
         began = time.monotonic()
         served = parts.slot.install(candidate(manifest, task, parts.workers))
+        if parts.engines is not None:
+            parts.engines.want(served)
         return Installed(served, time.monotonic() - began, on_probation=parts.slot.previous is not None)
 
     def _install_from_disk(self, candidates: list[HeldDownload | None]) -> None:

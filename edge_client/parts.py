@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from devices.budget import TrainingAllowance
 from edge_client.download import Gate
+from edge_client.engine_desk import EngineDesk, no_engines
 from edge_client.local_training import LocalTraining
 from edge_client.model_slot import ModelSlot
 from edge_client.probation import ProbationRules
@@ -44,6 +45,7 @@ class Compute:
         sampler: how replay is drawn.
         probation: how new models are watched.
         allowance: what training may spend.
+        open_engines: (data dir, slot) -> who gets the served model an engine; None where there are none.
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -52,6 +54,7 @@ class Compute:
     sampler: SamplerName = "onnx"
     probation: ProbationRules = field(default_factory=ProbationRules)
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
+    open_engines: Callable[[Path, ModelSlot], EngineDesk | None] = no_engines
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Parts:
         publish: (topic, payload, retain) on the control connection.
         frame_measures: metrics of the serving loop for reports.
         open_source: makes the source once the fleet's task is known; raises SettingsError if they don't fit.
+        engines: who gets the served model an engine; None on devices that serve without.
         receiving: downloads by transfer id, from the offer to the verdict; their blobs must not be collected.
     """
 
@@ -79,5 +83,6 @@ class Parts:
     open_source: Callable[[AnyTaskSpec], Source]
     frame_measures: Callable[[], Mapping[str, float]] = dict
     compute: Compute = field(default_factory=Compute)
+    engines: EngineDesk | None = None
     buffer: RoundBuffer = field(default_factory=RoundBuffer)
     receiving: dict[str, Manifest] = field(default_factory=dict)

@@ -153,6 +153,7 @@ class ClientService:
             "round": client.round,
             "serving_version": client.serving_version,
             **serving_status(self._slot, self._guard),
+            **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),
             "frames": counts.num_frames,
             "dropped": counts.num_dropped,
             "failed": counts.num_failed,
@@ -245,6 +246,8 @@ class ClientService:
         if self._loop is not None:
             self._loop.stop()
         self._guard.stop()
+        if self._parts.engines is not None:
+            self._parts.engines.stop()
         self.client.stop()
         self._slot.clear()
         self._brake.stop()
@@ -280,6 +283,7 @@ class ClientService:
                 num_threads=identity.compute.inference_threads,
                 providers=identity.compute.providers,
             ),
+            engines=identity.compute.open_engines(folder, self._slot),
             training=training,
             jobs=self._jobs,
             open_source=open_source,
@@ -418,7 +422,8 @@ class ClientService:
 
     def _report(self, manager: ServiceManager) -> None:
         phase, round_index, version = self._state()
-        status = f"{phase}; round {round_index}, serving version {version}; broker {self._control.state}"
+        engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
+        status = f"{phase}; round {round_index}, serving version {version}; broker {self._control.state}{engine}"
         manager.report(self.turns, ready=self._connected or version > 0, status=status, now=self._clock())
 
     def _tell_state(self, last: str) -> str:

@@ -9,8 +9,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from devices.probing import Board, chosen, probe
-from devices.profiles import DeviceProfile
+from devices.profiles import CPU, TENSORRT, DeviceProfile
 from devices.providers import ProviderProof, prove_provider
+from edge_client.engine_desk import no_engines, open_desk
 from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
 from edge_client.metrics import Metrics
 from edge_client.parts import Compute
@@ -19,6 +20,7 @@ from edge_client.settings import ClientSettings
 from edge_client.sources.opening import source_opener
 from edge_client.trainer import JSON_LOGS
 from edge_client.training_job import SamplerName
+from export.provider_options import without_engines
 from federation.service.data_dir import claim_data_dir
 from federation.service.health import Answer, Endpoints, HealthServer
 from federation.service.logs import EventLogger
@@ -101,12 +103,14 @@ def _proved(settings: ClientSettings, board: Board) -> tuple[DeviceProfile, Prov
 
 def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderProof, board: Board) -> Identity:
     allowance = settings.allowance(profile.allowance, board.memory_bytes)
+    on_gpu = proof.provider != CPU
     compute = Compute(
-        providers=tuple(dict.fromkeys((proof.provider, "CPUExecutionProvider"))),
+        providers=without_engines((proof.provider, CPU)),
         inference_threads=profile.inference_threads,
         training_threads=settings.threads or allowance.threads(board.num_cores),
         sampler=cast("SamplerName", settings.sampler),
         allowance=allowance,
+        open_engines=open_desk if proof.provider == TENSORRT or (profile.tensorrt and on_gpu) else no_engines,
     )
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 

@@ -1,0 +1,52 @@
+"""A client whose engine is built while it serves: real aggregator, serving process and building process.
+
+What is built is an engine of paper, in place of TensorRT's, which needs a GPU; it answers on the processor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edge_client.engine_desk import EngineDesk, open_desk
+from edge_client.model_slot import ModelSlot
+from edge_client.parts import Compute
+from edge_client.serving.model import WorkerModel
+from tests.support.client_world import World
+from tests.support.paper_engines import PaperMaker
+
+
+def paper_desk(data_dir: Path, slot: ModelSlot) -> EngineDesk | None:
+    return open_desk(data_dir, slot, maker=PaperMaker(), maker_path="tests.support.paper_engines:WaitingMaker")
+
+
+def test_the_model_serves_while_its_engine_is_built_and_then_by_its_engine(tmp_path: Path):
+    world = World(tmp_path, num_clients=1, num_rounds=1)
+    try:
+        client = world.start_client("cam-0", compute=Compute(open_engines=paper_desk))
+        data_dir = tmp_path / "cam-0"
+        world.until(lambda: str(client.status().get("engine")).startswith("building engine 3/11, "))
+        before = client.status()
+        served = client._slot.active
+        assert served is not None
+        world.until(lambda: client.counts.num_frames > int(before["frames"]) + 5)  # it serves all the while
+        assert client._slot.active is served
+        (data_dir / "go").touch()
+        world.until(lambda: client.status()["engine"] == "engine serves")
+        faster = client._slot.active
+        assert faster is not None
+        assert faster.version == served.version
+        assert isinstance(faster.model, WorkerModel)
+        assert faster.model is not served.model
+        frames = client.counts.num_frames
+        world.until(lambda: client.counts.num_frames > frames + 5)
+        assert client.counts.num_failed == 0
+        world.until(lambda: json.loads((data_dir / "status.json").read_text())["engine"] == "engine serves")
+        assert len([path for path in (data_dir / "engines").iterdir() if not path.name.startswith("timing")]) == 1
+    finally:
+        world.close()
+
+
+def test_a_client_whose_device_has_no_engines_says_nothing_of_them(tmp_path: Path):
+    assert open_desk(tmp_path, ModelSlot()) is None
+    assert not (tmp_path / "engines").exists()
