@@ -133,6 +133,24 @@ def test_a_client_that_vanishes_costs_the_round_its_deadline_not_the_run(tmp_pat
         fleet.close()
 
 
+def test_a_client_that_comes_online_is_told_how_much_time_is_left_now(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, ("cam-1",), num_clients=2, deadline_s=60)
+    fleet.run(until=lambda: fleet.service.coordinator.rounds.accepted == ("cam-1",))
+    end = fleet.now + 7.0
+    fleet.run(until=lambda: fleet.now >= end)
+    late = fleet.add_client("cam-2")
+    heard: list[float] = []
+
+    def told() -> bool:
+        if late.announcement is not None:
+            heard.append(late.announcement.deadline_s - fleet.rounds.remaining_s(fleet.now))
+        return len(heard) > 20
+
+    fleet.run(until=told)
+    assert heard[-1] < 2.0
+    fleet.close()
+
+
 def test_a_late_joiner_gets_the_average_and_takes_part(tmp_path: Path):
     fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), num_rounds=4)
     try:

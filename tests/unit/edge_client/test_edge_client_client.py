@@ -172,6 +172,7 @@ class Harness:
         )
         self.client = Client(parts)
         self.client.start()
+        self.training.start()
         self.client.on_trainer(TrainerReady(), 0.0)
 
     def take(self, topic: str, payload: bytes, retain: bool) -> None:
@@ -292,6 +293,32 @@ def test_a_round_that_cannot_be_trained_is_left_and_the_next_is_tried(made: Harn
     assert made.client.step is Step.WAIT_ROUND
     assert not list(made.records._folder.parent.glob("round-data*"))
     assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+
+
+def test_training_is_told_to_end_before_the_rounds_deadline_early_enough_for_the_upload(made: Harness) -> None:
+    def announced(round_index: int, deadline_s: float) -> Event:
+        return Received("*", Announcement("e1", round_index, "open", deadline_s, SPEC))
+
+    made.hear(announced(0, 100.0), offered(1), now=50.0)
+    assert made.trainer.jobs[-1].left_s == pytest.approx(90.0)
+    made.trained(0, 2)
+    made.hear(verdict(2), now=3.0)  # 3 s after its offer
+    made.hear(announced(1, 100.0), offered(2), now=200.0)
+    assert made.trainer.jobs[-1].left_s == pytest.approx(100.0 - 0.5 - 2 * 3.0)
+    made.trained(1, 3)
+    made.hear(announced(2, 0.0), offered(3), now=300.0)
+    assert made.trainer.jobs[-1].left_s is None
+
+
+def test_the_training_process_starts_while_a_rounds_models_are_on_their_way_and_not_before(made: Harness) -> None:
+    made.training.stop()
+    made.hear(announcement(1))
+    assert made.training.pid is None
+    made.courier.accept = lambda *_: []  # type: ignore[method-assign]
+    made.hear(offered(1))  # of a round that is over
+    assert made.training.pid is None
+    made.hear(offered(2))
+    assert made.training.pid is not None
 
 
 def test_a_source_without_samples_is_asked_again_later(made: Harness) -> None:
