@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
     "live_camera": ([], ["--seconds", "3"]),
     "served_stream": ([], ["--seconds", "3"]),
+    "serving_while_training": ([], ["--seconds", "3"]),
     "live_camera_recovery": ([], ["--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }
