@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from devices.profiles import CUDA, TENSORRT
 from devices.providers import preload_gpu_libraries, try_provider
-from export.binding import BoundRuns
+from export.binding import BoundRuns, OwnBuffers
 from export.filling import filled
 from export.inspection import TensorLayout, inspect_graph
 from export.provider_options import GPU_PROVIDERS, Provider, cuda_options, largest_batch
@@ -92,9 +92,10 @@ class OnnxModel:
             self.note, graphs = f"no CUDA graphs: {error.detail}", ()
             self._session = session(chosen)
         self._input_name, self._output_name, self.input_shape = _one_of_each(self._session)
-        self._run: Callable[[Array], Array] = self._run_plainly
+        ends = (self._input_name, self._output_name)
+        self._run: Callable[[Array], Array] = OwnBuffers(self._session, ends).run
         if on_gpu:
-            bound = BoundRuns(self._session, (self._input_name, self._output_name), graph_batches=graphs)
+            bound = BoundRuns(self._session, ends, graph_batches=graphs)
             self._run = _in_portions(bound.run, largest_batch(chosen[0][1]))
 
     @property
@@ -123,13 +124,9 @@ class OnnxModel:
             expected = ", ".join(str(side) for side in self.input_shape)
             raise ValueError(f"input is {x.shape} {x.dtype}, expected (B, {expected}) float32 with B >= 1")
         try:
-            return self._run(np.ascontiguousarray(x))
+            return self._run(x)
         except Exception as error:
             raise _load_failed(f"ONNX Runtime failed on a batch of {len(x)}: {_first_line(error)}") from error
-
-    def _run_plainly(self, x: Array) -> Array:
-        result: Array = self._session.run([self._output_name], {self._input_name: x})[0]
-        return result
 
 
 def _in_portions(run: Callable[[Array], Array], most: int | None) -> Callable[[Array], Array]:

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from export.binding import MAX_SIZES, BoundRuns
+from export.binding import MAX_OWN_BYTES, MAX_SIZES, BoundRuns, OwnBuffers
 
 
 class Watched:
@@ -30,14 +30,14 @@ class Watched:
         self.plain: list[int] = []
         self.bound: list[str] = []
 
-    def run(self, names: list[str], inputs: dict[str, Any], options: Any) -> Any:
+    def run(self, names: list[str], inputs: dict[str, Any], options: Any = None) -> Any:
         self.plain.append(len(inputs["x"]))
         return self.session.run(names, inputs, options)
 
     def io_binding(self) -> Any:
         return self.session.io_binding()
 
-    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+    def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
         self.bound.append("" if options is None else options.get_run_config_entry("gpu_graph_id"))
         self.session.run_with_iobinding(binding, options)
 
@@ -91,6 +91,46 @@ def test_threads_that_share_the_buffers_never_mix_their_answers():
         for seed in range(100):
             x = batch(1 + seed % 2, number * 1000 + seed)
             if not np.array_equal(runs.run(x), x * x):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not wrong
+
+
+def test_a_threads_own_buffers_give_the_answers_of_a_plain_run_and_leave_earlier_ones_alone():
+    watched = Watched()
+    own = OwnBuffers(watched, ("x", "y"))
+    xs = [batch(size, seed) for seed in range(3) for size in (1, 3)]
+    answers = [own.run(x) for x in xs]
+    for x, answer in zip(xs, answers, strict=True):
+        np.testing.assert_array_equal(answer, x * x)
+    assert watched.plain == [1, 3]  # the first of each size
+    assert len(watched.bound) == 4
+
+
+def test_large_batches_and_many_sizes_get_no_buffers_of_their_own():
+    watched = Watched()
+    own = OwnBuffers(watched, ("x", "y"))
+    large = MAX_OWN_BYTES // 16 + 1
+    for size in (large, large, *range(1, MAX_SIZES + 3), 1, MAX_SIZES + 2):
+        x = batch(size)
+        np.testing.assert_array_equal(own.run(x), x * x)
+    assert watched.plain == [large, large, *range(1, MAX_SIZES + 3), MAX_SIZES + 2]
+    assert len(watched.bound) == 1
+
+
+def test_threads_with_buffers_of_their_own_run_at_the_same_time_and_never_mix():
+    own = OwnBuffers(Watched(), ("x", "y"))
+    wrong: list[int] = []
+
+    def serve(number: int) -> None:
+        for seed in range(200):
+            x = batch(1 + seed % 2, number * 1000 + seed)
+            if not np.array_equal(own.run(x), x * x):
                 wrong.append(number)
 
     threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
