@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edge_client.bench.command import bench
 from edge_client.doctor.command import doctor
 from federation.service.command import run_command
 
@@ -92,6 +93,7 @@ def status(data_dir: Path, as_json: bool) -> None:
 
 
 cli.add_command(doctor)
+cli.add_command(bench)
 
 
 def main() -> None:

@@ -1,0 +1,210 @@
+"""One measurement after the other: which runtimes there are, how quick they are, and how many frames a second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from devices.profiles import CPU, CUDA, TENSORRT
+from devices.providers import try_provider
+from edge_client.bench.frames import FrameRate, measure_frames
+from edge_client.bench.messages import Measured, Trial, Unusable
+from edge_client.bench.subject import Subject, Variant, from_data_dir, from_file, of_our_own, task_facts_of
+from federation.errors import ReplayfleetError, SettingsError
+
+WORKER_COMMAND = (sys.executable, "-m", "edge_client.bench.worker")
+
+TRIAL_LIMIT_S = 1800.0
+"""Beyond what the measurement itself takes: building an engine may take minutes."""
+
+_PROVIDERS = {"TensorRT": TENSORRT, "CUDA": CUDA, "CUDA graphs": CUDA, "CPU": CPU}
+"""ONNX Runtime's runtimes, quickest first, and the execution provider of each."""
+
+_NAMES = {"torchscript": "TorchScript", "eager": "eager"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchSettings:
+    """What ``edge-client bench`` was asked.
+
+    Attributes:
+        model: a file of ``model-export``; None for what ``data_dir`` serves, or for the one that comes along.
+        parameters: of a model that was exported with ``--split``.
+        data_dir: of ``edge-client start``.
+        batches: batch sizes.
+        threads: of one inference.
+        seconds: for each number.
+        source: whose pictures are served; empty for none.
+    """
+
+    model: Path | None = None
+    parameters: Path | None = None
+    data_dir: Path | None = None
+    batches: tuple[int, ...] = (1, 64)
+    threads: int = 1
+    seconds: float = 2.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.data_dir is not None:
+            raise SettingsError("both MODEL and --data-dir are given; expected one of them")
+        if self.parameters is not None and self.model is None:
+            raise SettingsError("--parameters belongs to MODEL, which isn't given")
+        for size in self.batches:
+            if not 1 <= size <= 4096:
+                raise SettingsError(f"--batch is {size}, expected 1 to 4096")
+        if not 1 <= self.threads <= 256:
+            raise SettingsError(f"--threads is {self.threads}, expected 1 to 256")
+        if not 0 < self.seconds <= 3600:
+            raise SettingsError(f"--seconds is {self.seconds:g}, expected more than 0, at most 3600")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One runtime in one precision: measured, or why it isn't."""
+
+    runtime: str
+    precision: str
+    outcome: Measured | Unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that was measured.
+
+    Attributes:
+        subject: the model's name.
+        threads: of one inference.
+        rows: runtimes, those that this machine lacks included.
+        frames: None if no source was asked for, or none can be served.
+        no_frames: why not.
+        machine: what it was measured on.
+    """
+
+    subject: str
+    threads: int
+    rows: tuple[Row, ...]
+    frames: FrameRate | None
+    no_frames: str
+    machine: dict[str, str]
+
+
+def run_bench(settings: BenchSettings, on_row: Callable[[Row], None] = lambda row: None) -> Bench:
+    """Measure.
+
+    Args:
+        settings: what.
+        on_row: told of every row as soon as it is known.
+
+    Raises:
+        SettingsError: The model or the source can't be used.
+        ImportError: onnxruntime is not installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        subject = _subject(settings, Path(folder))
+        broken = {provider: try_provider(provider).problem for provider in dict.fromkeys(_PROVIDERS.values())}
+        rows = []
+        for row in _rows(settings, subject, broken):
+            rows.append(row)
+            on_row(row)
+        frames, no_frames = _frames(settings, subject, broken)
+    return Bench(subject.name, settings.threads, tuple(rows), frames, no_frames, _machine())
+
+
+def _subject(settings: BenchSettings, folder: Path) -> Subject:
+    if settings.model is not None:
+        return from_file(settings.model, settings.parameters)
+    if settings.data_dir is not None:
+        return from_data_dir(settings.data_dir, folder)
+    return of_our_own(folder)
+
+
+def _rows(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> Iterator[Row]:
+    """Yield what can't be had at the end: it is the same for every precision."""
+    for variant in subject.variants:
+        for runtime in _PROVIDERS if variant.form == "onnx" else (_NAMES[variant.form],):
+            if not broken.get(_PROVIDERS.get(runtime, "")):
+                yield Row(runtime, variant.precision, _tried(_trial(settings, subject, variant, runtime)))
+    for runtime, provider in _PROVIDERS.items():
+        if broken[provider] and runtime != "CUDA graphs":
+            yield Row(runtime, "any", Unusable(broken[provider]))
+    for form, why in subject.lacking:
+        precision = form if form in {"fp16", "int8"} else "fp32"
+        yield Row(_NAMES.get(form, "ONNX Runtime"), precision, Unusable(why))
+
+
+def _trial(settings: BenchSettings, subject: Subject, variant: Variant, runtime: str) -> Trial:
+    return Trial(
+        runtime=runtime,
+        precision=variant.precision,
+        model=variant.model,
+        parameters=variant.parameters,
+        task=None if subject.task is None else task_facts_of(subject.task),
+        batches=settings.batches,
+        num_threads=settings.threads,
+        seconds=settings.seconds,
+    )
+
+
+def _tried(trial: Trial) -> Measured | Unusable:
+    """Measure in a process of its own."""
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "NVIDIA_TF32_OVERRIDE": "0", **os.environ}
+    limit_s = TRIAL_LIMIT_S + 3 * trial.seconds * len(trial.batches)
+    try:
+        done = subprocess.run(  # noqa: S603
+            WORKER_COMMAND,
+            input=msgspec.json.encode(trial),
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+            env=environment,
+        )
+        return msgspec.json.decode(done.stdout, type=Measured | Unusable)
+    except subprocess.TimeoutExpired:
+        return Unusable(f"it took longer than {limit_s:g} s")
+    except msgspec.MsgspecError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return Unusable(f"its process ended with {done.returncode}: {lines[-1][:200] if lines else 'it said nothing'}")
+
+
+def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> tuple[FrameRate | None, str]:
+    variant = next((variant for variant in subject.variants if variant.form == "onnx"), None)
+    if not settings.source:
+        return None, "no source was asked for"
+    if variant is None:
+        return None, "clients serve ONNX files"
+    if subject.task is None:
+        return None, "the file doesn't say what its pictures and answers are, or it has none"
+    provider = CPU if broken[CUDA] else CUDA
+    logging.getLogger("edge_client.labels").setLevel(logging.ERROR)  # nobody learns here
+    try:
+        return (
+            measure_frames(
+                variant,
+                subject.task,
+                settings.source,
+                provider=provider,
+                num_threads=settings.threads,
+                seconds=settings.seconds,
+            ),
+            "",
+        )
+    except SettingsError:
+        raise
+    except ReplayfleetError as error:
+        return None, str(error)
+
+
+def _machine() -> dict[str, str]:
+    from devices.probing import probe
+
+    return {"board": probe().describe(), "python": platform.python_version(), "load": f"{os.getloadavg()[0]:.1f}"}

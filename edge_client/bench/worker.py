@@ -1,0 +1,164 @@
+"""The process that measures one runtime: ``python -m edge_client.bench.worker``, a ``Trial`` as JSON on standard input.
+
+One runtime a process: memory is its own, and one that crashes takes no other with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from devices.profiles import CPU, CUDA
+from edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
+from edge_client.bench.subject import digest_of, task_from
+from export.artefact import Array
+from export.engine_cache import Workplace
+from export.files import read_file, read_parameters
+from export.filling import filled
+from export.provider_options import BatchProfile
+from export.runtimes import Runtime
+from federation.errors import ArtefactRejected, ReplayfleetError
+
+WARM_UP_RUNS = 3
+MIN_RUNS = 20
+MAX_RUNS = 20_000
+
+
+def main() -> None:
+    """Measure what standard input asks for."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print is no answer
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    answers.write(msgspec.json.encode(measured(trial)))
+
+
+def measured(trial: Trial) -> Measured | Unusable:
+    """Measure in this process."""
+    before = _resident_bytes()
+    began = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            runtime = _open(trial, Path(folder))
+            _check(runtime)
+            load_s = time.perf_counter() - began
+            latency_s = {size: _latency(runtime, size, trial.seconds) for size in trial.batches}
+    except ReplayfleetError as error:
+        return Unusable(error.detail if isinstance(error, ArtefactRejected) else str(error))
+    except ImportError as error:
+        return Unusable(str(error))
+    after = _resident_bytes()
+    return Measured(runtime.runs_on, load_s, latency_s, after, max(0, after - before))
+
+
+def timed(run: Callable[[], object], seconds: float) -> list[float]:
+    """Return the seconds of each run, at least ``MIN_RUNS`` of them, after a warm-up."""
+    for _ in range(WARM_UP_RUNS):
+        run()
+    samples: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(samples) < MIN_RUNS or (time.perf_counter() < deadline and len(samples) < MAX_RUNS):
+        began = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
+def _latency(runtime: Runtime, batch_size: int, seconds: float) -> Latency:
+    x = _inputs(runtime, batch_size)
+    return latency_of(timed(lambda: runtime.run(x), seconds))
+
+
+def _inputs(runtime: Runtime, batch_size: int) -> Array:
+    return np.random.default_rng(batch_size).uniform(-1, 1, (batch_size, *runtime.input_shape)).astype(np.float32)
+
+
+def _check(runtime: Runtime) -> None:
+    """See it answer: with numbers, and with the same ones for one sample alone as among others."""
+    x = _inputs(runtime, 2)
+    answers = runtime.run(x)
+    alone = runtime.run(x[:1])
+    if len(answers) != 2 or not np.isfinite(answers).all():
+        raise ReplayfleetError("it answers with something else than numbers")
+    if not np.allclose(alone[0], answers[0], rtol=0.05, atol=0.05):
+        raise ReplayfleetError("a sample's answer depends on the others of its batch")
+
+
+def _open(trial: Trial, folder: Path) -> Runtime:
+    if trial.runtime in {"eager", "TorchScript"}:
+        return _with_torch(trial)
+    from export.runtime import OnnxModel
+
+    graph = read_file(Path(trial.model))
+    parameters = read_parameters(Path(trial.parameters)) if trial.parameters else {}
+    if trial.runtime == "TensorRT":
+        return _with_tensorrt(filled(graph, parameters), trial, folder)
+    captured = trial.batches if trial.runtime == "CUDA graphs" else ()
+    providers = (CPU,) if trial.runtime == "CPU" else (CUDA, CPU)
+    model = OnnxModel(
+        graph, parameters, num_threads=trial.num_threads, providers=providers, cuda_graph_batches=captured
+    )
+    if model.note:
+        raise ReplayfleetError(model.note)
+    return model
+
+
+def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:
+    from export.runtime import OnnxModel
+    from export.tensorrt import TensorRt
+
+    maker, place = TensorRt(), Workplace(folder, folder / "engine", folder / "timing")
+    profile = BatchProfile(min(trial.batches), min(trial.batches), max(trial.batches))
+    for path in (place.engine, place.timing):
+        path.mkdir()
+    maker.build(model, place, profile, lambda part, of: None)
+    shape = OnnxModel(model, {}, num_threads=1).input_shape
+    providers = maker.providers(model, shape, place.engine, profile)
+    return OnnxModel(model, {}, num_threads=trial.num_threads, providers=providers)
+
+
+def _with_torch(trial: Trial) -> Runtime:
+    import hashlib
+
+    from export.parity import load_parameters
+    from export.torch_runtime import TorchModel, torchscript_model
+    from export.torchscript import torchscript_bytes
+    from federation.service.torch_setup import prepare_torch
+    from models.build import build_task_model
+
+    prepare_torch(trial.num_threads)
+    if trial.task is None:
+        path = Path(trial.model)
+        return torchscript_model(read_file(path), digest_of(path))
+    task = task_from(trial.task)
+    module = build_task_model(task)
+    load_parameters(module, _with_counters(module.state_dict(), read_parameters(Path(trial.parameters))))
+    if trial.runtime == "eager":
+        return TorchModel(module, task.image_shape)
+    script = torchscript_bytes(module, task.image_shape, {"input": str(list(task.image_shape))})
+    return torchscript_model(script, hashlib.sha256(script).hexdigest())
+
+
+def _with_counters(layout: dict[str, object], parameters: dict[str, Array]) -> dict[str, Array]:
+    """Add BatchNorm's counters, which no graph uses, so that a served model may lack them."""
+    missing = [name for name in layout if name not in parameters and name.endswith(".num_batches_tracked")]
+    return parameters | {name: np.array(0, np.int64) for name in missing}
+
+
+def _resident_bytes() -> int:
+    """Return what this process occupies (``VmRSS``); 0 where Linux doesn't tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
+
+
+if __name__ == "__main__":
+    main()
