@@ -59,6 +59,7 @@ def bound_memory(max_bytes: int) -> None:
 
     The bound is RLIMIT_DATA, which counts writable private memory: torch reserves far more address space than it ever
     uses, so RLIMIT_AS would bound the wrong thing. It is moved by what this process has reserved but never touched.
+    Libraries' files aren't counted: whoever else has them loaded shares them.
 
     Raises:
         OutOfMemory: The process holds more already.
@@ -66,16 +67,16 @@ def bound_memory(max_bytes: int) -> None:
     try:
         import resource
 
-        reserved, resident = (_status_bytes(name) for name in ("VmData", "VmRSS"))
+        reserved, held = (_status_bytes(name) for name in ("VmData", "RssAnon"))
     except (ImportError, OSError, ValueError):
         return  # not Linux
-    if resident >= max_bytes:
+    if held >= max_bytes:
         raise OutOfMemory(
-            f"training may hold {max_bytes >> 20} MB, but its process takes {resident >> 20} MB before it begins; "
+            f"training may hold {max_bytes >> 20} MB, but its process holds {held >> 20} MB before it begins; "
             "the round is not trained"
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = reserved + max_bytes - resident + _SLACK_BYTES
+    limit = reserved + max_bytes - held + _SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 

@@ -48,7 +48,7 @@ def test_torch_says_that_memory_ran_out_in_words_that_are_understood() -> None:
         "import torch\n"
         "from edge_client.training_guard import bound_memory, is_out_of_memory, _status_bytes\n"
         "torch.nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 9, 9)).sum().backward()\n"
-        "bound_memory(_status_bytes('VmRSS') + (100 << 20))\n"
+        "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "try:\n"
         "    torch.ones(1 << 28)\n"
         "except Exception as error:\n"

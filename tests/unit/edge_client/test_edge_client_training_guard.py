@@ -47,14 +47,14 @@ def test_memory_beyond_the_bound_is_refused_and_the_process_goes_on() -> None:
     found = run(
         "import numpy as np\n"
         "from edge_client.training_guard import bound_memory, is_out_of_memory, _status_bytes\n"
-        "bound_memory(_status_bytes('VmRSS') + (100 << 20))\n"
+        "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "small = np.ones(50 << 20, np.uint8)\n"
         "try:\n"
         "    np.ones(400 << 20, np.uint8)\n"
         "except Exception as error:\n"
         "    print(is_out_of_memory(error), small.sum())\n"
         "del small\n"
-        "bound_memory(_status_bytes('VmRSS') + (600 << 20))\n"
+        "bound_memory(_status_bytes('RssAnon') + (600 << 20))\n"
         "print(np.ones(400 << 20, np.uint8).nbytes >> 20)"
     )
     assert found == f"True {50 << 20}\n400"
@@ -68,7 +68,7 @@ def test_a_bound_below_what_the_process_holds_is_refused_in_words() -> None:
         "except OutOfMemory as error:\n"
         "    print(error)"
     )
-    assert found.startswith("training may hold 1 MB, but its process takes ")
+    assert found.startswith("training may hold 1 MB, but its process holds ")
     assert found.endswith("MB before it begins; the round is not trained")
 
 
