@@ -122,7 +122,8 @@ class OwnBuffers:
             return self._first(x)
         np.copyto(own.images, x)
         own.run()
-        return own.answers.copy()
+        answers: Array = own.answers.copy()
+        return answers
 
     def _first(self, x: Array) -> Array:
         """Run plainly, which tells the answers' shape, and make buffers for the next time."""

@@ -43,12 +43,13 @@ def _filled_graph(graph: int | memoryview, parameters: Mapping[str, Array]) -> b
     assert isinstance(graph, memoryview)
     parts = []
     for number, value in wire_fields(graph):
-        if number == _INITIALIZER and isinstance(value, memoryview):
-            name = next(bytes(text).decode() for field, text in wire_fields(value) if field == _NAME)  # type: ignore[arg-type]
-            if name in parameters:
-                value = _tensor(name, parameters[name])
-        parts.append(_field(number, value))
+        name = _name(value) if number == _INITIALIZER and isinstance(value, memoryview) else ""
+        parts.append(_field(number, _tensor(name, parameters[name]) if name in parameters else value))
     return b"".join(parts)
+
+
+def _name(tensor: memoryview) -> str:
+    return next((bytes(text).decode() for field, text in wire_fields(tensor) if field == _NAME), "")
 
 
 def _tensor(name: str, array: Array) -> bytes:

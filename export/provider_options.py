@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from devices.profiles import CUDA, TENSORRT
 
-Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+Provider: TypeAlias = str | tuple[str, dict[str, Any]]
 """An execution provider's name, or (name, options), as ONNX Runtime takes it."""
 
 GPU_PROVIDERS = (TENSORRT, CUDA)

@@ -129,7 +129,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
 def of_our_own(folder: Path) -> Subject:
     """Return the model that comes with this package, in every precision that can be made here."""
     graph, parameters = folder / "task.onnx", folder / "task.safetensors"
-    data = files("edge_client.bench").joinpath("data", "task.onnx").read_bytes()
+    data = files("edge_client.bench").joinpath("data").joinpath("task.onnx").read_bytes()
     graph.write_bytes(data)
     parameters.write_bytes(format_safetensors(_drawn(data)))
     return _with_torch("the task model for 28 pixels, untrained", graph, parameters, OUR_TASK, folder)
