@@ -67,8 +67,9 @@ def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     note_facts(plan.out / MARKER, {"command": ["python", "-m", "scripts.fleet", *sys.argv[1:]], **summary})
     killed = sum(client["killed"] for client in summary["clients"])
     console.print(
-        f"all {plan.rounds} rounds, all {plan.clients} clients came through {killed} killed clients, "
-        f"{summary['broker_restarts']} killed brokers and {summary['cut_connections']} cut connections"
+        f"all {plan.rounds} rounds and all {plan.clients} clients came through; killed clients: {killed}, killed "
+        f"brokers: {summary['broker_restarts']}, cut connections: {summary['cut_connections']}",
+        soft_wrap=True,
     )
     console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
 
