@@ -93,6 +93,8 @@ def add_constant_from_file(model: onnx.ModelProto) -> None:
         (add_node(op_type="Relu", domain="evil"), "operator evil:Relu"),
         (add_node(op_type="Loop"), "operator ai.onnx:Loop"),
         (add_node(op_type="ConstantOfShape"), "operator ai.onnx:ConstantOfShape"),
+        (add_node(op_type="Resize"), "operator ai.onnx:Resize"),
+        (add_node(op_type="DynamicQuantizeLinear"), "operator ai.onnx:DynamicQuantizeLinear"),
         (add_node(op_type="Relu", body=matrix_product().graph), "subgraphs"),
         (add_constant_from_file, "attribute that would be read from a file"),
         (lambda model: model.functions.add(name="f"), "functions"),
