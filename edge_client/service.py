@@ -423,7 +423,9 @@ class ClientService:
     def _report(self, manager: ServiceManager) -> None:
         phase, round_index, version = self._state()
         engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
-        status = f"{phase}; round {round_index}, serving version {version}; broker {self._control.state}{engine}"
+        where = f"round {round_index}" if round_index >= 0 else "no round yet"
+        served = f"serving version {version}" if version > 0 else "serving no model yet"
+        status = f"{phase}; {where}, {served}; broker {self._control.state}{engine}"
         manager.report(self.turns, ready=self._connected or version > 0, status=status, now=self._clock())
 
     def _tell_state(self, last: str) -> str:
