@@ -16,7 +16,9 @@ Differences from the paper:
    them: 1000 latent entries (200 in the paper), a BatchNorm weight of 50 (75), 128 samples per step (32), 100 generator
    steps (5000; pFedGRP says 100 epochs).
 3. A synthetic image's label isn't named by its latents (Eq. 1): the generator's cross-entropy takes the class that the
-   average model names itself, its logits divided by 1000, and so do clients (the reference; latents are pure noise).
+   average model names itself, its logits divided by 1000, and so do clients (the reference; latents are pure noise). A
+   class that the average never names is then never replayed, so an average near chance stays as it is. With
+   ``replay_labels = "latents"`` both follow Eq. 1: the greatest of the first q entries names the class.
 4. One pass over real and synthetic images serves Eq. 6 to 8; the reference makes a second one, which moves BatchNorm's
    running statistics twice per step.
 5. SGD is that of all methods here (pFedGRP's B.2), without the reference's decay from 0.1 and its crops and flips.
@@ -54,6 +56,9 @@ from federation.methods.task_records import NoState
 from models.data_free import MfclGenerator
 from models.resnet import ResNet20
 
+REPLAY_LABELS = ("own", "latents")
+"""What a synthetic image shows: what the average model names (the reference), or what its latents ask for (Eq. 1)."""
+
 Draw = Callable[[], tuple[Tensor, Tensor, Tensor]]
 """Draws a step's synthetic images (B, C, H, W), their labels (B,) and the old model's features of them (B, D)."""
 
@@ -64,6 +69,7 @@ class MFCL(SynthesisMethod):
 
     Attributes:
         logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
+        replay_labels: one of ``REPLAY_LABELS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         head_weight: w_FT of Eq. 9, of the head's cross-entropy on real and synthetic features.
         feature_weight: w_KD of Eq. 9.
@@ -72,7 +78,7 @@ class MFCL(SynthesisMethod):
         generator_learning_rate: of its Adam.
         generator_width: channels of its last hidden maps.
         latent_size: entries of a latent.
-        content_temperature: divides the logits in Eq. 1.
+        content_temperature: divides the logits in Eq. 1, where ``replay_labels`` is ``own``.
         diversity_weight: w_div of Eq. 5.
         batch_norm_weight: w_BN of Eq. 5.
         prior_weight: w_pr of Eq. 5.
@@ -84,6 +90,7 @@ class MFCL(SynthesisMethod):
     sends_generator: ClassVar[bool] = True
 
     logits: str = "split"
+    replay_labels: str = "own"
     synthetic_batch_size: int = 128
     head_weight: float = 1.0
     feature_weight: float = 0.1
@@ -102,9 +109,12 @@ class MFCL(SynthesisMethod):
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
         checks.one_of(LOGITS, self, "logits")
+        checks.one_of(REPLAY_LABELS, self, "replay_labels")
         checks.at_least(0, self, ["generator_steps"])
         checks.at_least(1, self, ["synthetic_batch_size", "generator_width", "latent_size"])
         checks.at_least(2, self, ["generator_batch_size"])
+        if self.replay_labels == "latents":
+            checks.at_least(self.task.num_classes, self, ["latent_size"])
         weights = ["head_weight", "feature_weight", "diversity_weight", "batch_norm_weight", "prior_weight"]
         checks.within(0.0, math.inf, self, [*weights, "generator_learning_rate"])
         checks.within(1e-3, 1e9, self, ["content_temperature"])
@@ -172,18 +182,21 @@ class MFCL(SynthesisMethod):
         adam = torch.optim.Adam(module.parameters(), lr=self.generator_learning_rate)
         for _ in range(self.generator_steps):
             latents = torch.randn(self.generator_batch_size, self.latent_size, generator=rng).to(device)
-            loss = self.generator_loss(teacher, module(latents), classes)
+            loss = self.generator_loss(teacher, module(latents), classes, latents)
             adam.zero_grad(set_to_none=True)
             loss.backward()
             adam.step()
         trained = trained_parameters(module)
         return trained if data_free.all_finite(trained) else generator
 
-    def generator_loss(self, teacher: ResNet20, images: Tensor, classes: Tensor) -> Tensor:
-        """Return Eq. 5 of a batch; only the logits of ``classes``, those seen so far, take part."""
+    def generator_loss(self, teacher: ResNet20, images: Tensor, classes: Tensor, latents: Tensor) -> Tensor:
+        """Return Eq. 5 of the images drawn from ``latents``; only the logits of ``classes``, seen so far, take part."""
         judged = data_free.observe(teacher, images)
         logits = judged.logits[:, classes]
-        loss = data_free.own_label_loss(logits, self.content_temperature)
+        if self.replay_labels == "latents":
+            loss = F.cross_entropy(logits, _asked_for(latents, classes))
+        else:
+            loss = data_free.own_label_loss(logits, self.content_temperature)
         loss = loss + self.diversity_weight * data_free.information_loss(logits)
         loss = loss + self.batch_norm_weight * data_free.batch_norm_divergence(judged.layers)
         return loss + self.prior_weight * data_free.smoothness_loss(images)
@@ -196,6 +209,8 @@ class MFCL(SynthesisMethod):
             latents = torch.randn(self.synthetic_batch_size, self.latent_size, generator=rng).to(seen.device)
             images: Tensor = module(latents)
             features = old.features(images)
+            if self.replay_labels == "latents":
+                return images, seen[_asked_for(latents, seen)], features
             return images, seen[old.head(features)[:, seen].argmax(dim=1)], features
 
         return draw
@@ -214,3 +229,8 @@ class MFCL(SynthesisMethod):
             parameters,
             rng,
         )
+
+
+def _asked_for(latents: Tensor, classes: Tensor) -> Tensor:
+    """Return (B,) which of ``classes`` (q,) latents (B, Z) name in Eq. 1: the place of the greatest of q entries."""
+    return latents[:, : len(classes)].argmax(dim=1)

@@ -38,6 +38,8 @@ from federation.streams.stream import StreamSettings, client_id, plain_settings
 _RESULT = "result.json"
 _CHART = "accuracy.png"
 _STATE = "state"
+_LATER_SETTINGS = {"replay_labels": "own"}
+"""Settings that methods got after results were kept, with what all runs did before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,10 +245,14 @@ def _method(name: str) -> type[Any]:
 
 
 def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
-    """Return what defines a run, as JSON values: equal identities give equal results."""
+    """Return what defines a run, as JSON values: equal identities give equal results.
+
+    Later settings are left out where they change nothing, so that earlier results are still those of the same run.
+    """
+    settings = settings_of(simulation.method).items()
     identity = {
         "method": options.method,
-        "settings": settings_of(simulation.method),
+        "settings": {key: value for key, value in settings if _LATER_SETTINGS.get(key, ...) != value},
         "preset": options.preset,
         "dataset": options.dataset,
         "task": dataclasses.asdict(simulation.dataset.task),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -38,7 +40,12 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_four_terms() -> None:
         + 3 * data_free.batch_norm_divergence(judged.layers)
         + 5 * F.mse_loss(images, data_free.blurred(images))
     )
-    torch.testing.assert_close(method.generator_loss(teacher, images, torch.tensor([0, 2])), expected)
+    latents = torch.randn(6, method.latent_size, generator=rng(1))
+    torch.testing.assert_close(method.generator_loss(teacher, images, torch.tensor([0, 2]), latents), expected)
+    by_latents = dataclasses.replace(method, replay_labels="latents")
+    asked = (latents[:, 1] > latents[:, 0]).long()
+    expected += F.cross_entropy(logits, asked) - F.cross_entropy(logits / 7, logits.argmax(dim=1))
+    torch.testing.assert_close(by_latents.generator_loss(teacher, images, torch.tensor([0, 2]), latents), expected)
 
 
 def test_training_lowers_the_generators_loss_and_goes_on_from_where_it_was() -> None:
@@ -47,8 +54,8 @@ def test_training_lowers_the_generators_loss_and_goes_on_from_where_it_was() -> 
 
     def loss(generator: Parameters) -> float:
         module = method._generator(generator, rng()).train()
-        images = module(torch.randn(12, method.latent_size, generator=rng(9)))
-        return method.generator_loss(teacher, images, torch.tensor([0, 1])).item()
+        latents = torch.randn(12, method.latent_size, generator=rng(9))
+        return method.generator_loss(teacher, module(latents), torch.tensor([0, 1]), latents).item()
 
     untrained = short_mfcl(generator_steps=0, generator_width=4).train_generator({}, average, (0, 1), rng())
     once = method.train_generator({}, average, (0, 1), rng())
@@ -71,6 +78,27 @@ def test_replay_is_labelled_by_the_old_model_among_seen_classes_alone() -> None:
     logits = old(images)
     assert torch.equal(labels, torch.where(logits[:, 1] >= logits[:, 3], 1, 3))
     torch.testing.assert_close(features, old.features(images))
+
+
+def test_latents_name_all_seen_classes_where_the_old_model_names_one() -> None:
+    """A model that answers one class to everything would have nothing else replayed, for ever."""
+    parameters = random_task_model()
+    parameters["head.bias"] = torch.tensor([0.0, 0.0, 0.0, 1e3])
+    old, seen = data_free.frozen_task_model(TOY, parameters), torch.tensor([0, 2, 3])
+    own, by_latents = (short_mfcl(synthetic_batch_size=64, replay_labels=labels) for labels in ("own", "latents"))
+    generator = own.train_generator({}, random_task_model(), (0, 2, 3), rng())
+    assert own._replay(generator, old, seen, rng())()[1].unique().tolist() == [3]
+    images, labels, _ = by_latents._replay(generator, old, seen, rng())()
+    assert torch.bincount(labels, minlength=4).tolist()[1] == 0
+    assert min(torch.bincount(labels, minlength=4)[seen].tolist()) >= 8
+    assert torch.equal(images, own._replay(generator, old, seen, rng())()[0])
+
+
+def test_latents_can_only_name_classes_that_they_have_entries_for() -> None:
+    with pytest.raises(ValueError, match="latent_size is 3, expected a whole number of at least 4"):
+        short_mfcl(replay_labels="latents", latent_size=3)
+    with pytest.raises(ValueError, match="replay_labels"):
+        short_mfcl(replay_labels="latent")
 
 
 class RealReplay(MFCL):

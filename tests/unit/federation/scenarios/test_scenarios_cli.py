@@ -14,6 +14,7 @@ from support.nudge_method import NudgeMethod
 
 from federation.methods import METHODS
 from federation.scenarios import cli
+from federation.scenarios.job import Options, prepare
 from federation.scenarios.simulator import Simulation
 
 FleetSim: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -234,3 +235,24 @@ def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet
     assert code == 2
     assert "torch device 'nonsense' can't be used" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_newer_than_kept_results_names_a_run_only_where_it_changes_it(tmp_path: Path):
+    def settings(*overrides: str) -> dict[str, Any]:
+        sizes = [word for word in SIZE if "=" in word]
+        asked = Options(
+            method="mfcl",
+            scenario="circulating",
+            dataset="fashion-mnist",
+            preset="tiny",
+            out=tmp_path / "out",
+            clients=2,
+            rounds=2,
+            overrides=[*sizes, *overrides],
+        )
+        found: dict[str, Any] = prepare(asked).identity["settings"]
+        return found
+
+    assert "replay_labels" not in settings()
+    assert settings("replay_labels=own") == settings()
+    assert settings("replay_labels=latents") == {**settings(), "replay_labels": "latents"}
