@@ -22,6 +22,8 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "live_camera": ([], ["--seconds", "3"]),
     "served_stream": ([], ["--seconds", "3"]),
     "serving_while_training": ([], ["--seconds", "3"]),
+    "hot_swaps": ([], ["--swaps", "3"]),
+    "probation": ([], ["--per-class", "20"]),
     "live_camera_recovery": ([], ["--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }

@@ -15,6 +15,7 @@ from support.client_world import TrainerThread, World, events
 from edge_client.local_training import TrainerProcess
 from edge_client.predictions import Shown
 from edge_client.state_store import StateStore
+from federation.errors import Reason
 from federation.protocol.codec import decode
 from federation.protocol.messages import Presence
 from federation.protocol.topics import state_topic
@@ -149,3 +150,24 @@ def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     assert stopped.status == "stopped"
     assert stopped.sequence > online.sequence
     assert stopped.boot_id == online.boot_id
+
+
+def test_a_roll_back_reaches_the_aggregator_and_the_disk_and_the_version_never_returns(world: Any) -> None:
+    fleet = world(num_clients=1, num_rounds=1)
+    client = fleet.start_client("cam-0")
+    fleet.until(lambda: client.status()["probation_version"] is not None)
+    bad = client.status()["probation_version"]
+    assert client._slot.roll_back(bad, Reason.DRIFTED, "by hand") is not None
+    fleet.until(lambda: events(fleet, "model rolled back") != [])
+    (event,) = events(fleet, "model rolled back")
+    assert (event["client"], event["version"], event["reason"]) == ("cam-0", bad, "drifted")
+    fleet.until(lambda: client.client.finished)
+    assert (client.status()["rollbacks"], client.status()["serving_version"]) == (1, event["serving"])
+    fleet.clients.pop("cam-0").stop()
+    again = fleet.start_client("cam-0")
+    fleet.until(lambda: events(fleet, "download refused") != [])
+    assert events(fleet, "download refused")[-1]["reason"] == "rolled-back"
+    fleet.until(lambda: again.status()["serving_version"] == event["serving"])
+    held = StateStore(fleet.folder / "cam-0").held()
+    assert held is not None
+    assert held.manifest.version == event["serving"]

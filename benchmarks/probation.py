@@ -1,0 +1,178 @@
+"""How often probation's comparison sends a good model away, and a broken one.
+
+The task model learns Fashion-MNIST two classes at a time, once with replay of the earlier classes and once without,
+which forgets them all: the worst that a device may be sent on purpose. Each model is compared with its predecessor on
+streams of test pictures, as in a client. Broken models are made from the good ones.
+
+    python -m benchmarks.probation [--per-class 200] [--out benchmarks/results/probation.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.environment import write_result
+from edge_client.comparison import WINDOW, Compared, Comparisons
+from edge_client.views.base import Answers, Inputs, classified
+from export.parity import eager_run
+from federation.service.presets import TASKS
+from federation.service.torch_setup import prepare_torch
+from federation.streams.datasets import load_dataset
+from federation.streams.labelled_images import LabelledImages, normalise
+from models.build import build_task_model, initialise
+
+SPEC = TASKS["fashion-mnist"]
+STAGES = [range(first, first + 2) for first in range(0, 10, 2)]
+EPOCHS = 2
+BATCH = 16
+
+
+def learn(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, rng: torch.Generator) -> nn.Module:
+    """Return a copy that learned the samples."""
+    model = copy.deepcopy(model).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(EPOCHS):
+        for chosen in torch.randperm(len(images), generator=rng).split(BATCH):
+            if len(chosen) > 1:
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+                optimiser.step()
+    return model
+
+
+def sequence(train: LabelledImages, per_class: int, *, replay: bool) -> Iterator[nn.Module]:
+    """Yield the model after each stage."""
+    rng = torch.Generator().manual_seed(0)
+    model: nn.Module = initialise(build_task_model(SPEC), rng)
+    for number, stage in enumerate(STAGES):
+        classes = [*(range(stage.start) if replay and number else ()), *stage]
+        chosen = np.concatenate([np.flatnonzero(train.labels == each)[:per_class] for each in classes])
+        images = torch.from_numpy(normalise(train.images[chosen]))
+        model = learn(model, images, torch.from_numpy(train.labels[chosen].astype(np.int64)), rng)
+        yield model
+
+
+def pictures(test: LabelledImages, classes: list[int]) -> NDArray[np.float32]:
+    """Return ``WINDOW`` pictures of these classes, as a camera might meet them."""
+    chosen = np.flatnonzero(np.isin(test.labels, classes))
+    return normalise(test.images[np.random.default_rng(0).permutation(chosen)[:WINDOW]])
+
+
+def answers(model: nn.Module, images: NDArray[np.float32]) -> list[Answers]:
+    """Return one answer per picture, as a client has them."""
+    logits = eager_run(model)(images)
+    return [classified(logits[i : i + 1], Inputs(images[i : i + 1])) for i in range(len(images))]
+
+
+def verdict(new: nn.Module, before: nn.Module, images: NDArray[np.float32]) -> str:
+    """Return what probation says of ``new``."""
+    compared = Comparisons()
+    for this, that in zip(answers(new, images), answers(before, images), strict=True):
+        compared.add(Compared(this, that, 0.001, 0.001))
+    return compared.drift()
+
+
+def streams(stage: range) -> dict[str, list[list[int]]]:
+    """Return what a camera may see during a stage."""
+    met = list(range(stage.stop))
+    return {
+        "all classes met": [met],
+        "the new classes": [list(stage)],
+        "one new class": [[each] for each in stage],
+        "the earlier classes": [met[: stage.start]],
+        "one earlier class": [[each] for each in met[: stage.start]],
+    }
+
+
+def with_bias(class_id: int) -> Callable[[nn.Module], None]:
+    """Return what makes a model answer ``class_id``."""
+
+    def change(model: nn.Module) -> None:
+        _last(model).bias[class_id] += 100
+
+    return change
+
+
+def without_features(model: nn.Module) -> None:
+    """Cut the last layer off from what the others see."""
+    _last(model).weight.zero_()
+
+
+def all_zero(model: nn.Module) -> None:
+    """Lose all parameters."""
+    for parameter in model.parameters():
+        parameter.zero_()
+
+
+BROKEN: dict[str, Callable[[nn.Module], None]] = {
+    "always class 0": with_bias(0),
+    "always a class never met": with_bias(9),
+    "dead features": without_features,
+    "all parameters zero": all_zero,
+}
+
+
+def broken(model: nn.Module, change: Callable[[nn.Module], None]) -> nn.Module:
+    """Return a changed copy."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        change(model)
+    return model
+
+
+def measure(train: LabelledImages, test: LabelledImages, per_class: int) -> dict[str, Any]:
+    """Return by kind of model and stream: how many were compared, how many were sent away."""
+    table: dict[str, dict[str, dict[str, int]]] = {}
+
+    def count(kind: str, stream: str, said: str) -> None:
+        entry = table.setdefault(kind, {}).setdefault(stream, collections.Counter(compared=0, sent_away=0))
+        entry["compared"] += 1
+        entry["sent_away"] += bool(said)
+
+    for kind, replay in (("with replay", True), ("without replay, forgets", False)):
+        models = list(sequence(train, per_class, replay=replay))
+        for number in range(1, len(STAGES)):
+            before, new = models[number - 1], models[number]
+            for stream, cases in streams(STAGES[number]).items():
+                for classes in cases:
+                    count(kind, stream, verdict(new, before, pictures(test, classes)))
+            if replay and number < len(STAGES) - 1:
+                met = pictures(test, list(range(STAGES[number].stop)))
+                for name, change in BROKEN.items():
+                    count(name, "all classes met", verdict(broken(new, change), new, met))
+    return table
+
+
+def _last(model: nn.Module) -> nn.Linear:
+    return next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-class", type=int, default=200, help="training samples of a class")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    prepare_torch(1)
+    data = load_dataset("fashion-mnist", data_root=options.data_root)
+    table = measure(data.train, data.test, options.per_class)
+    for kind, row in table.items():
+        for stream, counts in row.items():
+            print(f"{kind:26} {stream:22} {counts['sent_away']:3} of {counts['compared']:3} sent away")
+    if options.out is not None:
+        write_result(options.out, {"per_class": options.per_class, "table": table})
+
+
+if __name__ == "__main__":
+    main()
