@@ -89,11 +89,13 @@ def gather_samples(
             f"--calibration: {row.name} needs samples to measure ranges on, other ones than --held; give a file of "
             "images, or CLASS=FILE for sub-generators to draw replay from"
         )
-    if rounding.held is not None:
-        held = read_held(rounding.held, spec)
-        pool = _pool(spec, rounding, num_calibrating) if row.calibrated else held.images[:0]
-        return _split(pool, num_calibrating, rounding, held.images, held.labels)
+    held = read_held(rounding.held, spec) if rounding.held is not None else None
+    if held is not None and not row.calibrated:
+        return SampleSet(held.images[:0], held.images, held.labels)
+    # As many whether there is held data or not: how a model is judged mustn't change it.
     pool = _pool(spec, rounding, num_calibrating + num_judged)
+    if held is not None:
+        return _split(pool, num_calibrating, rounding, held.images, held.labels)
     if len(pool) < num_calibrating + MIN_JUDGED:
         raise SettingsError(
             f"--calibration: gives {len(pool)} images; {num_calibrating} calibrate and at least {MIN_JUDGED} others "

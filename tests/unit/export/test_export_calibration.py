@@ -78,6 +78,11 @@ def test_held_data_judges_and_never_calibrates(tmp_path: Path):
     assert not len(gather(row=FP16, held=held).calibrating)
 
 
+def test_how_a_model_is_judged_does_not_change_what_it_is_calibrated_with(tmp_path: Path):
+    source, held = generator(tmp_path, "shoe", 0), numbered(tmp_path, 30).path
+    np.testing.assert_array_equal(gather(source).calibrating, gather(source, held=held).calibrating)
+
+
 def test_too_few_samples_are_refused_with_the_numbers(tmp_path: Path):
     few = numbered(tmp_path, 100 + MIN_JUDGED - 1)
     with pytest.raises(SettingsError, match=f"gives 149 images; 100 calibrate and at least {MIN_JUDGED} others"):
