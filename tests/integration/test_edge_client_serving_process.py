@@ -6,6 +6,7 @@ a busy one only what happens is asserted, not how soon.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from edge_client.cameras.scene import SceneCamera
 from edge_client.guard import Guard
 from edge_client.inference import InferenceLoop
 from edge_client.memory_watch import MemoryWatch
-from edge_client.model_slot import Candidate, ModelLost, ModelSlot
+from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
 from edge_client.predictions import Prediction, Shown
 from edge_client.probation import ProbationRules
 from edge_client.serving.loading import load_model
@@ -264,6 +265,37 @@ def test_a_process_that_grows_is_recycled_between_two_frames(
     made.until(lambda: not runs(pid))
     assert worker_of(made.slot).num_deaths == 0
     made.check_answers({1: 0})
+
+
+def test_under_hot_swaps_each_frame_has_the_answer_of_the_version_that_it_names(
+    rig: Callable[..., Rig], colours: Colours
+) -> None:
+    """``python -m benchmarks.hot_swaps`` does it 200 times with the task model, and measures memory."""
+    made = rig(ProbationRules(duration_s=0.05, num_answered=1, check_every_s=0.02))
+    made.start(colours.candidate(0))
+    pids = [worker_of(made.slot).pid]
+    decided_at: dict[int, float] = {}
+    for version in range(1, 9):
+        fresh = colours.candidate(version, shift=version % 3)
+
+        def check(model: Model, fresh: Candidate = fresh) -> None:
+            fresh.check(model)
+            decided_at[fresh.version] = time.monotonic()
+
+        made.slot.install(dataclasses.replace(fresh, check=check))
+        pids.append(worker_of(made.slot).pid)
+        made.until(lambda version=version: made.seen[-1].model_version == version)
+    made.until(lambda: made.slot.on_probation is None)
+    made.check_answers({version: version % 3 for version in range(9)})
+    versions = [each.model_version for each in made.seen]
+    assert versions == sorted(versions)
+    assert set(versions) == set(range(9))
+    assert made.slot.num_rollbacks == 0
+    if QUIET:
+        assert made.loop.counts.num_dropped == 0
+        assert max(made.first_answer_of(version) - decided_at[version] for version in decided_at) < 0.05
+    assert len(set(pids)) == 9
+    made.until(lambda: not any(runs(pid) for pid in pids[:-2] if pid is not None))
 
 
 def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours) -> None:
