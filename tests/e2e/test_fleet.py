@@ -17,20 +17,22 @@ FLEET = [sys.executable, "-m", "scripts.fleet"]
 
 
 @pytest.mark.timeout(600)
-def test_a_fleet_comes_through_kills_a_dead_broker_and_bad_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("clients", "rounds"), [(1, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
+def test_a_fleet_comes_through_kills_a_dead_broker_and_bad_lines(clients: int, rounds: int, tmp_path: Path) -> None:
     if find_mosquitto() is None:
         pytest.skip("no mosquitto on this machine")
     out = tmp_path / "fleet"
     write_fashion_mnist(tmp_path / "images", train_per_class=80, test_per_class=20)
-    words = ["--clients", "2", "--rounds", "3", "--data-root", str(tmp_path / "images"), "--out", str(out)]
+    words = ["--clients", str(clients), "--rounds", str(rounds), "--out", str(out)]
+    words += ["--data-root", str(tmp_path / "images")]
     faults = ["--fault", "kill-client", "--fault", "restart-broker", "--fault", "bad-line", "--time-limit-s", "400"]
     done = subprocess.run([*FLEET, *words, *faults], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((out / "fleet.json").read_text())
-    assert summary["rounds"] == 3
+    assert summary["rounds"] == rounds
     assert summary["broker_restarts"] == 1
     assert sum(client["killed"] for client in summary["clients"]) >= 1
-    assert [client["uploads"] for client in summary["clients"]] == [3, 3], "a kill loses no upload"
+    assert [client["uploads"] for client in summary["clients"]] == [rounds] * clients, "a kill loses no upload"
     for client in summary["clients"]:
         assert client["failed"] == 0
         assert f" {client['client']} " in f" {done.stdout}"
