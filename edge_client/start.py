@@ -18,7 +18,7 @@ from edge_client.parts import Compute
 from edge_client.service import ClientService, Identity
 from edge_client.settings import ClientSettings
 from edge_client.sources.opening import source_opener
-from edge_client.trainer import JSON_LOGS
+from edge_client.trainer import IDLE, JSON_LOGS
 from edge_client.training_job import SamplerName
 from export.provider_options import without_engines
 from federation.service.data_dir import claim_data_dir
@@ -116,7 +116,7 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
 
 
 def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
-    command = (*TRAINER_COMMAND, *([JSON_LOGS] if settings.json_logs else []))
+    command = (*TRAINER_COMMAND, IDLE, *([JSON_LOGS] if settings.json_logs else []))
     return lambda on_event: TrainerProcess(on_event, command)
 
 

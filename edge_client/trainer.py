@@ -47,6 +47,9 @@ log = EventLogger(__name__)
 
 JSON_LOGS = "--json-logs"
 
+IDLE = "--idle"
+"""Argument of the process: take only what nobody else wants, as on a device, which has nothing else to do."""
+
 BLOBS = "blobs"
 """The blob store's folder in a client's data dir."""
 
@@ -146,7 +149,7 @@ def main() -> None:
     configure_logging(as_json=JSON_LOGS in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
     die_with_parent()
-    refused = yield_to_serving()
+    refused = yield_to_serving(idle=IDLE in sys.argv[1:])
     if refused:
         log.warning("training can't be told to yield as it should", refused=refused)
     answers = _private_stdout()

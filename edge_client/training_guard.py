@@ -23,7 +23,8 @@ log = EventLogger(__name__)
 
 T = TypeVar("T")
 
-NICENESS = 19
+NICENESS = 10
+"""Serving frames and heartbeats come first."""
 
 _PR_SET_PDEATHSIG = 1
 _BATCHES = frozenset({"batch_size", "gan_batch_size", "ddpm_batch_size"})
@@ -35,14 +36,16 @@ class OutOfMemory(ReplayfleetError):
     """Training needs more memory than it may have."""
 
 
-def yield_to_serving() -> list[str]:
+def yield_to_serving(*, idle: bool) -> list[str]:
     """Let everything else go first, for this process and its threads so far; returns what the system refused.
 
-    SCHED_IDLE gives training only what nobody else wants, and whoever wakes up takes the core from it at once; the
-    kernel derives the same for its disk accesses. Where that is refused, niceness remains. Call it before torch starts
-    threads: they inherit it.
+    Call it before torch starts threads: they inherit it.
+
+    Args:
+        idle: take only what nobody else wants (SCHED_IDLE): whoever wakes up takes the core from training at once, and
+            the kernel derives the same for its disk accesses. Where that is refused, and without, niceness remains.
     """
-    wishes = (("niceness", _be_nice), ("SCHED_IDLE", _be_idle))
+    wishes = (("niceness", _be_nice), *([("SCHED_IDLE", _be_idle)] if idle else []))
     refused = [_refusal(what, change, thread) for thread in _threads() for what, change in wishes]
     refused.append(_refusal("oom_score_adj", _be_killed_first, 0))
     return [reason for reason in dict.fromkeys(refused) if reason]
@@ -161,7 +164,7 @@ def _be_killed_first(_thread: int) -> None:
 
 
 def _be_nice(thread: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
+    os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def _be_idle(thread: int) -> None:
