@@ -17,6 +17,7 @@ from devices.profiles import CUDA, TENSORRT
 from devices.providers import preload_gpu_libraries, try_provider
 from export.binding import BoundRuns, OwnBuffers
 from export.filling import filled
+from export.folding import folded
 from export.inspection import TensorLayout, inspect_graph
 from export.provider_options import GPU_PROVIDERS, Provider, cuda_options, largest_batch
 from federation.errors import ArtefactRejected, Reason
@@ -27,6 +28,7 @@ CPU: tuple[Provider, ...] = ("CPUExecutionProvider",)
 UNUSED_SUFFIX = ".num_batches_tracked"
 """BatchNorm's counter: part of every state dict, used by no graph."""
 
+_FLOAT32 = np.dtype(np.float32)
 _ERROR, _FATAL = 3, 4
 """ONNX Runtime's log severities: warnings about unused initializers and the like are of no use to operators, and what
 GPU providers print about libraries that they miss bypasses logging and is in the exception anyhow."""
@@ -71,6 +73,8 @@ class OnnxModel:
         on_gpu = names[0] in GPU_PROVIDERS
         if names[0] == TENSORRT:
             graph, supplied = filled(graph, supplied), {}
+        elif not on_gpu:
+            graph, supplied = folded(graph, supplied)
         # By its documentation ONNX Runtime takes these by reference: they must live as long as the session.
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in supplied.values()]
 
@@ -120,7 +124,7 @@ class OnnxModel:
             ValueError: ``x`` has another shape or dtype.
             ArtefactRejected: (load-failed) ONNX Runtime failed on it.
         """
-        if x.dtype != np.float32 or x.shape[1:] != self.input_shape or x.ndim < 1 or len(x) < 1:
+        if x.dtype != _FLOAT32 or x.shape[1:] != self.input_shape or x.ndim < 1 or not x.size:
             expected = ", ".join(str(side) for side in self.input_shape)
             raise ValueError(f"input is {x.shape} {x.dtype}, expected (B, {expected}) float32 with B >= 1")
         try:
