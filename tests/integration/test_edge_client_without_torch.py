@@ -1,0 +1,77 @@
+"""Serving needs neither torch nor onnx, nor OpenCV where no camera does: a client process that can't import them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from support.torch_free import NOT_ON_A_DEVICE, check, serve
+
+from federation.transport.broker import find_mosquitto
+
+ROOT = Path(__file__).parents[2]
+START = "from edge_client.cli import main; main()"
+HOOK = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {NOT_ON_A_DEVICE!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+"""Read by every Python below as ``sitecustomize``: the client and the processes that it starts."""
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_broker() -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on this machine")
+
+
+def test_a_client_serves_a_download_where_torch_and_onnx_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
+    environment = {"PYTHONPATH": str(tmp_path / "hook")}
+    for name in ("torch", "onnx"):  # the hook works
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], env=environment, capture_output=True, check=False
+        )
+        assert b"ModuleNotFoundError" in tried.stderr
+    status = serve([sys.executable, "-c", START], environment, tmp_path)
+    check(status)
+    assert status["log"].count("Traceback") == 0, "a device that can't train says so in a line"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_client_serves_in_an_environment_of_the_base_install_and_onnx_runtime(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-input", sources(tmp_path / "sources"), "onnxruntime"]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pip can't install here: {done.stderr.strip().splitlines()[-1]}")
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    )
+    installed = {line.partition("==")[0] for line in listed.stdout.splitlines()}
+    assert {"replayfleet", "onnxruntime"} <= installed
+    assert not installed & {*NOT_ON_A_DEVICE, "opencv-python-headless", "opencv-python"}
+    check(serve([str(environment / "bin" / "edge-client")], {"PYTHONPATH": ""}, tmp_path))
+
+
+def sources(folder: Path) -> Path:
+    """What is packaged, copied: a build leaves its traces beside its input."""
+    folder.mkdir()
+    for path in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / path, folder)
+    for package in ("aggregator", "devices", "edge_client", "export", "federation", "models"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
