@@ -179,7 +179,12 @@ def _with_torch(name: str, graph: Path, parameters: Path, task: AnyTaskSpec, fol
     else:
         from edge_client.bench.rounding import rounded
 
-        for precision, data in rounded(graph.read_bytes(), read_parameters(parameters), task.image_shape).items():
+        try:
+            made = rounded(graph.read_bytes(), read_parameters(parameters), task.image_shape)
+        except ArtefactRejected as error:
+            made = {}
+            lacking += [(precision, error.detail) for precision in ("fp16", "int8")]
+        for precision, data in made.items():
             path = folder / f"{precision}.onnx"
             path.write_bytes(data)
             variants.append(Variant("onnx", precision, str(path)))

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from edge_client.bench.messages import Measured, Trial
+from edge_client.bench.subject import from_data_dir, task_facts_of
+from edge_client.bench.worker import measured
 from edge_client.engine_desk import EngineDesk, open_desk
 from edge_client.model_slot import ModelSlot
 from edge_client.parts import Compute
 from edge_client.serving.model import WorkerModel
-from tests.support.client_world import World
+from tests.support.client_world import TASK, World
 from tests.support.paper_engines import PaperMaker
 
 
@@ -43,8 +46,21 @@ def test_the_model_serves_while_its_engine_is_built_and_then_by_its_engine(tmp_p
         assert client.counts.num_failed == 0
         world.until(lambda: json.loads((data_dir / "status.json").read_text())["engine"] == "engine serves")
         assert len([path for path in (data_dir / "engines").iterdir() if not path.name.startswith("timing")]) == 1
+        the_served_model_is_measured(data_dir, tmp_path)  # what is served doesn't come about quickly
     finally:
         world.close()
+
+
+def the_served_model_is_measured(data_dir: Path, folder: Path) -> None:
+    """While the client runs."""
+    subject = from_data_dir(data_dir, folder)
+    assert subject.task == TASK
+    for variant in subject.variants:
+        runtime = {"eager": "eager", "torchscript": "TorchScript"}.get(variant.form, "CPU")
+        task = task_facts_of(TASK)
+        trial = Trial(runtime, variant.precision, variant.model, variant.parameters, task, (1,), 1, 0.01)
+        assert isinstance(measured(trial), Measured)
+    assert {variant.precision for variant in subject.variants} == {"fp32", "fp16", "int8"}
 
 
 def test_a_client_whose_device_has_no_engines_says_nothing_of_them(tmp_path: Path):
