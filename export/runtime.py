@@ -177,6 +177,7 @@ def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str
             raise RuntimeError(f"{first} is not built into onnxruntime {ort.__version__}")
         if first in GPU_PROVIDERS:  # each process that computes needs them; the one that proved the provider is another
             preload_gpu_libraries()
+            ort.set_default_logger_severity(_FATAL)
         session = ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
         if session.get_providers()[0] != first:
             raise RuntimeError(f"ONNX Runtime fell back to {session.get_providers()[0]}")
@@ -184,6 +185,8 @@ def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str
         if first in GPU_PROVIDERS:
             raise _load_failed(f"{first} can't be used: {_why_not(first) or _first_line(error)}") from error
         raise _load_failed(f"ONNX Runtime can't load the graph: {_first_line(error)}") from error
+    finally:
+        ort.set_default_logger_severity(_ERROR)
     return session
 
 
