@@ -17,7 +17,7 @@ from edge_client.views.base import Answers
 MIN_ANSWERS = 50
 WINDOW = 200
 """Answers that are remembered; pictures likewise."""
-SURE = 0.8
+SURE = 0.6
 """Mean confidence of a predecessor whose answers count."""
 TOLD_APART = 3
 """Classes that it gave, each at least ``TOLD_APART_SHARE`` of its answers."""
