@@ -20,8 +20,8 @@ from federation.protocol.messages import (
     Presence,
     Progress,
     Report,
-    RolledBack,
     Role,
+    RolledBack,
     Verdict,
     Want,
 )
