@@ -63,6 +63,7 @@ class Parts:
 
     Attributes:
         publish: (topic, payload, retain) on the control connection.
+        workers: makes served models.
         frame_measures: metrics of the serving loop for reports.
         open_source: makes the source once the fleet's task is known; raises SettingsError if they don't fit.
         engines: who gets the served model an engine; None on devices that serve without.

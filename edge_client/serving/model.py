@@ -59,6 +59,7 @@ class WorkerModel:
         self._rules = rules or WorkerRules()
         self._clock = clock
         self._changing = threading.Lock()
+        self._starting = threading.Lock()
         self._process: ServingProcess | None = None
         self._closed = False
         self._pace_s = 0.0
@@ -135,15 +136,25 @@ class WorkerModel:
         process = self._process
         if process is not None:
             return process
-        with self._changing:
-            if self._closed:
-                raise ModelLost("its process was let go")
-            if self._process is None:
+        with self._starting:
+            with self._changing:
+                if self._closed:
+                    raise ModelLost("its process was let go")
+                if self._process is not None:
+                    return self._process
                 if self._clock() < self._not_before:
                     raise ModelLost(f"its process died {self._backoff.attempts} times")
-                self._process = self._start()
-                self._pace_s = self._process.first_s
-            return self._process
+            fresh = self._start()  # without the lock: who lets the model go waits for nobody's loading
+            self._adopt(fresh)
+        return fresh
+
+    def _adopt(self, fresh: ServingProcess) -> None:
+        with self._changing:
+            if not self._closed:
+                self._process, self._pace_s = fresh, fresh.first_s
+                return
+        fresh.kill()
+        raise ModelLost("its process was let go")
 
     def _start(self) -> ServingProcess:
         return ServingProcess(self.job, self._rules.command, self._rules.load_timeout_s)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,6 +137,29 @@ def test_a_process_answers_as_its_model_does_to_the_bit_also_in_pieces(colours: 
         model.close()
     with pytest.raises(ModelLost, match="let go"):
         model(images[:1])
+
+
+def test_a_model_that_is_let_go_while_it_loads_keeps_nobody_waiting(
+    colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISBEHAVES", "hangs on load")
+    graph, parameters = (entry.digest for entry in colours.manifest(1).blobs)
+    model = colours.workers(*DOUBLE, load_timeout_s=2.0).model(graph, parameters, TASK.image_shape)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            model(np.zeros((1, *TASK.image_shape), np.float32))
+        except ModelLost as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    began = time.monotonic()
+    model.close()
+    assert time.monotonic() - began < 1.0
+    asking.join(60)
+    assert len(errors) == 1
 
 
 @pytest.mark.parametrize(
