@@ -72,7 +72,7 @@ def test_vehicles_stream_through_a_change_of_domain_while_their_fleet_learns(tas
         every_frame_is_accounted_for(streamed, vehicle)
         models_are_swapped_while_they_serve(streamed.looks[vehicle])
         every_town_of_the_way_is_measured(streamed, vehicle)
-    the_change_of_domain_shows(streamed, learns_enough=task == "crops")
+    the_change_of_domain_shows(streamed)
 
 
 def reported(streamed: Streamed, vehicle: str) -> list[ClientRound]:
@@ -92,7 +92,7 @@ def frames_flow_while_rounds_advance(streamed: Streamed, vehicle: str) -> None:
 def every_frame_is_accounted_for(streamed: Streamed, vehicle: str) -> None:
     """Frame ids count what was captured; what became of it is counted apart from them."""
     looks, end = streamed.looks[vehicle], streamed.status[vehicle]
-    served = [look for look in looks if look.before["serving_version"] > 0 and look.frame_id >= 0]
+    served = [look for look in looks if look.serves]
     assert len(served) >= 10
     for look in served:
         assert num_counted(look.before) - 1 <= look.frame_id + 1 <= num_counted(look.after)  # one may be in work
@@ -102,14 +102,14 @@ def every_frame_is_accounted_for(streamed: Streamed, vehicle: str) -> None:
 
 
 def models_are_swapped_while_they_serve(looks: list[Look]) -> None:
-    versions = [int(look.before["serving_version"]) for look in looks]
-    assert versions == sorted(versions)
-    first_frames = {
-        version: look.before["frames"] for version, look in reversed(list(zip(versions, looks, strict=True)))
-    }
-    serving = [first_frames[version] for version in sorted(first_frames) if version > 0]
-    assert len(serving) >= 4
-    assert all(later > earlier for earlier, later in itertools.pairwise(serving)), serving
+    first_frames: dict[int, int] = {}
+    for look in looks:
+        if look.serves:
+            first_frames.setdefault(look.before["serving_version"], look.before["frames"])
+    assert len(first_frames) >= 4
+    assert list(first_frames) == sorted(first_frames)
+    frames = list(first_frames.values())
+    assert all(later > earlier for earlier, later in itertools.pairwise(frames)), first_frames
 
 
 def every_town_of_the_way_is_measured(streamed: Streamed, vehicle: str) -> None:
@@ -121,18 +121,14 @@ def every_town_of_the_way_is_measured(streamed: Streamed, vehicle: str) -> None:
         assert found.num_test  # held-out pictures, which were never learned from
 
 
-def the_change_of_domain_shows(streamed: Streamed, *, learns_enough: bool) -> None:
-    """The late town's accuracy begins in the middle, at the one vehicle that got there, and below the known towns'."""
+def the_change_of_domain_shows(streamed: Streamed) -> None:
+    """The late town's accuracy begins in the middle, at the one vehicle that got there."""
     first = {vehicle: first_rounds(streamed, vehicle) for vehicle in WAYS}
     late = first["vehicle-1"].pop(LATE_TOWN)
     assert late > 0
     assert all(index <= late for index in first["vehicle-1"].values())
     assert min(first["vehicle-1"].values()) < late
     assert LATE_TOWN not in first["vehicle-2"]
-    if learns_enough:
-        known = dict(reported(streamed, "vehicle-1")[late].place_accuracy)
-        new = known.pop(LATE_TOWN)
-        assert new < sum(known.values()) / len(known)
 
 
 def first_rounds(streamed: Streamed, vehicle: str) -> dict[str, int]:

@@ -34,6 +34,11 @@ class Look:
     frame_id: int
     after: Mapping[str, Any]
 
+    @property
+    def serves(self) -> bool:
+        """Whether a model answered; before the first, and while the vehicle stops, there is none."""
+        return self.before["serving_version"] > 0 and self.after["serving_version"] > 0 and self.frame_id >= 0
+
 
 @dataclass(slots=True)
 class Streamed:
