@@ -120,6 +120,8 @@ def timed(made: Candidate, swap: Swap) -> Candidate:
 def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
     """Return what became of all frames, how long swaps took, and how memory grew."""
     versions, slot = Versions(folder), ModelSlot()
+    # All are made before a frame flows: an aggregator does that, and not on the device.
+    downloads = [versions.make(version) for version in range(1, WARM_UP + num_swaps + 2)]
     guard = Guard(slot)
     seen: list[Prediction] = []
 
@@ -127,7 +129,7 @@ def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
         if shown.prediction is not None:
             seen.append(shown.prediction)
 
-    slot.install(versions.make(1))
+    slot.install(downloads[0])
     camera = SceneCamera(lambda: versions.pictures, rate_hz)
     loop = InferenceLoop([camera], Answerer(slot, WholePicture(SPEC), on_sample=guard.saw), take)
     guard.start()
@@ -136,13 +138,13 @@ def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
     client_bytes: list[int] = []
     serving_bytes: list[int] = []
     try:
-        for version in range(2, WARM_UP + num_swaps + 2):
-            made, swap = versions.make(version), Swap(version, 0.0)
+        for download in downloads[1:]:
+            swap = Swap(download.version, 0.0)
             began = time.monotonic()
-            slot.install(timed(made, swap))
+            slot.install(timed(download, swap))
             swap.load_s = swap.decided_at - began
             swaps.append(swap)
-            wait_for(seen, version)
+            wait_for(seen, download.version)
             if len(swaps) >= WARM_UP:
                 client_bytes.append(anonymous_bytes(os.getpid()) or 0)
                 serving_bytes.append(worker_bytes(slot))
