@@ -185,7 +185,9 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
     if subject.task is None:
         return None, "the file doesn't say what its pictures and answers are, or it has none"
     provider = CPU if broken[CUDA] else CUDA
-    logging.getLogger("edge_client.labels").setLevel(logging.ERROR)  # nobody learns here
+    labels = logging.getLogger("edge_client.labels")
+    level = labels.level
+    labels.setLevel(logging.ERROR)  # nobody learns here
     try:
         return (
             measure_frames(
@@ -202,6 +204,8 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
         raise
     except ReplayfleetError as error:
         return None, str(error)
+    finally:
+        labels.setLevel(level)
 
 
 def _machine() -> dict[str, str]:

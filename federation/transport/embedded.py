@@ -44,10 +44,22 @@ class _Replayed(StreamReaderAdapter):  # type: ignore[misc]  # amqtt's types are
 
 
 class _Broker(Broker):  # type: ignore[misc]
+    def __init__(self, config: BrokerConfig) -> None:
+        super().__init__(config)
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def shutdown(self) -> None:
+        """Stop, and close what clients left open: amqtt forgets a connection whose client hung up while it stops."""
+        await super().shutdown()
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         """Refuse MQTT 5 as the standard says: amqtt itself would misread it and wait for bytes that never come."""
+        self._writers = {known for known in self._writers if not known.is_closing()} | {writer}
         try:
             head = await _read_head(reader)
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -26,7 +26,7 @@ def paper_desk(data_dir: Path, slot: ModelSlot) -> EngineDesk | None:
 def test_the_model_serves_while_its_engine_is_built_and_then_by_its_engine(tmp_path: Path):
     world = World(tmp_path, num_clients=1, num_rounds=1)
     try:
-        client = world.start_client("cam-0", compute=Compute(open_engines=paper_desk))
+        client = world.start_client("cam-0", rounds=0, compute=Compute(open_engines=paper_desk))
         data_dir = tmp_path / "cam-0"
         world.until(lambda: str(client.status().get("engine")).startswith("building engine 3/11, "))
         before = client.status()
