@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from devices.limits import Sensors, Throttle
-from edge_client.answerer import Answerer, FrameCounts
+from edge_client.answerer import FrameCounts
 from edge_client.client import Client
 from edge_client.display.drawing import Legend
 from edge_client.download import Gate
-from edge_client.guard import Guard, serving_status
-from edge_client.inference import InferenceLoop
+from edge_client.frame_service import FrameService
 from edge_client.jobs import JobThread
 from edge_client.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
 from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
@@ -26,10 +25,9 @@ from edge_client.metrics import Metrics
 from edge_client.model_slot import ModelSlot
 from edge_client.operator_desk import OperatorDesk
 from edge_client.parts import Compute, Parts
-from edge_client.predictions import Prediction, Shown
+from edge_client.predictions import Shown
 from edge_client.presence import PresenceClock
 from edge_client.serving.model import Workers
-from edge_client.sources.base import Source
 from edge_client.sources.opening import OpenSource
 from edge_client.state_store import StateStore
 from edge_client.status import STATUS_FILE
@@ -111,15 +109,12 @@ class ClientService:
         self._folder = folder
         self._clock = clock
         self.desk = OperatorDesk(self._class_names, self._learn, clock)
-        self.watchers: list[Callable[[Shown], None]] = []
+        self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self._inbox: queue.Queue[_Item] = queue.Queue()
         self._jobs = JobThread(lambda outcome: self._inbox.put(_JobOutcome(outcome)))
         self._slot = ModelSlot()
-        self._guard = Guard(self._slot, identity.compute.probation)
-        self._loop: InferenceLoop | None = None
-        self._served: Source | None = None
-        self._newest: Prediction | None = None
+        self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
         self._num_connections = (0, 0)
         self._status_at = float("-inf")
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
@@ -137,12 +132,11 @@ class ClientService:
     @property
     def counts(self) -> FrameCounts:
         """What became of all frames."""
-        return FrameCounts() if self._loop is None else self._loop.counts
+        return self._frames.counts
 
     def status(self) -> dict[str, Any]:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
-        identity, client, counts, newest = self._identity, self.client, self.counts, self._newest
-        problem = "" if self._loop is None else self._loop.error
+        identity, client, problem = self._identity, self.client, self._frames.error
         return {
             "healthy": self._connected and not problem,
             "fleet": identity.fleet,
@@ -152,14 +146,9 @@ class ClientService:
             "phase": client.step.value,
             "round": client.round,
             "serving_version": client.serving_version,
-            **serving_status(self._slot, self._guard),
+            **self._frames.serving(),
             **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),
-            "frames": counts.num_frames,
-            "dropped": counts.num_dropped,
-            "failed": counts.num_failed,
-            "latency_p95_s": round(counts.latency_p95_s, 6),
-            "latency_p99_s": round(counts.latency_p99_s, 6),
-            "prediction": None if newest is None else _in_short(newest),
+            **self._frames.status(),
             "trainer_pid": self._parts.training.pid,
             **self._training_status(),
             "source": "" if client.source is None else client.source.describe(),
@@ -182,8 +171,7 @@ class ClientService:
         A camera that is lost counts while it is tried again, and so does a broker that isn't there: a restart would
         help neither. A client without a source yet waits for its fleet's task.
         """
-        serving = {} if self._loop is None else self._loop.turns
-        return {**serving, "mqtt control": self._control.turns, "mqtt data": self._data.turns}
+        return {**self._frames.turns, "mqtt control": self._control.turns, "mqtt data": self._data.turns}
 
     def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished (True) or ``stop`` is set (False).
@@ -218,7 +206,7 @@ class ClientService:
         self._brake.start()
         self._control.start()
         self._data.start()
-        self._follow_source()
+        self._frames.follow(self.client.source)
 
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
@@ -233,7 +221,7 @@ class ClientService:
         self._notice_connections(now)
         self._guarded(lambda: self.client.tick(now), "tick")
         self._brake.tick(now)
-        self._follow_source()
+        self._frames.follow(self.client.source)
         self._speak(now)
 
     def stop(self) -> None:
@@ -243,9 +231,7 @@ class ClientService:
             self._control.publish(self._presence.topic, self._presence.say("stopped", self._state(), now), retain=True)
         self._control.stop()
         self._data.stop()
-        if self._loop is not None:
-            self._loop.stop()
-        self._guard.stop()
+        self._frames.stop()
         if self._parts.engines is not None:
             self._parts.engines.stop()
         self.client.stop()
@@ -287,7 +273,7 @@ class ClientService:
             training=training,
             jobs=self._jobs,
             open_source=open_source,
-            frame_measures=self._frame_measures,
+            frame_measures=self._frames.measures,
             compute=identity.compute,
         )
 
@@ -356,33 +342,6 @@ class ClientService:
             self._presence.forget()  # the will of the broken connection may stand where we do
             self._guarded(lambda: self.client.on_connected(now), "connection")
 
-    def _follow_source(self) -> None:
-        """Serve the frames of the source that the client has now."""
-        source = self.client.source
-        if source is self._served or source is None:
-            return
-        if self._loop is not None:
-            self._loop.stop()
-        self._served = source
-        self._loop = InferenceLoop(
-            source.cameras, Answerer(self._slot, source.view, on_sample=self._guard.saw), self._shown_to(source)
-        )
-        self._loop.start()
-        log.info("serving", source=source.describe())
-
-    def _shown_to(self, source: Source) -> Callable[[Shown], None]:
-        def shown_to(shown: Shown) -> None:
-            if shown.prediction is not None:
-                self._newest = shown.prediction
-            for watch in (source.watch, self.desk.watch, *self.watchers):
-                watch(shown)
-
-        return shown_to
-
-    def _frame_measures(self) -> Mapping[str, float]:
-        counts = self.counts
-        return {"frames": float(counts.num_frames), "latency_p95_s": counts.latency_p95_s}
-
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""
         course, reading = self._parts.training.course, self._brake.reading
@@ -412,7 +371,7 @@ class ClientService:
         metrics.transferred(counters["bytes_sent"], counters["bytes_received"])
         metrics.round.set(self.client.round)
         metrics.version.set(self.client.serving_version)
-        metrics.serving(serving_status(self._slot, self._guard))
+        metrics.serving(self._frames.serving())
         metrics.connected.set(float(self._connected))
         metrics.restarts.set(self._parts.training.num_restarts)
         metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
@@ -434,10 +393,3 @@ class ClientService:
         if state != last:
             (log.info if connected else log.warning)("broker", state=state)
         return state
-
-
-def _in_short(prediction: Prediction) -> dict[str, Any]:
-    """One class, or how many objects there were; of which camera, by which version."""
-    answers = prediction.answers
-    said = {"class": int(answers.class_ids[0])} if answers.corners is None else {"objects": len(answers)}
-    return {"camera": prediction.camera, **said, "version": prediction.model_version}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from federation.errors import SettingsError
 from federation.transport import broker as broker_module
 from federation.transport.broker import find_mosquitto, open_broker
 from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings, redacted
+from federation.transport.embedded import EmbeddedBroker
 from federation.transport.mqtt import MqttSession
 
 log = logging.getLogger(__name__)
@@ -139,6 +142,16 @@ def test_without_any_broker_the_error_says_how_to_get_one(monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "federation.transport.embedded", None)
     with pytest.raises(SettingsError, match="apt install mosquitto"), open_broker(None, log=log):
         pass
+
+
+def test_the_embedded_broker_stops_quietly_whoever_is_still_connected(caplog: pytest.LogCaptureFixture) -> None:
+    broker = EmbeddedBroker()
+    port = broker.start()
+    with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(b"\x10\x0c\x00\x04MQTT")
+        time.sleep(0.1)
+        broker.stop()
+    assert caplog.messages == []
 
 
 def test_a_session_that_never_started_queues_within_bounds(caplog: pytest.LogCaptureFixture) -> None:
