@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import os
 import statistics
 import tempfile
@@ -122,6 +123,8 @@ def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
     versions, slot = Versions(folder), ModelSlot()
     # All are made before a frame flows: an aggregator does that, and not on the device.
     downloads = [versions.make(version) for version in range(1, WARM_UP + num_swaps + 2)]
+    gc.collect()
+    gc.freeze()  # nor does a device have PyTorch's objects, through which a collection goes for longer than a frame
     guard = Guard(slot)
     seen: list[Prediction] = []
 
@@ -152,6 +155,7 @@ def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
         loop.stop()
         guard.stop()
         slot.clear()
+        gc.unfreeze()
     return {
         **results(swaps[WARM_UP:], seen, loop.counts, versions),
         "rollbacks": slot.num_rollbacks,
