@@ -17,7 +17,7 @@ from devices.profiles import CUDA, TENSORRT
 from devices.providers import preload_gpu_libraries, try_provider
 from export.binding import BoundRuns, OwnBuffers
 from export.filling import filled
-from export.folding import folded
+from export.fold_on_load import folded
 from export.inspection import TensorLayout, inspect_graph
 from export.provider_options import GPU_PROVIDERS, Provider, cuda_options, largest_batch
 from federation.errors import ArtefactRejected, Reason

@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 
 from export.artefact import Array
-from export.folding import folded
+from export.fold_on_load import folded
 from export.graph import join, sub_generator_graph, task_graph
 from export.parity import eager_run
 from export.runtime import OnnxModel
