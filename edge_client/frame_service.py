@@ -34,6 +34,10 @@ class FrameService:
         self._source: Source | None = None
         self._newest: Prediction | None = None
 
+    def start(self) -> None:
+        """Begin to watch versions on probation and the serving process's memory; frames come with ``follow``."""
+        self._guard.start()
+
     def follow(self, source: Source | None) -> None:
         """Serve the frames of ``source`` from now on; None leaves things as they are."""
         if source is self._source or source is None:

@@ -203,6 +203,7 @@ class ClientService:
     def start(self) -> None:
         """Serve what is on disk, and connect in the background."""
         self.client.start()
+        self._frames.start()
         self._brake.start()
         self._control.start()
         self._data.start()

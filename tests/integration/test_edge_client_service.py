@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -13,7 +14,9 @@ import pytest
 from support.client_world import TrainerThread, World, events
 
 from edge_client.local_training import TrainerProcess
+from edge_client.parts import Compute
 from edge_client.predictions import Shown
+from edge_client.probation import ProbationRules
 from edge_client.state_store import StateStore
 from federation.errors import Reason
 from federation.protocol.codec import decode
@@ -150,6 +153,17 @@ def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     assert stopped.status == "stopped"
     assert stopped.sequence > online.sequence
     assert stopped.boot_id == online.boot_id
+
+
+def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = world(num_clients=1, num_rounds=1)
+    rules = ProbationRules(duration_s=0.3, num_answered=10)
+    client = fleet.start_client("cam-0", compute=Compute(probation=rules))
+    with caplog.at_level(logging.INFO, "edge_client.guard"):
+        fleet.until(lambda: client.status()["serving_version"] >= 2, 60)  # the first one has nothing to go back to
+        fleet.until(lambda: "probation passed" in caplog.messages, 30)
+    assert client.status()["probation_version"] is None
+    assert client.status()["rollbacks"] == 0
 
 
 def test_a_roll_back_reaches_the_aggregator_and_the_disk_and_the_version_never_returns(world: Any) -> None:
