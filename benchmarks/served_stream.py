@@ -1,9 +1,9 @@
 """A camera stream as a client serves it, without training: age of frames when they are answered, drops, memory.
 
 A small RTSP server in a process of its own sends MJPEG at 640x384; the capture process, the serving loop and an ONNX
-task model do what they do in ``edge-client``. The age is from the grab to the answer. Torch is never imported here: the
-model is exported by another process. The bound of the project: p95 at most 100 ms at 30 frames a second for ten
-minutes on two cores, memory flat, dropped = captured - answered.
+task model in its serving process do what they do in ``edge-client``. The age is from the grab to the answer. Torch is
+never imported here: the model is exported by another process. The bound of the project: p95 at most 100 ms at 30
+frames a second for ten minutes on two cores, memory flat, dropped = captured - answered.
 
     python -m benchmarks.served_stream [--seconds 600] [--out benchmarks/results/served_stream.json]
 """
@@ -20,62 +20,75 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.environment import write_result
 from benchmarks.live_camera import SERVER, SIZE, course, cpu_s, resident_mb, spread_ms
 from edge_client.answerer import Answerer
 from edge_client.cameras.rtsp import RtspCameraSettings
 from edge_client.cameras.supervised import SupervisedCamera
+from edge_client.download import candidate
+from edge_client.guard import Guard
 from edge_client.inference import InferenceLoop
 from edge_client.model_slot import Candidate, ModelSlot
 from edge_client.predictions import Shown
+from edge_client.serving.model import WorkerModel, Workers
 from edge_client.views.whole import WholePicture
-from export.runtime import OnnxModel
-from federation.protocol.tensors import decode_arrays
+from federation.protocol.messages import Manifest
 from models.specs import TaskSpec
 
 TASK = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
 
 _EXPORT = """
-import sys, torch
+import sys, msgspec, torch
 from pathlib import Path
+from export.artefact import make_probe
 from export.graph import task_graph
+from export.parity import eager_run
+from federation.protocol.messages import BlobEntry, Manifest, Serving
 from federation.service.artefact_codec import encode_parameters
+from federation.transport.blob_store import DiskBlobStore
 from models.build import build_task_model, initialise
 from models.specs import TaskSpec
 task = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
 module = initialise(build_task_model(task), torch.Generator().manual_seed(0))
 folder = Path(sys.argv[1])
-folder.joinpath("graph").write_bytes(task_graph(task))
-folder.joinpath("parameters").write_bytes(encode_parameters(module.state_dict()))
+store = DiskBlobStore(folder)
+entries = []
+for name, data in (("graph/task", task_graph(task)), ("task", encode_parameters(dict(module.state_dict())))):
+    entries.append(BlobEntry(name, store.put(data), len(data)))
+serving = Serving("graph/task", "task", make_probe(eager_run(module), task.image_shape, seed=0))
+manifest = Manifest("down", "fleet", "cam", 1, 0, tuple(entries), bytes([128]), serving)
+sys.stdout.buffer.write(msgspec.msgpack.encode(manifest))
 """
 
 _WARM_UP_S = 2.0
 
 
-def exported_model() -> OnnxModel:
-    """Return a task model that another process exported."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-c", _EXPORT, folder], check=True)
-        graph = Path(folder, "graph").read_bytes()
-        return OnnxModel(graph, decode_arrays(Path(folder, "parameters").read_bytes()), num_threads=1)
+def exported_model(folder: Path) -> Candidate:
+    """Return a download whose task model another process exported to ``folder``."""
+    done = subprocess.run([sys.executable, "-c", _EXPORT, str(folder)], check=True, stdout=subprocess.PIPE)
+    workers = Workers(folder, num_threads=1, providers=("CPUExecutionProvider",))
+    return candidate(msgspec.msgpack.decode(done.stdout, type=Manifest), TASK, workers)
 
 
 def measure(seconds: float, rate_hz: float) -> dict[str, Any]:
     """Serve one stream for so long; returns the numbers."""
-    model = exported_model()
     command = [sys.executable, "-c", SERVER.format(width=SIZE[0], height=SIZE[1], rate=rate_hz)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         camera = SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
-        numbers = serve(camera, model, seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            numbers = serve(camera, exported_model(Path(folder)), seconds)
     return {"size": SIZE, "rate_hz": rate_hz, "seconds": seconds} | numbers
 
 
-def serve(camera: SupervisedCamera, model: OnnxModel, seconds: float) -> dict[str, Any]:
+def serve(camera: SupervisedCamera, download: Candidate, seconds: float) -> dict[str, Any]:
     """Return ages in ms, CPU in shares of a core, memory in MB, and counts."""
     slot = ModelSlot()
-    slot.install(Candidate(1, 0, TASK.image_shape, lambda: model.run, lambda _: None))
-    answerer, ages = Answerer(slot, WholePicture(TASK)), list[float]()
+    slot.install(download)
+    guard = Guard(slot)
+    answerer, ages = Answerer(slot, WholePicture(TASK), on_sample=guard.saw), list[float]()
     began = time.monotonic() + _WARM_UP_S
 
     def note(shown: Shown) -> None:
@@ -83,9 +96,12 @@ def serve(camera: SupervisedCamera, model: OnnxModel, seconds: float) -> dict[st
             ages.append(shown.prediction.age_s)
 
     loop = InferenceLoop([camera], answerer, note)
+    guard.start()
     loop.start()
     time.sleep(_WARM_UP_S)
-    processes = {"client": os.getpid(), "capture": camera.pid or 0}
+    assert slot.active is not None
+    assert isinstance(slot.active.model, WorkerModel)
+    processes = {"client": os.getpid(), "capture": camera.pid or 0, "serving": slot.active.model.pid or 0}
     cpu_before = {name: cpu_s(pid) for name, pid in processes.items()}
     memory: dict[str, list[float]] = {name: [] for name in processes}
     stop = threading.Event()
@@ -95,6 +111,8 @@ def serve(camera: SupervisedCamera, model: OnnxModel, seconds: float) -> dict[st
     elapsed = time.monotonic() - began
     used = {name: (cpu_s(pid) - cpu_before[name]) / elapsed for name, pid in processes.items()}
     loop.stop()
+    guard.stop()
+    slot.clear()
     counts = loop.counts
     return {
         "age_ms": spread_ms(ages),
