@@ -49,7 +49,7 @@ def _tiles(facts: Facts) -> str:
         (f"{sent} of {held}", "sub-generators uploaded", ""),
         (f"{100 * facts.traffic().saved_share:.0f} %", "of all bytes saved", ""),
         (f"{facts.num_frames:,}".replace(",", " "), "frames answered while learning", ""),
-        (milliseconds(facts.slowest("swap_s")), "slowest swap of a served model", ""),
+        (milliseconds(facts.slowest("swap_s")), "slowest load, check and swap; frames flow on", ""),
     ]
     return tiles(found)
 
