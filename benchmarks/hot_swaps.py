@@ -30,10 +30,10 @@ from edge_client.answerer import Answerer, FrameCounts
 from edge_client.cameras.base import Picture
 from edge_client.cameras.scene import SceneCamera
 from edge_client.download import candidate
-from edge_client.guard import Guard
 from edge_client.inference import InferenceLoop
 from edge_client.model_slot import Candidate, Model, ModelSlot
 from edge_client.predictions import Prediction, Shown
+from edge_client.probation.guard import Guard
 from edge_client.serving.model import WorkerModel, Workers
 from edge_client.serving.proc import anonymous_bytes
 from edge_client.views.base import Inputs

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.environment import write_result
-from edge_client.comparison import WINDOW, Compared, Comparisons
+from edge_client.probation.comparison import WINDOW, Compared, Comparisons
 from edge_client.views.base import Answers, Inputs, classified
 from export.parity import eager_run
 from federation.service.presets import TASKS

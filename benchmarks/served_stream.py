@@ -28,10 +28,10 @@ from edge_client.answerer import Answerer
 from edge_client.cameras.rtsp import RtspCameraSettings
 from edge_client.cameras.supervised import SupervisedCamera
 from edge_client.download import candidate
-from edge_client.guard import Guard
 from edge_client.inference import InferenceLoop
 from edge_client.model_slot import Candidate, ModelSlot
 from edge_client.predictions import Shown
+from edge_client.probation.guard import Guard
 from edge_client.serving.model import WorkerModel, Workers
 from edge_client.views.whole import WholePicture
 from federation.protocol.messages import Manifest

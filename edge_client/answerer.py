@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_client.cameras.base import Picture
-from edge_client.failures import Failures
 from edge_client.model_slot import ModelSlot, ServedModel
 from edge_client.predictions import Prediction, Shown
+from edge_client.probation.failures import Failures
 from edge_client.views.base import Answers, Inputs, View
 from federation.service.logs import EventLogger
 

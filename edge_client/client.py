@@ -9,7 +9,7 @@ from edge_client.local_training import TrainerEvent
 from edge_client.parts import Parts
 from edge_client.session_logic import Situation, Step, next_step
 from edge_client.sources.base import Samples, Source
-from edge_client.training_job import TrainDone, TrainFailed, TrainJob, delete_round_data, write_round_data
+from edge_client.training.job import TrainDone, TrainFailed, TrainJob, delete_round_data, write_round_data
 from edge_client.uploads import UploadDesk
 from federation.errors import SettingsError
 from federation.protocol.messages import Announcement

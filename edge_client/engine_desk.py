@@ -11,12 +11,12 @@ from pathlib import Path
 from edge_client.model_slot import ModelSlot, ServedModel
 from edge_client.serving.messages import Load
 from edge_client.serving.model import WorkerModel
-from export.engine_build import EngineBuild
-from export.engine_cache import EngineCache
-from export.engines import EngineFailed, EngineMaker, artefact_digest
+from export.engines.build import EngineBuild
+from export.engines.cache import EngineCache
+from export.engines.maker import EngineFailed, EngineMaker, artefact_digest
+from export.engines.tensorrt import TENSORRT_MAKER, TensorRt
 from export.filling import filled
 from export.provider_options import BatchProfile
-from export.tensorrt import TENSORRT_MAKER, TensorRt
 from federation.protocol.tensors import decode_arrays
 from federation.service.logs import EventLogger
 from federation.transport.blob_store import DiskBlobStore

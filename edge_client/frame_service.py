@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_client.answerer import Answerer, FrameCounts
-from edge_client.guard import Guard, serving_status
 from edge_client.inference import InferenceLoop
 from edge_client.model_slot import ModelSlot
 from edge_client.predictions import Prediction, Shown
-from edge_client.probation import ProbationRules
+from edge_client.probation.guard import Guard, serving_status
+from edge_client.probation.probation import ProbationRules
 from edge_client.sources.base import Source
 from federation.service.logs import EventLogger
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from edge_client.backoff import Backoff
-from edge_client.training_job import (
+from edge_client.training.job import (
     FromTrainer,
     TrainCourse,
     TrainDone,
@@ -35,7 +35,7 @@ MAX_ATTEMPTS = 5
 IDLE_S = 10.0
 """A process without a job ends after this: torch alone takes up to 300 MB, three times as much as all else."""
 
-TRAINER_COMMAND = (sys.executable, "-m", "edge_client.trainer")
+TRAINER_COMMAND = (sys.executable, "-m", "edge_client.training.trainer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from edge_client.download import Gate
 from edge_client.engine_desk import EngineDesk, no_engines
 from edge_client.local_training import LocalTraining
 from edge_client.model_slot import ModelSlot
-from edge_client.probation import ProbationRules
+from edge_client.probation.probation import ProbationRules
 from edge_client.round_buffer import RoundBuffer
 from edge_client.serving.model import Workers
 from edge_client.sources.base import Source
 from edge_client.state_store import StateStore
-from edge_client.training_job import SamplerName
+from edge_client.training.job import SamplerName
 from federation.protocol.messages import Manifest
 from federation.transport.interfaces import BlobStore, Courier
 from models.specs import AnyTaskSpec

@@ -31,9 +31,9 @@ from edge_client.serving.model import Workers
 from edge_client.sources.opening import OpenSource
 from edge_client.state_store import StateStore
 from edge_client.status import STATUS_FILE
-from edge_client.trainer import BLOBS
-from edge_client.training_brake import TrainingBrake
-from edge_client.training_job import delete_round_data
+from edge_client.training.brake import TrainingBrake
+from edge_client.training.job import delete_round_data
+from edge_client.training.trainer import BLOBS
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
 from federation.service.logs import EventLogger

@@ -10,7 +10,7 @@ from devices.profiles import check_device, required_provider
 from edge_client.collector import CollectorSettings
 from edge_client.sources.opening import LearningSettings
 from edge_client.sources.uri import parse_sources
-from edge_client.training_job import SAMPLERS
+from edge_client.training.job import SAMPLERS
 from federation.errors import MalformedMessage, SettingsError, nearest
 from federation.protocol.limits import check_id
 

@@ -18,8 +18,8 @@ from edge_client.parts import Compute
 from edge_client.service import ClientService, Identity
 from edge_client.settings import ClientSettings
 from edge_client.sources.opening import source_opener
-from edge_client.trainer import IDLE, JSON_LOGS
-from edge_client.training_job import SamplerName
+from edge_client.training.job import SamplerName
+from edge_client.training.trainer import IDLE, JSON_LOGS
 from export.provider_options import without_engines
 from federation.service.data_dir import claim_data_dir
 from federation.service.health import Answer, Endpoints, HealthServer

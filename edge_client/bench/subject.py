@@ -105,7 +105,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
         SettingsError: No model was ever served there.
     """
     from edge_client.state_store import StateStore
-    from edge_client.trainer import BLOBS
+    from edge_client.training.trainer import BLOBS
     from federation.service.fleet_spec import task_of
     from federation.transport.blob_store import DiskBlobStore
 

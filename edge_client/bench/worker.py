@@ -19,7 +19,7 @@ from devices.profiles import CPU, CUDA
 from edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
 from edge_client.bench.subject import digest_of, task_from
 from export.artefact import Array
-from export.engine_cache import Workplace
+from export.engines.cache import Workplace
 from export.files import read_file, read_parameters
 from export.filling import filled
 from export.provider_options import BatchProfile
@@ -110,8 +110,8 @@ def _open(trial: Trial, folder: Path) -> Runtime:
 
 
 def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:
+    from export.engines.tensorrt import TensorRt
     from export.runtime import OnnxModel
-    from export.tensorrt import TensorRt
 
     maker, place = TensorRt(), Workplace(folder, folder / "engine", folder / "timing")
     profile = BatchProfile(min(trial.batches), min(trial.batches), max(trial.batches))

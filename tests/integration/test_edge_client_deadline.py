@@ -46,7 +46,7 @@ def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, m
 def test_torch_says_that_memory_ran_out_in_words_that_are_understood() -> None:
     script = (
         "import torch\n"
-        "from edge_client.training_guard import bound_memory, is_out_of_memory, _status_bytes\n"
+        "from edge_client.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
         "torch.nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 9, 9)).sum().backward()\n"
         "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "try:\n"

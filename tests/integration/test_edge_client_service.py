@@ -16,7 +16,7 @@ from support.client_world import TrainerThread, World, events
 from edge_client.local_training import TrainerProcess
 from edge_client.parts import Compute
 from edge_client.predictions import Shown
-from edge_client.probation import ProbationRules
+from edge_client.probation.probation import ProbationRules
 from edge_client.state_store import StateStore
 from federation.errors import Reason
 from federation.protocol.codec import decode
@@ -159,7 +159,7 @@ def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: py
     fleet = world(num_clients=1, num_rounds=1)
     rules = ProbationRules(duration_s=0.3, num_answered=10)
     client = fleet.start_client("cam-0", compute=Compute(probation=rules))
-    with caplog.at_level(logging.INFO, "edge_client.guard"):
+    with caplog.at_level(logging.INFO, "edge_client.probation.guard"):
         fleet.until(lambda: client.status()["serving_version"] >= 2, 60)  # the first one has nothing to go back to
         fleet.until(lambda: "probation passed" in caplog.messages, 30)
     assert client.status()["probation_version"] is None

@@ -22,13 +22,13 @@ from support.served_models import SCENE, TASK, Colours
 
 from edge_client.answerer import Answerer
 from edge_client.cameras.scene import SceneCamera
-from edge_client.guard import Guard
 from edge_client.inference import InferenceLoop
-from edge_client.memory_watch import MemoryWatch
 from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
 from edge_client.predictions import Prediction, Shown
-from edge_client.probation import ProbationRules
+from edge_client.probation.guard import Guard
+from edge_client.probation.probation import ProbationRules
 from edge_client.serving.loading import load_model
+from edge_client.serving.memory_watch import MemoryWatch
 from edge_client.serving.model import WorkerModel
 from edge_client.views.whole import WholePicture
 from federation.errors import ArtefactRejected, Reason

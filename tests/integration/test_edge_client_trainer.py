@@ -18,8 +18,8 @@ from edge_client.backoff import Backoff
 from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
 from edge_client.sources.base import Samples
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from edge_client.trainer import BLOBS, run_job
-from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data, write_round_data
+from edge_client.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data, write_round_data
+from edge_client.training.trainer import BLOBS, run_job
 from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.methods.records import RoundData

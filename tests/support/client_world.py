@@ -22,8 +22,8 @@ from edge_client.parts import Compute
 from edge_client.predictions import Shown
 from edge_client.service import ClientService, Identity
 from edge_client.sources.base import Samples
-from edge_client.trainer import answer
-from edge_client.training_job import TrainerReady, TrainJob
+from edge_client.training.job import TrainerReady, TrainJob
+from edge_client.training.trainer import answer
 from edge_client.views.pixels import to_pixels
 from edge_client.views.whole import WholePicture
 from federation.methods.steps.replay import eager_sampler

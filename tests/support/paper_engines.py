@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from export.engine_cache import Workplace
-from export.engines import EngineFailed, Progress
+from export.engines.cache import Workplace
+from export.engines.maker import EngineFailed, Progress
 from export.provider_options import BatchProfile, Provider
 
 NUM_PARTS = 11

@@ -23,7 +23,7 @@ from edge_client.serving.model import Workers
 from edge_client.session_logic import Step
 from edge_client.sources.base import Samples
 from edge_client.state_store import HeldDownload, StateStore, TrainingCommit, spec_digest
-from edge_client.training_job import TrainDone, TrainerReady, TrainFailed, TrainJob
+from edge_client.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob
 from edge_client.views.whole import WholePicture
 from federation.errors import ArtefactRejected, Reason, SettingsError
 from federation.protocol.codec import decode

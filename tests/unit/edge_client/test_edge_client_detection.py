@@ -14,7 +14,7 @@ from edge_client.predictions import Prediction, Shown
 from edge_client.quality import boxes_found, quality
 from edge_client.sources.base import Samples
 from edge_client.sources.opening import source_opener
-from edge_client.training_job import read_round_data, write_round_data
+from edge_client.training.job import read_round_data, write_round_data
 from edge_client.views.base import Answers
 from edge_client.views.detector import Detector
 from federation.errors import SettingsError

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_client.engine_desk import GIVE_UP_AFTER, EngineDesk
 from edge_client.model_slot import ServedModel
 from edge_client.serving.model import WorkerModel, Workers
-from export.engine_build import EngineBuild
-from export.engine_cache import EngineCache
-from export.engines import EngineFailed, artefact_digest
+from export.engines.build import EngineBuild
+from export.engines.cache import EngineCache
+from export.engines.maker import EngineFailed, artefact_digest
 from export.provider_options import BatchProfile
 from federation.protocol.tensors import encode_arrays
 from federation.transport.blob_store import DiskBlobStore

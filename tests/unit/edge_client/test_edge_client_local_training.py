@@ -7,7 +7,7 @@ import pytest
 
 from edge_client.backoff import Backoff
 from edge_client.local_training import IDLE_S, LocalTraining, TrainerEvent, TrainerExited, TrainerProcess
-from edge_client.training_job import (
+from edge_client.training.job import (
     TrainCourse,
     TrainDone,
     TrainerReady,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from devices.budget import Speed, TrainingAllowance, Work
-from edge_client.pacing import DeadlinePace, unit_of
-from edge_client.training_job import TrainCourse
+from edge_client.training.job import TrainCourse
+from edge_client.training.pacing import DeadlinePace, unit_of
 from federation.methods import METHODS
 from federation.methods.pace import ShouldStop, Stage
 from models.specs import TaskSpec

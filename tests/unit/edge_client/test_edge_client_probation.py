@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_client.answerer import Sample
-from edge_client.comparison import MIN_ANSWERS, MIN_TIMED, WINDOW, Compared, Comparisons
-from edge_client.guard import Guard
-from edge_client.memory_watch import MemoryWatch
 from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
-from edge_client.probation import Probation, ProbationRules
+from edge_client.probation.comparison import MIN_ANSWERS, MIN_TIMED, WINDOW, Compared, Comparisons
+from edge_client.probation.guard import Guard
+from edge_client.probation.probation import Probation, ProbationRules
+from edge_client.serving.memory_watch import MemoryWatch
 from edge_client.views.base import Answers, Inputs
 from edge_client.views.whole import WholePicture
 from federation.errors import ArtefactRejected, Reason

@@ -13,8 +13,8 @@ import pytest
 from devices.budget import TrainingAllowance
 from devices.limits import Reading, Throttle
 from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
-from edge_client.training_brake import TrainingBrake
-from edge_client.training_job import TrainerReady, TrainJob
+from edge_client.training.brake import TrainingBrake
+from edge_client.training.job import TrainerReady, TrainJob
 from federation.protocol.messages import FleetSpec, Manifest
 
 BUSY = """
@@ -60,7 +60,7 @@ def test_one_line_is_logged_when_training_is_slowed_and_one_when_it_is_free_agai
         return Reading(temperature_c, "cpu", temperature_c - 80.0)
 
     brake = TrainingBrake(read, Throttle(TrainingAllowance()), Recorded())
-    with caplog.at_level(logging.INFO, logger="edge_client.training_brake"):
+    with caplog.at_level(logging.INFO, logger="edge_client.training.brake"):
         for _ in range(17):
             brake.update()
     states = [record.__dict__["fields"]["state"] for record in caplog.records]

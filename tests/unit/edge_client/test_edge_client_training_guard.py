@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.training_guard import OutOfMemory, is_out_of_memory, with_batches_of, within_memory
+from edge_client.training.guard import OutOfMemory, is_out_of_memory, with_batches_of, within_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is promised is promised on Linux")
 
@@ -36,7 +36,7 @@ def test_training_yields_cores_and_is_killed_first(idle: bool) -> None:
     found = run(
         "import os, threading, time\n"
         "thread = threading.Thread(target=time.sleep, args=(60,), daemon=True); thread.start()\n"
-        "from edge_client.training_guard import yield_to_serving\n"
+        "from edge_client.training.guard import yield_to_serving\n"
         f"refused = yield_to_serving(idle={idle})\n"
         "tasks = [int(name) for name in os.listdir('/proc/self/task')]\n"
         f"print(refused, len(tasks), {{os.sched_getscheduler(t) for t in tasks}} == {{os.{policy}}},\n"
@@ -48,7 +48,7 @@ def test_training_yields_cores_and_is_killed_first(idle: bool) -> None:
 def test_memory_beyond_the_bound_is_refused_and_the_process_goes_on() -> None:
     found = run(
         "import numpy as np\n"
-        "from edge_client.training_guard import bound_memory, is_out_of_memory, _status_bytes\n"
+        "from edge_client.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
         "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "small = np.ones(50 << 20, np.uint8)\n"
         "try:\n"
@@ -64,7 +64,7 @@ def test_memory_beyond_the_bound_is_refused_and_the_process_goes_on() -> None:
 
 def test_a_bound_below_what_the_process_holds_is_refused_in_words() -> None:
     found = run(
-        "from edge_client.training_guard import OutOfMemory, bound_memory\n"
+        "from edge_client.training.guard import OutOfMemory, bound_memory\n"
         "try:\n"
         "    bound_memory(1 << 20)\n"
         "except OutOfMemory as error:\n"
@@ -77,7 +77,7 @@ def test_a_bound_below_what_the_process_holds_is_refused_in_words() -> None:
 def test_a_stopped_training_process_does_not_outlive_a_killed_client(tmp_path: Path) -> None:
     child_script = (
         "import os, signal, sys\n"
-        "from edge_client.training_guard import die_with_parent\n"
+        "from edge_client.training.guard import die_with_parent\n"
         "die_with_parent()\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from export.engine_build import EngineBuild
-from export.engine_cache import EngineCache
-from export.engines import EngineFailed, artefact_digest
+from export.engines.build import EngineBuild
+from export.engines.cache import EngineCache
+from export.engines.maker import EngineFailed, artefact_digest
 from export.provider_options import BatchProfile
 from tests.support.paper_engines import NUM_PARTS
 
@@ -105,8 +105,8 @@ KILLED = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from export.engine_build import EngineBuild
-    from export.engine_cache import EngineCache
+    from export.engines.build import EngineBuild
+    from export.engines.cache import EngineCache
     from export.provider_options import BatchProfile
 
     cache = EngineCache(Path(sys.argv[1]) / "engines", {"device": "paper"})

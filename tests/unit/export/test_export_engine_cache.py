@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from export.engine_cache import EngineCache
+from export.engines.cache import EngineCache
 from export.provider_options import BatchProfile
 
 PLATFORM = {"device": "Orin", "onnxruntime": "1.31.1", "tensorrt": "10.3.0"}
@@ -166,7 +166,7 @@ KILLED = textwrap.dedent(
     """
     import os, sys
     from pathlib import Path
-    from export.engine_cache import EngineCache
+    from export.engines.cache import EngineCache
     from export.provider_options import BatchProfile
 
     folder, platform = Path(sys.argv[1]), {"device": "Orin"}

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-import export.tensorrt
-from export.engines import EngineFailed
+import export.engines.tensorrt
+from export.engines.maker import EngineFailed
+from export.engines.tensorrt import TensorRt
 from export.provider_options import BatchProfile, largest_batch, without_engines
 from export.runtime import OnnxModel, _in_portions
-from export.tensorrt import TensorRt
 from federation.errors import ArtefactRejected
 
 NEEDED = ("libcublas.so.13", "libnvinfer.so.10", "libcudart.so.13")
@@ -66,7 +66,7 @@ def libraries(missing: str = "", gpus: int = 1) -> Any:
 
 @pytest.fixture
 def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(export.tensorrt, "needed_libraries", lambda path: NEEDED)
+    monkeypatch.setattr(export.engines.tensorrt, "needed_libraries", lambda path: NEEDED)
     (tmp_path / "provider.so").write_bytes(b"")
     return tmp_path / "provider.so"
 

@@ -1,4 +1,4 @@
-"""The training process: ``python -m edge_client.trainer``, one JSON job per line on standard input.
+"""The training process: ``python -m edge_client.training.trainer``, one JSON job per line on standard input.
 
 It is the only part of a client that imports torch. It ends when its input does, so it never outlives the client.
 """
@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from edge_client.training_guard import (
+from edge_client.training.guard import (
     bound_memory,
     die_with_parent,
     give_memory_back,
     within_memory,
     yield_to_serving,
 )
-from edge_client.training_job import (
+from edge_client.training.job import (
     SUB_GENERATOR_GRAPH,
     FromTrainer,
     TrainDone,
@@ -71,7 +71,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     deadline_at = None if job.left_s is None else time.monotonic() + job.left_s
     import torch
 
-    from edge_client.pacing import PacedRound
+    from edge_client.training.pacing import PacedRound
     from federation.methods.records import RoundData
     from federation.methods.seeding import seeded_generator
 

@@ -1,7 +1,7 @@
 """What is particular to one kind of engine, behind one seam: everything else about engines knows no more than this.
 
 An engine is a network compiled for one GPU. Building one takes seconds to minutes, so it happens beside serving (see
-``engine_build``), and its files are kept (see ``engine_cache``).
+``build``), and its files are kept (see ``cache``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from export.engine_cache import Workplace
+from export.engines.cache import Workplace
 from export.provider_options import BatchProfile, Provider
 from federation.errors import ReplayfleetError
 

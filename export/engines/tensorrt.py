@@ -16,13 +16,13 @@ import numpy as np
 
 from devices.profiles import CPU, CUDA, TENSORRT
 from devices.shared_libraries import needed_libraries
-from export.engine_cache import Workplace
-from export.engines import EngineFailed, Progress
+from export.engines.cache import Workplace
+from export.engines.maker import EngineFailed, Progress
 from export.inspection import input_names
 from export.provider_options import BatchProfile, Provider, cuda_options, tensorrt_options
 
-TENSORRT_MAKER = "export.tensorrt:TensorRt"
-"""What ``engine_build.EngineBuild`` takes."""
+TENSORRT_MAKER = "export.engines.tensorrt:TensorRt"
+"""What ``build.EngineBuild`` takes."""
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 """``CUdevice_attribute`` in ``cuda.h``."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from devices.budget import Plan, Speed, TrainingAllowance, Work, plan
-from edge_client.training_job import TrainCourse, TrainJob
+from edge_client.training.job import TrainCourse, TrainJob
 from federation.methods.lockstep import InStep
 from federation.methods.pace import ShouldStop, Stage
 from federation.methods.steps.memory import kind_of

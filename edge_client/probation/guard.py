@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from edge_client.answerer import Sample
-from edge_client.comparison import Compared
-from edge_client.memory_watch import MemoryWatch
 from edge_client.model_slot import ModelLost, ModelSlot, ServedModel
-from edge_client.probation import Probation, ProbationRules
+from edge_client.probation.comparison import Compared
+from edge_client.probation.probation import Probation, ProbationRules
+from edge_client.serving.memory_watch import MemoryWatch
 from edge_client.serving.model import WorkerModel
 from federation.errors import ArtefactRejected, Reason
 from federation.service.logs import EventLogger

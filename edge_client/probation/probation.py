@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_client.comparison import Compared, Comparisons
+from edge_client.probation.comparison import Compared, Comparisons
 from federation.errors import Reason
 
 

@@ -1,0 +1,1 @@
+"""Training in a process of its own: its jobs, its pace, its place behind serving."""
