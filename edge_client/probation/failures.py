@@ -36,11 +36,13 @@ class Failures:
         self._clock = clock
         self._version = -1
         self._in_a_row = self._in_all = 0
+        self._told = False  # one line for frames that fail in a row
         self._deaths: collections.deque[float] = collections.deque(maxlen=DEATHS_BEFORE_ROLLBACK)
 
     def answered(self) -> None:
         """A frame was answered."""
         self._in_a_row = 0
+        self._told = False
 
     def next_after(
         self, served: ServedModel, error: Exception, outputs: NDArray[np.float32] | None
@@ -56,8 +58,15 @@ class Failures:
         if active is not served:
             return active  # swapped in the middle of this frame
         self._count(served)
-        if self._in_a_row == 1:
+        successor = self._successor(served, error, outputs)
+        if successor is None and not self._told:
+            self._told = True
             log.warning("frame failed", version=served.version, error=error)
+        return successor
+
+    def _successor(
+        self, served: ServedModel, error: Exception, outputs: NDArray[np.float32] | None
+    ) -> ServedModel | None:
         on_probation = self._slot.on_probation is served
         if isinstance(error, ModelLost):
             return self._after_a_loss(served, error, on_probation)
@@ -69,7 +78,7 @@ class Failures:
 
     def _count(self, served: ServedModel) -> None:
         if served.version != self._version:
-            self._version, self._in_a_row, self._in_all = served.version, 0, 0
+            self._version, self._in_a_row, self._in_all, self._told = served.version, 0, 0, False
             self._deaths.clear()
         self._in_a_row += 1
         self._in_all += 1

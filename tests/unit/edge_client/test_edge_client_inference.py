@@ -207,15 +207,18 @@ class DiesOften:
         return np.tile(np.array([1, 0], np.float32), (len(images), 1))
 
 
-def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_death_rolled_back() -> None:
+def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_death_rolled_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     slot = _slot(says(0, 1), DiesOften())
     slot.confirm(1)
     answerer = Answerer(slot, VIEW)
     assert _answered_by(answerer, 6) == [1, 1, 0, 0, 0, 0], "two deaths cost nothing"
     assert answerer.counts.num_failed == 0
+    assert caplog.messages == ["model rolled back"], "no frame failed, so no line says so"
 
 
-def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else() -> None:
+def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     def dies(images: NDArray[np.float32]) -> NDArray[np.float32]:
         if images.any():
             raise ModelLost("SIGKILL")
@@ -225,6 +228,7 @@ def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else() -> N
     answerer = Answerer(slot, VIEW)
     assert [predicted(answerer.answer(picture(index, 255))) for index in range(5)] == [None] * 5
     assert answerer.counts.num_failed == 5
+    assert caplog.messages == ["frame failed"], "one line for all in a row"
     assert _answered_by(answerer, 1) == [None]
     assert slot.active is not None
 
