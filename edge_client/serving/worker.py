@@ -19,21 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.model_slot import Model
+from edge_client.serving import messages
 from edge_client.serving.area import Area
 from edge_client.serving.loading import LoadedModel, load_model
-from edge_client.serving.messages import (
-    MAX_PACKET_BYTES,
-    Answered,
-    Failed,
-    FromWorker,
-    Load,
-    Loaded,
-    Refused,
-    Run,
-    in_short,
-    packet,
-    to_worker,
-)
+from edge_client.serving.messages import MAX_PACKET_BYTES, Load, Run, in_short, packet, to_worker
 from federation.errors import ArtefactRejected, Reason
 
 _OUT_OF_MEMORY_FIRST = "500"
@@ -42,7 +31,8 @@ _OUT_OF_MEMORY_FIRST = "500"
 
 def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
     """Serve one model until the client's end of the control socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    for sign in (signal.SIGINT, signal.SIGTERM):  # the client's to handle; a process that left first would look crashed
+        signal.signal(sign, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_FIRST, encoding="ascii")
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -55,11 +45,11 @@ def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
         lane, memory = (int(fd) for fd in argument.split(":"))
         area = Area(memory, job.image_shape, model.output_shape)
         threading.Thread(target=_serve, args=(socket.socket(fileno=lane), area, model.run), daemon=True).start()
-    control.send(packet(Loaded(model.output_shape, model.runs_on, model.first_s)))
+    control.send(packet(messages.Loaded(model.output_shape, model.runs_on, model.first_s)))
     gone.join()
 
 
-def answer(images: int, area: Area, run: Model) -> FromWorker:
+def answer(images: int, area: Area, run: Model) -> messages.FromWorker:
     """Run the model on the first ``images`` images of the area, and leave the outputs there."""
     try:
         outputs = run(area.images[:images])
@@ -68,8 +58,8 @@ def answer(images: int, area: Area, run: Model) -> FromWorker:
             raise ValueError(f"outputs are {outputs.shape} {outputs.dtype}, expected {expected} float32")
         area.outputs[:images] = outputs
     except Exception as error:  # runtimes share no exception class
-        return Failed(in_short(error))
-    return Answered()
+        return messages.Failed(in_short(error))
+    return messages.Answered()
 
 
 def _loaded(job: Load, control: socket.socket, load: Callable[[Load], LoadedModel]) -> LoadedModel:
@@ -78,7 +68,7 @@ def _loaded(job: Load, control: socket.socket, load: Callable[[Load], LoadedMode
     except Exception as error:  # runtimes share no exception class
         reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
         detail = error.detail if isinstance(error, ArtefactRejected) else in_short(error)
-        control.send(packet(Refused(reason.value, in_short(detail))))
+        control.send(packet(messages.Refused(reason.value, in_short(detail))))
         sys.exit(0)
 
 

@@ -322,6 +322,18 @@ def test_under_hot_swaps_each_frame_has_the_answer_of_the_version_that_it_names(
     made.until(lambda: not any(runs(pid) for pid in pids[:-2] if pid is not None))
 
 
+def test_a_signal_to_the_whole_group_is_left_to_the_client(rig: Callable[..., Rig], colours: Colours) -> None:
+    made = rig()
+    made.start(colours.candidate(1))
+    made.slot.install(colours.candidate(2))
+    model = worker_of(made.slot)
+    assert model.pid is not None
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        os.kill(model.pid, sign)
+    made.answered(20)
+    assert (model.num_deaths, made.slot.num_rollbacks) == (0, 0)
+
+
 def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours) -> None:
     graph, parameters = (entry.digest for entry in colours.manifest(1).blobs)
     script = (
