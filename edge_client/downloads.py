@@ -56,8 +56,16 @@ class DownloadDesk:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        parts.records.begin()
+        gone = parts.records.begin()
         self._held = parts.records.held()
+        if gone is not None and self._held is not None:
+            log.error(
+                "model rolled back",
+                failed_version=gone.version,
+                version=self._held.manifest.version,
+                reason=gone.reason,
+                detail=gone.detail,
+            )
         self._sent_away = parts.records.sent_away()
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None

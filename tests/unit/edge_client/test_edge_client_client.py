@@ -396,7 +396,7 @@ def test_a_download_that_passed_its_probation_is_the_one_to_return_to(made: Harn
 
 
 def test_a_client_that_died_twice_on_probation_serves_the_model_before_and_says_so(
-    made: Harness, tmp_path: Path
+    made: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made.hear(announcement(0), offered(1))
     made.hear(announcement(1), offered(2))
@@ -404,9 +404,11 @@ def test_a_client_that_died_twice_on_probation_serves_the_model_before_and_says_
     second.hear()
     assert second.client.serving_version == 2
     assert second.slot.previous is not None, "there is a way back, should it fail again"
+    assert "model rolled back" not in caplog.messages
     third = Harness(tmp_path)
     third.hear()
     assert third.client.serving_version == 1
+    assert caplog.messages.count("model rolled back") == 1
     third.hear(announcement(1), offered(2))
     assert [told.version for told in third.rollbacks] == [2]
     assert third.courier.refused == ["rolled-back"]
