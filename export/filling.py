@@ -35,7 +35,7 @@ def filled(graph: bytes, parameters: Mapping[str, Array]) -> bytes:
         return graph
     parts = []
     for number, value in wire_fields(memoryview(graph)):
-        parts.append(protobuf_field(number, _filled_graph(value, parameters) if number == _GRAPH else value))
+        parts.append(_field(number, _filled_graph(value, parameters) if number == _GRAPH else value))
     return b"".join(parts)
 
 
@@ -44,23 +44,23 @@ def _filled_graph(graph: int | memoryview, parameters: Mapping[str, Array]) -> b
     parts = []
     for number, value in wire_fields(graph):
         name = _name(value) if number == _INITIALIZER and isinstance(value, memoryview) else ""
-        parts.append(protobuf_field(number, tensor_message(name, parameters[name]) if name in parameters else value))
+        parts.append(_field(number, _tensor_message(name, parameters[name]) if name in parameters else value))
     return b"".join(parts)
 
 
 def _name(tensor: memoryview) -> str:
-    return next((bytes(text).decode() for field, text in wire_fields(tensor) if field == _NAME), "")
+    return next((bytes(text).decode() for number, text in wire_fields(tensor) if number == _NAME), "")
 
 
-def tensor_message(name: str, array: Array) -> bytes:
+def _tensor_message(name: str, array: Array) -> bytes:
     """Return an initializer that holds its values."""
     raw = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    dims = b"".join(protobuf_field(_DIMS, side) for side in array.shape)
-    kind = protobuf_field(_DATA_TYPE, _ELEMENT_TYPES[array.dtype.name])
-    return dims + kind + protobuf_field(_NAME, name.encode()) + protobuf_field(_RAW_DATA, raw)
+    dims = b"".join(_field(_DIMS, side) for side in array.shape)
+    kind = _field(_DATA_TYPE, _ELEMENT_TYPES[array.dtype.name])
+    return dims + kind + _field(_NAME, name.encode()) + _field(_RAW_DATA, raw)
 
 
-def protobuf_field(number: int, value: int | bytes | memoryview) -> bytes:
+def _field(number: int, value: int | bytes | memoryview) -> bytes:
     """Return one protobuf field: a varint, or bytes with their length. Models and graphs have no other kinds."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)

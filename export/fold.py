@@ -4,18 +4,20 @@ Float16 and INT8 need it in the file. A BatchNorm in float16 divides by the root
 rounds twice where once is enough; folded into the convolution before it, it costs nothing.
 ``models.folding`` does the same to parameters that Eq. 3 descends through; here it is done to any graph.
 
-Axes: I input and O output channels of a convolution, Z latent.
+Axes: I input and O output channels of a convolution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from export.artefact import Array
 from federation.errors import ArtefactRejected, Reason
@@ -23,15 +25,18 @@ from federation.errors import ArtefactRejected, Reason
 _EPSILON = 1e-5
 """ONNX's default for BatchNormalization."""
 
+_COMPUTED = ("BatchNormalization", "Reshape")
+_FOLDED_INTO = ("Conv", "ConvTranspose")
+
 
 def fold(model: onnx.ModelProto) -> None:
-    """Compute constant reshapes and fold every BatchNorm of ``model``, whose parameters are in it, in place.
+    """Compute what depends on constants alone and fold every BatchNorm of ``model``, in place; it holds its parameters.
 
     Raises:
         ArtefactRejected: (wrong-layout) A BatchNorm follows something that it can't be folded into.
     """
     _lift_constants(model.graph)
-    _reshape_constants(model.graph)
+    _compute_constants(model)
     for node in [node for node in model.graph.node if node.op_type == "BatchNormalization"]:
         _fold_one(model.graph, node)
     _drop_unused(model.graph)
@@ -59,12 +64,17 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
     graph.node.extend(kept)
 
 
-def _reshape_constants(graph: onnx.GraphProto) -> None:
+def _compute_constants(model: onnx.ModelProto) -> None:
+    """Replace what ``simplify.project_latents`` and the exporter compute from parameters alone by its values."""
+    graph = model.graph
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
     values = _values(graph)
     for node in list(graph.node):
-        if node.op_type == "Reshape" and all(name in values for name in node.input) and values[node.input[1]].all():
-            reshaped = values[node.input[0]].reshape([int(side) for side in values[node.input[1]]])
-            graph.initializer.append(numpy_helper.from_array(reshaped, node.output[0]))
+        if node.op_type in _COMPUTED and all(name in values for name in node.input):
+            feeds = {name: values[name] for name in node.input}
+            computed: Any = ReferenceEvaluator(node, opsets=opsets).run(None, feeds)
+            values[node.output[0]] = computed[0]
+            graph.initializer.append(numpy_helper.from_array(computed[0], node.output[0]))
             graph.node.remove(node)
 
 
@@ -72,17 +82,9 @@ def _fold_one(graph: onnx.GraphProto, norm: onnx.NodeProto) -> None:
     values = _values(graph)
     affine = _affine(norm, values)
     producer = _only_producer(graph, norm.input[0])
-    if producer is None:
+    if producer is None or producer.op_type not in _FOLDED_INTO or not _is_own(graph, producer.input[1], values):
         raise _cannot(norm)
-    if producer.op_type in {"Conv", "ConvTranspose"} and _is_own(graph, producer.input[1], values):
-        _fold_convolution(graph, producer, affine, values)
-    elif producer.op_type == "Reshape":
-        product = _only_producer(graph, producer.input[0])
-        if product is None or product.op_type != "MatMul" or not _is_own(graph, product.input[1], values):
-            raise _cannot(norm)
-        _fold_product(graph, product, affine, values)
-    else:
-        raise _cannot(norm)
+    _fold_convolution(graph, producer, affine, values)
     producer.output[0] = norm.output[0]
     graph.node.remove(norm)
 
@@ -106,18 +108,6 @@ def _fold_convolution(
     _set(graph, convolution.input[1], weight * affine.scale.reshape(shape))
     convolution.input.append(f"{convolution.output[0]}_bias")
     _set(graph, convolution.input[2], folded_bias)
-
-
-def _fold_product(
-    graph: onnx.GraphProto, product: onnx.NodeProto, affine: _Affine, values: Mapping[str, Array]
-) -> None:
-    """Fold into latents (B, Z) times a matrix (Z, O * h * w) whose columns a Reshape makes maps of."""
-    matrix = values[product.input[1]]
-    columns_per_channel = matrix.shape[1] // len(affine.scale)
-    _set(graph, product.input[1], matrix * np.repeat(affine.scale, columns_per_channel))
-    product.op_type = "Gemm"
-    product.input.append(f"{product.output[0]}_bias")
-    _set(graph, product.input[2], np.repeat(affine.shift, columns_per_channel))
 
 
 def _only_producer(graph: onnx.GraphProto, name: str) -> onnx.NodeProto | None:

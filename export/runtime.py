@@ -17,7 +17,6 @@ from devices.profiles import CUDA, TENSORRT
 from devices.providers import preload_gpu_libraries, try_provider
 from export.binding import BoundRuns, OwnBuffers
 from export.filling import filled
-from export.fold_on_load import folded
 from export.inspection import TensorLayout, inspect_graph
 from export.provider_options import GPU_PROVIDERS, Provider, cuda_options, largest_batch
 from federation.errors import ArtefactRejected, Reason
@@ -73,8 +72,6 @@ class OnnxModel:
         on_gpu = names[0] in GPU_PROVIDERS
         if names[0] == TENSORRT:
             graph, supplied = filled(graph, supplied), {}
-        elif not on_gpu:
-            graph, supplied = folded(graph, supplied)
         # By its documentation ONNX Runtime takes these by reference: they must live as long as the session.
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in supplied.values()]
 

@@ -21,29 +21,55 @@ def drop_zero_biases(graph: onnx.GraphProto) -> None:
 
 
 def project_latents(graph: onnx.GraphProto) -> None:
-    """Turn the transposed convolution of a 1x1 map into the matrix product that it is.
+    """Turn the transposed convolution of a 1x1 map, and the norm behind it, into one matrix product with a bias.
 
     ONNX Runtime's transposed convolution works sample by sample; the product makes batches of replay about a fifth
-    faster and single images a tenth. The weight keeps its name and shape and is reshaped when the graph is loaded.
+    faster and single images a tenth. A norm in eval mode scales and shifts each channel, and ONNX Runtime folds none
+    through the reshaping that makes maps of the product's columns. So the norm is applied to the weight, without its
+    shift, and to zeros, which gives the bias. Both depend on parameters alone, so they are computed once, when the
+    graph is loaded, and the parameters keep their names and shapes.
     """
     producers = _producers(graph)
     shapes = {initializer.name: list(initializer.dims) for initializer in graph.initializer}
+    norms = {node.input[0]: node for node in graph.node if node.op_type == "BatchNormalization"}
+    vector = graph.input[0].name if len(graph.input[0].type.tensor_type.shape.dim) == 2 else ""
     nodes: list[onnx.NodeProto] = []
+    made: set[str] = set()
     for node in graph.node:
-        latents = _vector_behind(node.input[0], producers) if node.op_type == "ConvTranspose" else ""
-        if latents != graph.input[0].name or len(graph.input[0].type.tensor_type.shape.dim) != 2:
+        norm = norms.get(node.output[0]) if node.op_type == "ConvTranspose" else None
+        if norm is not None and _vector_behind(node.input[0], producers) == vector:
+            nodes += _product(vector, node.input[1], shapes[node.input[1]], norm)
+            made.add(norm.output[0])
+        elif node.output[0] not in made:
             nodes.append(node)
-            continue
-        weight, output = node.input[1], node.output[0]
-        in_channels, *rest = shapes[weight]
-        nodes += [
-            _integers(f"{output}_matrix_shape", [in_channels, int(np.prod(rest))]),
-            _integers(f"{output}_map_shape", [0, *rest]),
-            helper.make_node("Reshape", [weight, f"{output}_matrix_shape"], [f"{output}_matrix"]),
-            helper.make_node("MatMul", [latents, f"{output}_matrix"], [f"{output}_flat"]),
-            helper.make_node("Reshape", [f"{output}_flat", f"{output}_map_shape"], [output]),
-        ]
     _replace(graph, nodes)
+
+
+def _product(latents: str, weight: str, shape: list[int], norm: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return ``norm(latents (B, Z) x weight (Z, O, h, w))`` as nodes, the last of which makes the norm's output."""
+    in_channels, out_channels, *sides = shape
+    columns = out_channels * int(np.prod(sides))
+    scale, shift, mean, variance = norm.input[1:]
+    name = norm.output[0]
+
+    def normed(x: str, shift: str, mean: str, output: str) -> onnx.NodeProto:
+        node = helper.make_node("BatchNormalization", [x, scale, shift, mean, variance], [output])
+        node.attribute.extend(norm.attribute)
+        return node
+
+    return [
+        _constant(f"{name}_zero", np.zeros(out_channels, np.float32)),
+        _constant(f"{name}_zeros", np.zeros((1, out_channels, *sides), np.float32)),
+        _constant(f"{name}_matrix_shape", np.array([in_channels, columns])),
+        _constant(f"{name}_bias_shape", np.array([columns])),
+        _constant(f"{name}_map_shape", np.array([0, out_channels, *sides])),
+        normed(weight, f"{name}_zero", f"{name}_zero", f"{name}_scaled"),
+        normed(f"{name}_zeros", shift, mean, f"{name}_shift"),
+        helper.make_node("Reshape", [f"{name}_scaled", f"{name}_matrix_shape"], [f"{name}_matrix"]),
+        helper.make_node("Reshape", [f"{name}_shift", f"{name}_bias_shape"], [f"{name}_bias"]),
+        helper.make_node("Gemm", [latents, f"{name}_matrix", f"{name}_bias"], [f"{name}_flat"]),
+        helper.make_node("Reshape", [f"{name}_flat", f"{name}_map_shape"], [name]),
+    ]
 
 
 def drop_dead_nodes(graph: onnx.GraphProto) -> None:
@@ -77,8 +103,8 @@ def _vector_behind(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
     return name
 
 
-def _integers(name: str, values: list[int]) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values, np.int64), name))
+def _constant(name: str, values: np.ndarray) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(values, name))
 
 
 def _replace(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

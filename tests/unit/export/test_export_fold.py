@@ -62,16 +62,17 @@ def test_a_transposed_convolution_has_its_channels_on_the_other_axis():
     same_answers(model([transposed, NORM], (2, 4, 4), {"w": weights(2, 5, 4, 4)}), (2, 4, 4))
 
 
-def test_projected_latents_become_one_product_with_a_bias():
+def test_what_depends_on_constants_alone_is_computed():
     nodes = [
+        helper.make_node("BatchNormalization", ["w", *NORM.input[1:]], ["scaled"], epsilon=1e-3),
         helper.make_node("Constant", [], ["matrix_shape"], value=numpy_helper.from_array(np.array([6, 20]), "c")),
-        helper.make_node("Reshape", ["w", "matrix_shape"], ["matrix"]),
-        helper.make_node("MatMul", ["x", "matrix"], ["flat"]),
+        helper.make_node("Reshape", ["scaled", "matrix_shape"], ["matrix"]),
+        helper.make_node("Gemm", ["x", "matrix"], ["flat"]),
         helper.make_node("Reshape", ["flat", "map"], ["y"]),
-        NORM,
     ]
     folded = same_answers(model(nodes, (6,), {"w": weights(6, 5, 2, 2), "map": np.array([0, 5, 2, 2])}), (6,))
     assert [node.op_type for node in folded.graph.node] == ["Gemm", "Reshape"]
+    assert {tensor.name for tensor in folded.graph.initializer} == {"matrix", "map"}
 
 
 @pytest.mark.parametrize(
