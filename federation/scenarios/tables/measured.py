@@ -104,7 +104,7 @@ def _cell(
         reference = references.get((column.slug, seed))
         upper = results.of(reference) if reference is not None else None
         for metric, value in measured(result, upper).items():
-            if metric in table.metrics:
+            if metric in (*table.metrics, *table.also):
                 values.setdefault(metric, []).append(value)
     return Cell(
         row=row,

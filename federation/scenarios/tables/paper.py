@@ -127,6 +127,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         number: as printed; ``v1-`` before those of the first version.
         title: what it shows.
         metrics: what each group of numbers holds.
+        also: metrics that only ours has, beside them.
         columns: what the groups were measured on.
         rows: methods.
         notes: errors of the paper.
@@ -136,6 +137,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     number: str
     title: str
     metrics: tuple[str, ...]
+    also: tuple[str, ...] = ()
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[Note, ...] = ()

@@ -90,8 +90,9 @@ class Report:
         return [cell for cell in self.cells if cell.column.slug == column.slug]
 
     def _column(self, column: Column) -> list[str]:
-        metrics, place = self.table.metrics, self.table.columns.index(column)
+        metrics, also, place = self.table.metrics, self.table.also, self.table.columns.index(column)
         names = [f"{_UNITS[metric]}, {who}" for metric in metrics for who in ("paper", "ours")]
+        names += [f"{_UNITS[metric]}, ours" for metric in also]
         lines = [f"| method | {' | '.join(names)} | seeds |", f"|---|{'--:|' * (len(names) + 1)}"]
         footnotes = Footnotes(self.table.notes)
         for cell in self._of(column):
@@ -102,6 +103,7 @@ class Report:
                 for metric in metrics
                 for text in (printed[metric] + marks if metric in printed else "-", _ours(cell.ours(metric)))
             ]
+            texts += [_ours(cell.ours(metric)) for metric in also]
             lines.append(f"| {_label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
         return [*lines, *footnotes.lines()]
 

@@ -161,6 +161,20 @@ def test_a_variant_runs_as_its_method_with_its_settings_under_its_own_name(table
     assert "| nudge-strong | `strength=3.0` |" in (tmp_path / "out/table-1.md").read_text()
 
 
+@pytest.mark.parametrize("number", ["3", "4"])
+def test_ablations_and_lambda_have_update_counts_beside_the_papers_metrics(table: Table, tmp_path: Path, number: str):
+    table(number, "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE)
+    lines = (tmp_path / f"out/table-{number}.md").read_text().splitlines()
+    head = next(line for line in lines if line.startswith("| method | AA"))
+    assert head.endswith("| AR [%], ours | AUC, ours | seeds |")
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith(("| Centralized", "| `nudge`"))}
+    assert rows["Centralized (`centralized`)"].endswith("| 0.00 | - | 1 |")
+    result = json.loads((tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json").read_text())
+    updates = result["summary"]["sub_generator_updates"]
+    assert updates > 0
+    assert rows["`nudge`, not in the paper's table"].endswith(f"| {updates:.2f} | 1 |")
+
+
 def test_a_dry_run_shows_commands_that_do_the_same_and_writes_nothing(table: Table, tmp_path: Path):
     code, out, _ = table("1", "--methods", "nudge", "--scenario", "gradual", *SIZE, "--dry-run")
     assert code == 0
