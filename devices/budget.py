@@ -6,7 +6,8 @@ The rules of a cut, in this order:
    the round) share the time in proportion to their full lengths, so that each gets the same part of its epochs.
 2. If that part is less than ``MIN_SHARE``, which is too little for a sub-generator to draw anything recognisable, fewer
    of them are trained: those of the classes with most samples.
-   In a first round, of whose speed there is only a guess, all are tried.
+   In a first round, of whose speed there is only a guess, all are tried. Once the task model is trained, the first of
+   them has what time there is, however little: nothing else would use it.
 3. Sub-generators that can wait (classes that drifted) are trained whole, worst first, in time that is left over. A
    device that never has time for a whole one trains the worst for as long as there is.
 
@@ -150,6 +151,8 @@ def plan(allowance: TrainingAllowance, left_s: float | None, speed: Speed, work:
     new_full_s = [max(1, steps) * sub_step_s for steps in work.new]
     is_guess = speed.task_step_s is None
     num_new = len(new_full_s) if is_guess and usable_s > 0 else _most_that_fit(task_full_s, new_full_s, usable_s)
+    if num_new == 0 and work.new and not work.task_steps and usable_s >= sub_step_s:
+        num_new = 1
     must_s = task_full_s + sum(new_full_s[:num_new])
     stretch = usable_s / must_s if must_s > 0 else 1.0
     new_s = [full_s * stretch for full_s in new_full_s[:num_new]] + [0.0] * (len(work.new) - num_new)

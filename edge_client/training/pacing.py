@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import msgspec
 
 from devices.budget import Plan, Speed, TrainingAllowance, Work, plan
 from edge_client.training.job import TrainCourse, TrainJob
-from federation.methods.lockstep import InStep
 from federation.methods.pace import ShouldStop, Stage
 from federation.methods.steps.memory import kind_of
 from federation.methods.steps.sub_generators import SubGeneratorKind, WganGp
@@ -51,7 +51,7 @@ class PacedRound:
     def begin(self, method: Any, speed: Speed) -> dict[str, DeadlinePace]:
         """Return what to hand to ``method.local_round`` beside its usual arguments; begins anew if called again."""
         self._name = method.name
-        if not isinstance(method, InStep):
+        if "pace" not in signature(method.local_round).parameters:
             return {}
         job = self._job
         self._pace = DeadlinePace(
@@ -127,6 +127,7 @@ class DeadlinePace:
         self._began_at = clock()
         self._task: _Clocked | None = None
         self._sub_generators: list[_Clocked] = []
+        self._full_sub_generators: int | None = None
         self._num_lost = 0
         self._course = TrainCourse(round_index)
 
@@ -153,10 +154,11 @@ class DeadlinePace:
             new=tuple(one.num_steps for one in waiting if not one.can_wait),
             drifted=tuple(one.num_steps for one in waiting if one.can_wait),
         )
-        if not self._sub_generators and not self._num_lost:
-            self._tell(full_sub_generators=len(waiting))
+        if self._full_sub_generators is None:
+            self._full_sub_generators = len(waiting)
         self._tell(
             sub_generators=len(self._sub_generators) + planned.num_now,
+            full_sub_generators=self._full_sub_generators,
             lost=self._num_lost + planned.new_s.count(0.0),
         )
         seconds = (*planned.new_s, *planned.drifted_s)[0]
@@ -186,6 +188,8 @@ class DeadlinePace:
         speed = self._speed
         if speed.task_step_s is None and self._task is not None:
             speed = replace(speed, task_step_s=_per_step([self._task]))
+        if speed.sub_generator_step_s is None:
+            speed = replace(speed, sub_generator_step_s=_per_step(self._sub_generators))
         if speed.other_s is not None:
             speed = replace(speed, other_s=max(0.0, speed.other_s - self._other_s()))
         return plan(self._allowance, left_s, speed, replace(self._unit, **steps))

@@ -64,6 +64,14 @@ def test_a_hundred_new_classes_of_which_few_fit_get_a_tenth_of_their_length_each
     assert found.task_s + sum(found.new_s) == pytest.approx(5.5)
 
 
+def test_the_first_new_class_has_all_time_that_nothing_else_would_use() -> None:
+    found = planned(1.5, Work(new=(200, 200), drifted=(20,)))  # 0.5 s, half of a tenth of 10 s
+    assert found.new_s == pytest.approx((0.5, 0.0))
+    assert found.drifted_s == (0.0,)
+    assert planned(1.04, Work(new=(200,))).new_s == (0.0,)  # less than a step
+    assert planned(1.5, Work(task_steps=50, new=(200,))).new_s == (0.0,)  # the task model uses it
+
+
 def test_drifted_sub_generators_are_trained_whole_and_worst_first_in_time_that_is_left_over() -> None:
     found = planned(6.0, Work(new=(40,), drifted=(20, 30, 10)))  # 2 s are due; 1 s, 1.5 s and 0.5 s may follow
     assert found.num_now == 4

@@ -93,6 +93,27 @@ def test_without_time_training_stops_after_a_step_and_says_that_it_is_late() -> 
     assert rig.said[-1].text() == "epochs 0.2 of 8, late"
 
 
+def test_a_drifted_sub_generator_that_fits_is_never_called_short() -> None:
+    rig = Rig(100.0)
+    task, drifted = Stage(1, 5), Stage(2, 5, can_wait=True)
+    rig.run(rig.pace.task_model(task, []), task, 0.1)
+    assert rig.pace.sub_generator(drifted, []) is not None
+    rig.pace.finish()
+    assert [course.is_short for course in rig.said] == [False, False, False]
+
+
+def test_a_first_round_that_began_with_a_hiccup_still_uses_its_time() -> None:
+    rig = Rig(100.0, Speed())
+    task, new = Stage(1, 5), Stage(100, 10)
+    rig.run(rig.pace.task_model(task, [new] * 2), task, 10.0)  # at that speed not a hundredth of a sub-generator fits
+    should_stop = rig.pace.sub_generator(new, [new])
+    assert should_stop is not None
+    assert rig.run(should_stop, new, 0.01) == 1000
+    assert rig.pace.sub_generator(new, []) is not None  # as fast as the one before it
+    rig.pace.finish()
+    assert rig.said[-1].text() == "epochs 0.2 of 1, 2 of 2 sub-generators"
+
+
 def test_in_a_first_round_the_task_models_steps_tell_how_long_those_of_sub_generators_take() -> None:
     rig = Rig(100.0, Speed())
     task, new = Stage(1, 10), Stage(100, 10)
