@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 
 from federation.methods.buffered_method import BufferedMethod
+from federation.methods.pace import Pace
 from federation.methods.records import RoundData, Sampler
 from federation.methods.steps.buffered_training import Base, train_with_buffer
 from federation.methods.steps.reservoir import Reservoir
@@ -36,9 +37,16 @@ class AGEM(BufferedMethod, AveragingMethod):
     name: ClassVar[str] = "agem"
 
     def local_round(
-        self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: Reservoir,
+        data: RoundData,
+        download: TaskDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[Reservoir, TaskUpload]:
         """Train on this round's data, each step's gradient projected against the buffer's (A-GEM, Eq. 11)."""
         del sampler
-        parameters, kept = train_with_buffer(self, Base("agem"), download.task_parameters, data, state, rng)
+        parameters, kept = train_with_buffer(self, Base("agem"), download.task_parameters, data, state, rng, pace)
         return kept, TaskUpload(parameters, len(data.labels))

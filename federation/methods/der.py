@@ -22,6 +22,7 @@ import torch
 
 from federation.methods import checks
 from federation.methods.buffered_method import BufferedMethod
+from federation.methods.pace import Pace
 from federation.methods.records import RoundData, Sampler
 from federation.methods.steps.buffered_training import Base, train_with_buffer
 from federation.methods.steps.reservoir import Reservoir
@@ -48,10 +49,17 @@ class DER(BufferedMethod, AveragingMethod):
         checks.within(0.0, math.inf, self, ["alpha", "beta"])
 
     def local_round(
-        self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: Reservoir,
+        data: RoundData,
+        download: TaskDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[Reservoir, TaskUpload]:
         """Minimise ``loss(new) + alpha * MSE(logits, logits when met) + beta * loss(kept)`` (DER; DER++ with beta)."""
         del sampler
         base = Base("der", self.alpha, self.beta)
-        parameters, kept = train_with_buffer(self, base, download.task_parameters, data, state, rng)
+        parameters, kept = train_with_buffer(self, base, download.task_parameters, data, state, rng, pace)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -42,6 +42,7 @@ import torch
 from federation.methods import checks
 from federation.methods import fedgp_records as fleet
 from federation.methods.buffered_method import BufferedMethod
+from federation.methods.pace import Pace
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import forked_generator
 from federation.methods.steps.averaging import weighted_average
@@ -96,15 +97,22 @@ class FedGP(BufferedMethod):
         return gradient_layout(self.task) if name == fleet.GRADIENT else task_upload_layout(self.task, name)
 
     def local_round(
-        self, state: Reservoir, data: RoundData, download: fleet.Download, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: Reservoir,
+        data: RoundData,
+        download: fleet.Download,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[Reservoir, fleet.Upload]:
         """Take the average model's gradient on the buffer, then train it against g_ref (ClientUpdate, Eq. 4)."""
         del sampler
         start = download.task_parameters
         gradient = self.buffer_gradient(state, start, rng)
         reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
-        base = Base(self.base, self.alpha, self.beta)
-        parameters, kept = train_with_buffer(self, base, start, data, state, rng, reference)
+        base = Base(self.base, self.alpha, self.beta, reference)
+        parameters, kept = train_with_buffer(self, base, start, data, state, rng, pace)
         return kept, fleet.Upload(parameters, len(data.labels), gradient)
 
     def buffer_gradient(self, reservoir: Reservoir, average: Parameters, rng: torch.Generator) -> Parameters:

@@ -3,7 +3,7 @@
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. With ``mu = 0`` this is FedAvg.
 Differences from the paper:
 
-1. Every client runs all its epochs; the paper lets stragglers stop early at an inexact solution.
+1. A client runs all its epochs unless a pace ends them, which is the paper's straggler with its inexact solution.
 2. The aggregator averages by data volume over whoever uploaded, as here for FedAvg; the paper draws clients by volume
    and averages them evenly.
 3. BatchNorm statistics are averaged like parameters and have no proximal term; the paper's models have none.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from federation.methods import checks
+from federation.methods.pace import Pace
 from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.steps.objective import loss_of
 from federation.methods.steps.task_model import Optimisation, descend
@@ -53,7 +54,14 @@ class FedProx(AveragingMethod):
         checks.within(0.0, math.inf, self, ["mu"])
 
     def local_round(
-        self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: NoState,
+        data: RoundData,
+        download: TaskDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[NoState, TaskUpload]:
         """Minimise ``F_k(w) + mu/2 |w - w_t|^2`` from ``w_t`` on this round's data alone (Eq. 2)."""
         del sampler
@@ -63,5 +71,6 @@ class FedProx(AveragingMethod):
             loss = loss_of(self.task, module, data.images[batch], data.labels[batch])
             return loss + self.mu / 2 * squared_distance(module, start) if self.mu > 0 else loss
 
-        parameters = descend(self.task, start, len(data.labels), Optimisation.of(self), rng, batch_loss)
+        optimisation = Optimisation.of(self).paced(len(data.labels), pace)
+        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, TaskUpload(parameters, len(data.labels))

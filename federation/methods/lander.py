@@ -42,6 +42,7 @@ from torch.nn import functional as F
 
 from federation.methods import checks
 from federation.methods.image_synthesis_method import AnsweredPool, ImageSynthesisMethod
+from federation.methods.pace import Pace
 from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
@@ -93,7 +94,14 @@ class Lander(ImageSynthesisMethod):
         checks.within(0.0, math.inf, self, [*weights, "scale_learning_rate"])
 
     def local_round(
-        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: NoState,
+        data: RoundData,
+        download: SynthesisDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[NoState, CountedUpload]:
         """Minimise ``cur (CE + 5 bound) of real samples + pre (soft CE + feature MSE) of synthetic images``."""
         del sampler
@@ -117,6 +125,7 @@ class Lander(ImageSynthesisMethod):
                 return loss
             return loss + earlier_share * replay_loss(replay, features[size:], logits[size:], replayed)
 
+        optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 

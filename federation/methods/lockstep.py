@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from federation.methods.pace import Pace, Stage, steps_per_epoch
+from federation.methods.pace import Pace, Stage
 from federation.methods.records import ClientId, RoundData, Sampler
 from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
 from federation.methods.steps.memory import Retraining, train_all, train_in_time
@@ -48,11 +48,8 @@ class TrainTaskModel:
 
     def alone(self, pace: Pace | None = None) -> Any:
         """Train this one, for as long as ``pace`` allows."""
-        job, optimisation = self.job, self.optimisation
-        if pace is not None:
-            steps = steps_per_epoch(len(job.images), optimisation.batch_size)
-            should_stop = pace.task_model(Stage(optimisation.num_epochs, steps), self.ahead)
-            optimisation = replace(optimisation, should_stop=should_stop)
+        job = self.job
+        optimisation = self.optimisation.paced(len(job.images), pace, self.ahead)
         return train_task_model(
             self.spec, job.start, job.images, job.labels, optimisation, job.rng, alignment=job.alignment
         )

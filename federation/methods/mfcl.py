@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from federation.methods import checks
+from federation.methods.pace import Pace
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
@@ -122,12 +123,20 @@ class MFCL(SynthesisMethod):
         checks.within(1e-3, 2.0, self, ["pixel_std"])
 
     def local_round(
-        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: NoState,
+        data: RoundData,
+        download: SynthesisDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[NoState, CountedUpload]:
         """Minimise Eq. 9 from the average model, on this round's samples and a fresh synthetic batch per step."""
         del sampler
         counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
         if not download.generator:
+            optimisation = optimisation.paced(len(data.labels), pace)
             parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
             return state, CountedUpload(parameters, counts)
         old = data_free.frozen_task_model(self.task, start)
@@ -147,6 +156,7 @@ class MFCL(SynthesisMethod):
             distance = head_weighted_distance(features, earlier, old.head.weight[seen])
             return current + self.head_weight * head + self.feature_weight * distance
 
+        optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from federation.methods import checks
 from federation.methods import pfedgraph_records as graph
+from federation.methods.pace import Pace
 from federation.methods.records import ClientId, Parameters, RoundData, Sampler
 from federation.methods.steps.averaging import check_distribution, weighted_average
 from federation.methods.steps.simplex import project_to_simplex
@@ -206,10 +207,24 @@ class PFedGraph(TaskMethod):
         return task_upload_layout(self.task, "task") if name in ("task", "initial") else None
 
     def local_round(
-        self, state: NoState, data: RoundData, download: graph.Download, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: NoState,
+        data: RoundData,
+        download: graph.Download,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[NoState, graph.Upload]:
         """Minimise ``F_i(theta) -+ weight * cos(theta, personalised model)`` from the personalised model (Eq. 1)."""
         del sampler
+        optimisation = Optimisation.of(self).paced(len(data.labels), pace)
+        return state, self.trained(data, download, rng, optimisation)
+
+    def trained(
+        self, data: RoundData, download: graph.Download, rng: torch.Generator, optimisation: Optimisation
+    ) -> graph.Upload:
+        """Return what a client sends after training on these samples."""
         start = download.task_parameters
         weight = 0.0 if download.is_initial else self.regulariser_weight
         signed = -weight if self.regulariser_sign == "minus" else weight
@@ -218,8 +233,8 @@ class PFedGraph(TaskMethod):
             loss = F.cross_entropy(module(data.images[batch]), data.labels[batch])
             return loss + signed * cosine_to(module, start) if signed else loss
 
-        parameters = descend(self.task, start, len(data.labels), Optimisation.of(self), rng, batch_loss)
-        return state, graph.Upload(parameters, len(data.labels), start if download.is_initial else {})
+        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
+        return graph.Upload(parameters, len(data.labels), start if download.is_initial else {})
 
     def aggregate(
         self,

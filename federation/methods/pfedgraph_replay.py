@@ -19,12 +19,12 @@ import torch
 
 from federation.methods import packing
 from federation.methods import pfedgraph_records as graph
+from federation.methods.pace import Pace
 from federation.methods.pfedgraph import PFedGraph
 from federation.methods.records import Artefacts, RoundData, Sampler
 from federation.methods.seeding import split_generator
-from federation.methods.steps.memory import Memory, MemorySettings, retrained, retrainings, with_replay
-from federation.methods.steps.task_model import judge_with
-from federation.methods.task_records import NoState
+from federation.methods.steps.memory import Memory, MemorySettings, first_trainings, retrained, retrainings, with_replay
+from federation.methods.steps.task_model import Optimisation, judge_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,24 @@ class PFedGraphReplay(PFedGraph, MemorySettings):
         self.check_memory()
 
     def local_round(
-        self, state: Any, data: RoundData, download: graph.Download, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: Any,
+        data: RoundData,
+        download: graph.Download,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[Any, Any]:
         """Run pFedGraph's local round on this round's data and replay, then train drifted sub-generators (4.1.2)."""
         judge = judge_with(self.task, download.task_parameters)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
         joined, training = mixed.joined(), split_generator(rng)
-        _, plain = PFedGraph.local_round(self, NoState(), joined, download, training, sampler=sampler)
+        optimisation = Optimisation.of(self).paced(len(joined.labels), pace, first_trainings(self, state, mixed))
+        plain = self.trained(joined, download, training, optimisation)
         judge = judge_with(self.task, plain.task_parameters)
-        updated = retrained(self, retrainings(self, state, mixed, judge, split_generator(rng), sampler))
+        work = retrainings(self, state, mixed, judge, split_generator(rng), sampler)
+        updated = retrained(self, work, pace)
         num_filled = mixed.replay.num_filled
         upload = Upload(plain.task_parameters, len(data.labels), plain.initial, len(updated), num_filled)
         return state.after(data, updated), upload

@@ -145,7 +145,7 @@ class Method(Protocol):
     def local_round(
         self, state: Any, data: RoundData, download: Any, rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[Any, Any]:
-        """One client's half of a round: (state, upload)."""
+        """One client's half of a round: (state, upload); a ``pace: Pace | None`` beside these may shorten it."""
 
     def aggregate(
         self, state: Any, uploads: Mapping[ClientId, Any], rng: torch.Generator, *, sampler: Sampler

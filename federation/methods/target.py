@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from federation.methods import checks
 from federation.methods.image_synthesis_method import ImageSynthesisMethod
+from federation.methods.pace import Pace
 from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps.data_free import Observation
@@ -76,12 +77,20 @@ class Target(ImageSynthesisMethod):
         checks.within(0.0, math.inf, self, ["distillation_weight", "latent_learning_rate"])
 
     def local_round(
-        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+        self,
+        state: NoState,
+        data: RoundData,
+        download: SynthesisDownload,
+        rng: torch.Generator,
+        *,
+        sampler: Sampler,
+        pace: Pace | None = None,
     ) -> tuple[NoState, CountedUpload]:
         """Minimise ``CE of real samples + w soft CE with the average model on synthetic images``, T = 2."""
         del sampler
         counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
         if not download.synthetic:
+            optimisation = optimisation.paced(len(data.labels), pace)
             parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
             return state, CountedUpload(parameters, counts)
         replay = self._replay(download, split_generator(rng))
@@ -93,6 +102,7 @@ class Target(ImageSynthesisMethod):
             current = current_loss(logits[:size], data.labels[batch], absent)
             return current + self.distillation_weight * replay.distillation(logits[size:], replayed)
 
+        optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from federation.methods.pace import Pace
 from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import forked_generator
 from federation.methods.steps.objective import task_loss
@@ -47,11 +48,13 @@ class Base:
         name: one of ``BASES``.
         alpha: weight of DER's term; the others have none. 0 leaves it out.
         beta: weight of DER++'s further term, likewise.
+        reference: (P,) FedGP's gradient, which every step's gradient is projected against; None where there is none.
     """
 
     name: str = "plain"
     alpha: float = 0.0
     beta: float = 0.0
+    reference: Tensor | None = None
 
 
 def train_with_buffer(
@@ -61,7 +64,7 @@ def train_with_buffer(
     data: RoundData,
     reservoir: Reservoir,
     rng: torch.Generator,
-    reference: Tensor | None = None,
+    pace: Pace | None = None,
 ) -> tuple[dict[str, Tensor], Reservoir]:
     """Return the task model after a round's training, and the reservoir after the round's samples.
 
@@ -75,13 +78,12 @@ def train_with_buffer(
         data: this round's.
         reservoir: before the round.
         rng: on the CPU.
-        reference: (P,) FedGP's gradient, which every step's gradient is projected against; None where there is none.
+        pace: says when to stop; None for the full length. Samples that no step met stay out of the reservoir.
     """
     keeping, drawing = forked_generator(rng, "reservoir"), forked_generator(rng, "buffer")
-    steps = _Steps(settings, base, data, reservoir, reference, keeping, drawing)
-    parameters = descend(
-        settings.task, start, len(data.labels), Optimisation.of(settings), rng, steps.loss, steps.after_backward
-    )
+    steps = _Steps(settings, base, data, reservoir, keeping, drawing)
+    optimisation = Optimisation.of(settings).paced(len(data.labels), pace)
+    parameters = descend(settings.task, start, len(data.labels), optimisation, rng, steps.loss, steps.after_backward)
     return parameters, steps.reservoir
 
 
@@ -94,7 +96,6 @@ class _Steps:
         base: Base,
         data: RoundData,
         reservoir: Reservoir,
-        reference: Tensor | None,
         keeping: torch.Generator,
         drawing: torch.Generator,
     ) -> None:
@@ -102,7 +103,6 @@ class _Steps:
         self._settings = settings
         self._base = base
         self._data = data
-        self._reference = reference
         self._keeping = keeping
         self._drawing = drawing
         self._loss = task_loss(settings.task)
@@ -136,8 +136,8 @@ class _Steps:
             with computing_in(self._settings.precision, met[IMAGES].device):
                 own = loss_gradient(self._settings.task, module, met[IMAGES], met[LABELS])
             project_gradient(module, joined(own, own))
-        if self._reference is not None:
-            project_gradient(module, self._reference)
+        if self._base.reference is not None:
+            project_gradient(module, self._base.reference)
         self._keep_new_samples()
 
     def _keep_new_samples(self) -> None:

@@ -342,9 +342,13 @@ def retrainings(
     return drifted
 
 
-def retrained(settings: MemorySettings, work: Mapping[int, Retraining]) -> dict[int, SubGenerator]:
-    """Return the sub-generators after training."""
-    return dict(zip(work, train_all(settings.sub_generator_kind(), list(work.values())), strict=True))
+def retrained(
+    settings: MemorySettings, work: Mapping[int, Retraining], pace: Pace | None = None
+) -> dict[int, SubGenerator]:
+    """Return the sub-generators after training, without those that ``pace`` leaves for a later round."""
+    kind, ordered = settings.sub_generator_kind(), list(work.values())
+    trained = train_all(kind, ordered) if pace is None else train_in_time(kind, ordered, pace)
+    return {key: result for key, result in zip(work, trained, strict=True) if result is not None}
 
 
 def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: bool | None = None) -> list[SubGenerator]:

@@ -5,9 +5,9 @@ Axes: B batch, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, overload
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from federation.methods.pace import ShouldStop, never
+from federation.methods.pace import Pace, ShouldStop, Stage, never, steps_per_epoch
 from federation.methods.records import Judge, Parameters
 from federation.methods.steps.objective import task_loss
 from models.build import build_task_model
@@ -103,6 +103,19 @@ class Optimisation:
             weight_decay=settings.weight_decay,
             precision=settings.precision,
         )
+
+    def paced(self, num_samples: int, pace: Pace | None, ahead: Sequence[Stage] = ()) -> Optimisation:
+        """Return this with an end where ``pace`` says; as it is without a pace. The training begins now.
+
+        Args:
+            num_samples: how many samples an epoch goes through.
+            pace: who decides; None for the full length.
+            ahead: sub-generators that are sure to be trained after it.
+        """
+        if pace is None:
+            return self
+        stage = Stage(self.num_epochs, steps_per_epoch(num_samples, self.batch_size))
+        return replace(self, should_stop=pace.task_model(stage, ahead))
 
 
 @dataclass(frozen=True, slots=True)

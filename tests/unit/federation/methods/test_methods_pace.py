@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.sub_generators import WganGp
 from federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from federation.methods.steps.wgan_gp import SubGenerator, new_sub_generator
+from federation.service.presets import settings_for
 from models.build import build_task_model, initialise
 from models.specs import TaskSpec
 
@@ -129,15 +132,55 @@ def round_of(method: str, data: RoundData, state: Any = None, **options: Any) ->
     return made
 
 
+def same_records(left: Any, right: Any) -> bool:
+    left_sets, right_sets = left.pack().parameter_sets, right.pack().parameter_sets
+    return (
+        left_sets.keys() == right_sets.keys()
+        and all(same(left_sets[name], right_sets[name]) for name in left_sets)
+        and left.pack().facts == right.pack().facts
+    )
+
+
 @pytest.mark.parametrize("method", ["pfedgrp", "fedavg-replay"])
 def test_a_pace_that_never_stops_costs_no_bits(method: str) -> None:
     data = toy_data({0: 6, 1: 5, 2: 2})
     plain, paced = round_of(method, data), round_of(method, data, pace=Script())
-    for left, right in zip(plain, paced, strict=True):
-        left_sets, right_sets = left.pack().parameter_sets, right.pack().parameter_sets
-        assert left_sets.keys() == right_sets.keys()
-        assert all(same(left_sets[name], right_sets[name]) for name in left_sets)
-        assert left.pack().facts == right.pack().facts
+    assert all(same_records(left, right) for left, right in zip(plain, paced, strict=True))
+
+
+PLAIN = ["fedprox", "pfedgraph", "pfedgraph-replay", "agem", "der", "fedgp", "lander", "target", "mfcl"]
+"""Methods that train their task model in ``local_round`` itself."""
+
+
+def test_every_method_that_deploys_can_be_stopped() -> None:
+    paced = {name for name, method in METHODS.items() if "pace" in signature(method.local_round).parameters}
+    assert paced == {name for name, method in METHODS.items() if method.deployable}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_task_model_of_every_other_method_stops_in_its_first_round_and_in_the_next(name: str) -> None:
+    known = {field.name for field in fields(METHODS[name])}
+    settings = {**settings_for(name, "tiny", known=known), "batch_size": 4}
+    method = METHODS[name](task=SPEC, **settings, **({"warm_up_rounds": 1} if name == "target" else {}))
+    sampler = eager_sampler(SPEC)
+    state, aggregator_state = method.initial_states()
+    download = method.initial_download(rng())
+    for index, counts in enumerate(({0: 6, 1: 6}, {1: 5, 2: 7})):
+        data = toy_data(counts, seed=index)
+
+        def trained(
+            pace: Script | None, state: Any = state, data: RoundData = data, download: Any = download, seed: int = index
+        ) -> tuple[Any, Any]:
+            return method.local_round(state, data, download, rng(seed), sampler=sampler, pace=pace)  # type: ignore[no-any-return]
+
+        plain, whole, one_step = trained(None), trained(Script()), trained(stopped := Script(task_steps=1))
+        assert all(same_records(left, right) for left, right in zip(plain, whole, strict=True))
+        assert stopped.asked[0][0].num_epochs == settings["local_epochs"]
+        assert stopped.asked[0][0].steps_per_epoch >= 3
+        assert not same(plain[1].pack().parameter_sets["task"], one_step[1].pack().parameter_sets["task"])
+        state = plain[0]
+        aggregator_state, downloads = method.aggregate(aggregator_state, {"a": plain[1]}, rng(9), sampler=sampler)
+        download = downloads["a"]
 
 
 @pytest.mark.parametrize("method", ["pfedgrp", "fedavg-replay"])
