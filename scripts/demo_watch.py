@@ -28,10 +28,12 @@ class Limit:
     Attributes:
         started: ``time.monotonic()`` at its start.
         seconds: from then on.
+        smaller: the options that ask for less, and a verb.
     """
 
     started: float
     seconds: float
+    smaller: str = "--fast asks"
 
     @property
     def elapsed_s(self) -> float:
@@ -103,7 +105,7 @@ class Watch:
             if self._limit.elapsed_s > self._limit.seconds:
                 raise ReplayfleetError(
                     f"{self._limit.seconds:.0f} s are over ({self._where()}); everything is ended, the logs are in "
-                    f"{self._children.logs}; --time-limit-s allows more, --fast asks for less"
+                    f"{self._children.logs}; --time-limit-s allows more, {self._limit.smaller} for less"
                 )
             time.sleep(POLL_S)
         self._look()

@@ -29,6 +29,9 @@ from scripts.words import clock
 
 _PATH = click.Path(path_type=Path)
 
+SMALLER = "--clients and --rounds ask"
+"""Said when the time is up."""
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--clients", type=int, default=3, help="Number of client processes.")
@@ -51,7 +54,7 @@ def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
         find_data(plan.data_root, console.print)
     plan.prepare()
     configure_logging(stream=(plan.logs / "fleet.log").open("w", encoding="utf-8", buffering=1))
-    limit = Limit(time.monotonic(), time_limit_s)
+    limit = Limit(time.monotonic(), time_limit_s, SMALLER)
     with Broker() as broker, Children(plan.logs) as children:
         console.print(
             f"{plan.clients} clients, {plan.rounds} rounds of {plan.method}, source {plan.source!r}, faults: "

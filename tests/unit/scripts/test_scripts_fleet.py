@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import random
+import re
 import socket
 import socketserver
 import subprocess
@@ -13,11 +15,15 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from rich.console import Console
 
 from aggregator.settings import AggregatorSettings
 from edge_client.sources.uri import parse_sources
-from federation.errors import SettingsError
+from federation.errors import ReplayfleetError, SettingsError
 from federation.service.settings import read_settings
+from scripts.demo_processes import Children
+from scripts.demo_watch import Limit, Watch
+from scripts.fleet import SMALLER, fleet
 from scripts.fleet_faults import AFTER_S, BAD_LINE, DOWN_S, KILL_CLIENT, RESTART_BROKER, Faults, check_faults
 from scripts.fleet_plan import FleetPlan
 from scripts.tcp_link import LineQuality
@@ -207,3 +213,17 @@ def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
 def test_an_impossible_line_is_refused() -> None:
     with pytest.raises(ValueError, match="delay_s is nan, expected 0 or more"):
         LineQuality(delay_s=float("nan"))
+
+
+def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    limit = Limit(time.monotonic(), 0.0, SMALLER)
+    with Children(tmp_path / "logs") as children:
+        sleeper = children.start("sleeper", ["python", "-c", "import time; time.sleep(60)"])
+        watch = Watch(tmp_path / "events.jsonl", children, Console(file=io.StringIO()), limit)
+        with pytest.raises(ReplayfleetError) as late:
+            watch.wait_for([sleeper], may_end=[])
+    known = {option for parameter in fleet.params for option in parameter.opts}
+    named = set(re.findall(r"--[a-z-]+", str(late.value)))
+    assert named == {"--time-limit-s", "--clients", "--rounds"}
+    assert named <= known
