@@ -9,7 +9,7 @@ from edge_client.local_training import TrainerEvent
 from edge_client.parts import Parts
 from edge_client.session_logic import Situation, Step, next_step
 from edge_client.sources.base import Samples, Source
-from edge_client.training.job import TrainDone, TrainFailed, TrainJob, delete_round_data, write_round_data
+from edge_client.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
 from edge_client.uploads import UploadDesk
 from federation.errors import SettingsError
 from federation.protocol.messages import Announcement
@@ -39,6 +39,7 @@ class Client:
         self._waiting: dict[str, Offered] = {}
         self._trained_round = -1
         self._reading_round: int | None = None
+        self._round_file: RoundFile | None = None
         self._abandoned_round = -1
         self._data_again_at: float | None = None
         self.source: Source | None = None
@@ -114,6 +115,7 @@ class Client:
     def stop(self) -> None:
         """Leave what the next start has to know."""
         self._downloads.stop()
+        self._forget_samples()
 
     def _handle(self, events: list[Event], now: float) -> None:
         pending = list(events)
@@ -242,10 +244,12 @@ class Client:
         parts.buffer.add(samples)
         bounded = parts.buffer.samples()
         assert bounded is not None
-        write_round_data(parts.data_dir, bounded)
+        self._forget_samples()
+        self._round_file = RoundFile(bounded)
         commit = parts.records.training()
         version = 1 + max(held.manifest.version, commit.version if commit is not None else 0)
         log.info("training", round=self.round, samples=len(bounded), dropped=parts.buffer.num_dropped)
+        parts.buffer.end()
         parts.training.begin(
             TrainJob(
                 data_dir=str(parts.data_dir),
@@ -255,6 +259,7 @@ class Client:
                 version=version,
                 sampler=parts.compute.sampler,
                 num_threads=parts.compute.training_threads,
+                round_data=self._round_file.path,
                 allowance=parts.compute.allowance,
             ),
             now,
@@ -269,8 +274,7 @@ class Client:
 
     def _training_ended(self, ended: TrainDone | TrainFailed) -> None:
         parts = self._parts
-        parts.buffer.end()
-        delete_round_data(parts.data_dir)
+        self._forget_samples()
         commit = parts.records.training()
         if isinstance(ended, TrainFailed) or commit is None or commit.round != ended.round:
             error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
@@ -287,3 +291,8 @@ class Client:
             "sub_generators_held": float(commit.num_sub_generators),
         }
         self._uploads.reload()
+
+    def _forget_samples(self) -> None:
+        file, self._round_file = self._round_file, None
+        if file is not None:
+            file.close()

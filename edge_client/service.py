@@ -32,7 +32,6 @@ from edge_client.sources.opening import OpenSource
 from edge_client.state_store import StateStore
 from edge_client.status import STATUS_FILE
 from edge_client.training.brake import TrainingBrake
-from edge_client.training.job import delete_round_data
 from edge_client.training.trainer import BLOBS
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
@@ -122,7 +121,6 @@ class ClientService:
         self._presence = PresenceClock(
             identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
         )
-        delete_round_data(folder)  # of a round that a crash ended
         self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._inbox.put)))
         self.client = Client(self._parts)
         allowance = identity.compute.allowance

@@ -1,10 +1,11 @@
 """What the client and its training process say to each other: JSON lines over the process's standard streams.
 
-Large things go through files: round data as safetensors, everything else as blobs. Nothing here imports torch.
+Large things go through files: round data in memory, everything else as blobs. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,7 +16,6 @@ from devices.budget import TrainingAllowance
 from edge_client.sources.base import Samples
 from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
 from federation.protocol.tensors import decode_arrays, encode_arrays
-from federation.service.atomic import write_atomic
 
 SamplerName: TypeAlias = Literal["onnx", "eager"]
 
@@ -26,8 +26,6 @@ GRAPH_PREFIX = "graph/"
 """Blobs of a download that are ONNX graphs; all others are the method's parameter sets."""
 
 SUB_GENERATOR_GRAPH = "graph/sub-generator"
-
-_ROUND_DATA = "round-data.safetensors"
 
 
 class TrainJob(msgspec.Struct, frozen=True, tag="train"):
@@ -41,6 +39,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         version: for the upload's manifest.
         sampler: one of ``SAMPLERS``.
         num_threads: of torch and of the sampler.
+        round_data: ``RoundFile.path``.
         allowance: what the board may spend, its ``memory_bytes`` filled in.
         left_s: seconds that all of it may take, counted from when the process reads it; None for no deadline.
     """
@@ -52,6 +51,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     version: int
     sampler: SamplerName
     num_threads: int
+    round_data: str
     allowance: TrainingAllowance = msgspec.field(default_factory=TrainingAllowance)
     left_s: float | None = None
 
@@ -135,27 +135,47 @@ def event_from_line(line: bytes) -> FromTrainer:
     return _event_decoder.decode(line)
 
 
-def write_round_data(data_dir: Path, samples: Samples) -> None:
-    """Put the round's samples where the training process finds them."""
-    write_atomic(data_dir / _ROUND_DATA, encode_arrays({"images": samples.images, "labels": samples.labels}))
+class RoundFile:
+    """A round's samples on their way to the training process, in memory alone.
 
+    An anonymous memory file (``memfd_create``, Linux), which processes of the same user can read: what a camera saw
+    lies on no disk, and is gone with the client, however that ends.
 
-def read_round_data(data_dir: Path) -> Samples:
-    """Return the samples again.
+    Args:
+        samples: the round's.
 
     Raises:
-        MalformedMessage: The file is damaged.
-        FileNotFoundError: There is none.
+        OSError: There is no memory for them.
     """
-    arrays = decode_arrays((data_dir / _ROUND_DATA).read_bytes())
+
+    def __init__(self, samples: Samples) -> None:
+        self._fd = os.memfd_create("round-data")
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        try:
+            with open(self._fd, "wb", closefd=False) as file:
+                file.write(encode_arrays({"images": samples.images, "labels": samples.labels}))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Forget the samples: their round is over. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def read_round_data(path: str) -> Samples:
+    """Return the samples of a ``RoundFile``.
+
+    Raises:
+        MalformedMessage: They are damaged.
+        FileNotFoundError: They are gone, and so is their round.
+    """
+    arrays = decode_arrays(Path(path).read_bytes())
     labels = arrays["labels"]
     kind = np.float32 if labels.ndim == 3 else np.int64
     return Samples(arrays["images"].astype(np.float32, copy=False), labels.astype(kind, copy=False))
-
-
-def delete_round_data(data_dir: Path) -> None:
-    """Forget the samples: their round is over."""
-    (data_dir / _ROUND_DATA).unlink(missing_ok=True)
 
 
 def parameter_sets_of(manifest: Manifest) -> tuple[BlobEntry, ...]:

@@ -18,7 +18,7 @@ from edge_client.backoff import Backoff
 from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
 from edge_client.sources.base import Samples
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from edge_client.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data, write_round_data
+from edge_client.training.job import RoundFile, TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data
 from edge_client.training.trainer import BLOBS, run_job
 from federation.errors import SettingsError
 from federation.methods import METHODS
@@ -65,8 +65,8 @@ def job(data_dir: Path, agreed: FleetSpec, round_index: int = 0, sampler: str = 
     initial = method_of(agreed).initial_download(seeded_generator(3, 0, "initial"))
     encoded = encode_artefacts(initial.pack(), store)
     manifest = Manifest("down", "fleet", "c1", round_index, round_index + 1, encoded.blobs, encoded.facts)
-    write_round_data(data_dir, samples(round_index))
-    return TrainJob(str(data_dir), "c1", agreed, manifest, round_index + 2, sampler, num_threads=1)  # type: ignore[arg-type]
+    file = RoundFile(samples(round_index))
+    return TrainJob(str(data_dir), "c1", agreed, manifest, round_index + 2, sampler, 1, file.path)  # type: ignore[arg-type]
 
 
 def simulate(agreed: FleetSpec, num_rounds: int, store: DiskBlobStore) -> tuple[Any, Any]:
@@ -243,8 +243,12 @@ def test_a_failing_round_is_reported_and_the_process_lives_on(harness: Harness, 
     assert harness.training.pid == pid
 
 
-def test_round_data_survive_their_file(tmp_path: Path) -> None:
-    write_round_data(tmp_path, samples(4))
-    again = read_round_data(tmp_path)
+def test_round_data_survive_their_file_and_are_gone_with_it() -> None:
+    file = RoundFile(samples(4))
+    again = read_round_data(file.path)
     assert np.array_equal(again.images, samples(4).images)
     assert np.array_equal(again.labels, samples(4).labels)
+    assert str(Path(file.path).readlink()).startswith("/memfd:"), "on no disk"
+    file.close()
+    file.close()
+    assert not Path(file.path).exists()

@@ -14,7 +14,7 @@ from edge_client.predictions import Prediction, Shown
 from edge_client.quality import boxes_found, quality
 from edge_client.sources.base import Samples
 from edge_client.sources.opening import source_opener
-from edge_client.training.job import read_round_data, write_round_data
+from edge_client.training.job import RoundFile, read_round_data
 from edge_client.views.base import Answers
 from edge_client.views.detector import Detector
 from federation.errors import SettingsError
@@ -118,12 +118,13 @@ def test_a_teacher_detector_labels_only_what_it_is_sure_of() -> None:
     assert TeacherBoxes(lambda images: nothing, TASK, 0.9).boxes(shown) is None
 
 
-def test_samples_with_boxes_reach_the_training_process_unchanged(tmp_path: Path) -> None:
+def test_samples_with_boxes_reach_the_training_process_unchanged() -> None:
     labels = np.full((2, 4, 5), -1.0, np.float32)
     labels[0, 0] = [1, 0.5, 0.5, 0.1, 0.2]
     samples = Samples(np.zeros((2, 3, 64, 96), np.float32), labels)
-    write_round_data(tmp_path, samples)
-    again = read_round_data(tmp_path)
+    file = RoundFile(samples)
+    again = read_round_data(file.path)
+    file.close()
     assert again.labels.dtype == np.float32
     assert np.array_equal(again.labels, labels)
     with pytest.raises(ValueError, match="M, 5"):

@@ -22,7 +22,7 @@ from federation.protocol.messages import FleetSpec, Manifest
 
 def job(round_index: int) -> TrainJob:
     spec = FleetSpec("fleet", "fedavg", {}, {}, 7)
-    return TrainJob("/data", "c1", spec, Manifest("down", "fleet", "c1", round_index, 1, (), b"\x80"), 2, "onnx", 1)
+    return TrainJob("/data", "c1", spec, Manifest("down", "fleet", "c1", round_index, 1, (), b"\x80"), 2, "onnx", 1, "")
 
 
 class FakeTrainer:

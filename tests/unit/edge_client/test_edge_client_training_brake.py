@@ -82,7 +82,7 @@ def test_a_real_process_stands_still_goes_on_and_ends_while_it_stands_still() ->
     events: queue.Queue[TrainerEvent] = queue.Queue()
     training = LocalTraining(lambda: TrainerProcess(events.put, (sys.executable, "-c", BUSY)))
     manifest = Manifest("down", "fleet", "c1", 0, 1, (), b"\x80")
-    training.begin(TrainJob("/data", "c1", FleetSpec("fleet", "fedavg", {}, {}, 7), manifest, 2, "onnx", 1))
+    training.begin(TrainJob("/data", "c1", FleetSpec("fleet", "fedavg", {}, {}, 7), manifest, 2, "onnx", 1, ""))
     try:
         assert events.get(timeout=30) == TrainerReady()
         throttle = Throttle(TrainingAllowance())
