@@ -32,6 +32,7 @@ class BrokerTarget:
         tls: certificates.
         credentials: user and password, if any.
         insecure: allow plaintext to other machines.
+        certificate_name: common name of the client certificate; empty: none, or not readable.
     """
 
     url: str
@@ -40,6 +41,18 @@ class BrokerTarget:
     tls: TlsSettings
     credentials: Credentials | None
     insecure: bool = False
+    certificate_name: str = ""
+
+    @property
+    def client(self) -> str:
+        """The name that the trial is made for."""
+        return self.client_id or (self.credentials.user if self.credentials else "") or "doctor"
+
+    @property
+    def known_as(self) -> str:
+        """What the broker's rules may call us, if that isn't ``client``; empty: nothing, or just that."""
+        names = [name for name in (self.certificate_name, self.credentials.user if self.credentials else "") if name]
+        return "" if self.client in names else " or ".join(repr(name) for name in names)
 
 
 def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
@@ -47,13 +60,12 @@ def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
     if target is None:
         return [skipped("broker", "not asked", "name it with --broker URL, and the options that start takes")]
     address = BrokerAddress.parse(target.url, insecure=target.insecure)
-    client = target.client_id or (target.credentials.user if target.credentials else "") or "doctor"
     try:
         context = target.tls.context() if address.encrypted else None
-        topic = doctor_topic(target.fleet, client)
+        topic = doctor_topic(target.fleet, target.client)
     except SettingsError as error:
         return [failure("broker.connection", str(error), "see the rows about keys")]
-    with BrokerProbe(address, f"{target.fleet}-{client}-doctor", topic, context, target.credentials) as probe:
+    with BrokerProbe(address, f"{target.fleet}-{target.client}-doctor", topic, context, target.credentials) as probe:
         try:
             welcome = probe.connect()
         except BrokerProblem as problem:
@@ -65,7 +77,7 @@ def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
         if welcome.certificate_ends_at is not None:
             certificate = f"certificate of {address.host}"
             findings.append(expiry("broker.certificate", certificate, None, welcome.certificate_ends_at, time.time()))
-        return [*findings, _limits(welcome), *_tried(probe, welcome)]
+        return [*findings, _limits(welcome), *_tried(probe, welcome, target)]
 
 
 def _limits(welcome: Welcome) -> Finding:
@@ -94,14 +106,13 @@ def _limits(welcome: Welcome) -> Finding:
     return ok("broker.limits", found, **facts)
 
 
-def _tried(probe: BrokerProbe, welcome: Welcome) -> list[Finding]:
+def _tried(probe: BrokerProbe, welcome: Welcome, target: BrokerTarget) -> list[Finding]:
     """Return round trip, large and retained message; without the first, the others can't be tried."""
-    rule = f"add to the broker's rules: pattern readwrite {_pattern(probe.topic)} (see docs/doctor.md)"
     try:
         seconds = probe.round_trip()
     except BrokerProblem as problem:
         rest = [skipped(check, "not tried: see broker.round-trip") for check in CHECKS[2:]]
-        return [warning("broker.round-trip", f"{problem}", rule), *rest]
+        return [_refused(problem, probe.topic, target), *rest]
     found = f"{1000 * seconds:.1f} ms on {probe.topic}, median of five"
     facts = {"round_trip_s": round(seconds, 6), "topic": probe.topic}
     slow = seconds > SLOW_ROUND_TRIP_S
@@ -116,6 +127,16 @@ def _tried(probe: BrokerProbe, welcome: Welcome) -> list[Finding]:
         findings.append(failure("broker.large", str(problem), advice))
         return [*findings, skipped("broker.retained", "not tried: the connection may be gone")]
     return [*findings, _retained(probe, welcome)]
+
+
+def _refused(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Finding:
+    """Rules that only lack the doctor's line do a client no harm; rules for another name do."""
+    if target.known_as:
+        found = f"{problem}; the client id is {target.client!r}, but the broker knows us as {target.known_as}"
+        advice = "the certificate's common name, or the user of the password file, must be the client id"
+        return failure("broker.round-trip", found, advice, topic=topic)
+    rule = f"add to the broker's rules: pattern readwrite {_pattern(topic)} (see docs/doctor.md)"
+    return warning("broker.round-trip", str(problem), rule, topic=topic)
 
 
 def _retained(probe: BrokerProbe, welcome: Welcome) -> Finding:

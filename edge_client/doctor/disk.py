@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ WRITTEN_BYTES = 8 << 20
 NUM_SMALL = 5
 SLOW_BYTES_PER_S = 2e6
 SLOW_SYNC_S = 0.5
+
+_ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "mount it writable"}
+"""What to do about an error of writing; of any other the folder's owner is the cause."""
 
 _VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
@@ -74,7 +78,8 @@ def _speed(folder: Path) -> Finding:
             small_s = statistics.median(_written(Path(place) / f"small-{n}", data[:4096]) for n in range(NUM_SMALL))
     except OSError as error:
         reason = error.strerror or str(error)
-        return failure("disk.speed", f"{folder} can't be written: {reason}", "give it to the user of the service")
+        advice = _ADVICE.get(error.errno or 0, "give it to the user of the service")
+        return failure("disk.speed", f"{folder} can't be written: {reason}", advice)
     per_s = WRITTEN_BYTES / large_s
     facts = {"bytes_per_s": round(per_s), "sync_s": round(small_s, 6)}
     found = f"{per_s / 1e6:.0f} MB/s with fsync ({WRITTEN_BYTES >> 20} MiB), {1000 * small_s:.1f} ms for a small file"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from devices.probing import chosen, probe
 from devices.profiles import REQUIRABLE
@@ -12,7 +13,8 @@ from edge_client.doctor import broker, cameras, clock, compute, disk, keys
 from edge_client.doctor.findings import Finding, Report
 from edge_client.doctor.running import Check, run_check
 from edge_client.doctor.settings import DoctorSettings
-from federation.errors import SettingsError
+from federation.errors import MalformedMessage, SettingsError
+from federation.service.certificates import common_name
 from federation.transport.broker_address import Credentials, TlsSettings
 
 PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}
@@ -73,5 +75,18 @@ def _target(settings: DoctorSettings, tls: TlsSettings) -> broker.BrokerTarget |
     except SettingsError:
         credentials = None  # there is a finding about the file; the broker says what it thinks of nobody
     return broker.BrokerTarget(
-        settings.broker, settings.fleet, settings.client_id, tls, credentials, insecure=settings.insecure
+        settings.broker,
+        settings.fleet,
+        settings.client_id,
+        tls,
+        credentials,
+        insecure=settings.insecure,
+        certificate_name=_name_in(settings.tls_cert),
     )
+
+
+def _name_in(certificate: Path | None) -> str:
+    try:
+        return "" if certificate is None else common_name(certificate.read_bytes())
+    except (OSError, MalformedMessage):
+        return ""  # there is a finding about the file

@@ -1,19 +1,24 @@
-"""How long certificates are valid, read without a cryptography package: a device may have none."""
+"""Whose certificates are and how long they hold, read without a cryptography package: a device may have none."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from federation.errors import MalformedMessage
+
+T = TypeVar("T")
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 """Tags of DER (ITU-T X.690); ``_VERSION`` is the optional first field of a certificate (RFC 5280, section 4.1)."""
+_COMMON_NAME = bytes((0x55, 0x04, 0x03))
+"""2.5.4.3 (RFC 5280, appendix A.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,28 @@ def validities(pem: bytes) -> tuple[Validity, ...]:
     Raises:
         MalformedMessage: What claims to be a certificate isn't one.
     """
+    return _of_each(pem, _validity)
+
+
+def common_name(pem: bytes) -> str:
+    """Return the common name that the first certificate in a PEM file was issued to; empty if it has none.
+
+    Raises:
+        MalformedMessage: What claims to be a certificate isn't one.
+    """
+    return next(iter(_of_each(pem, _common_name)), "")
+
+
+def _of_each(pem: bytes, read: Callable[[Iterator[tuple[int, bytes]]], T]) -> tuple[T, ...]:
     try:
-        return tuple(
-            _validity(base64.b64decode(b"".join(block.split()), validate=True)) for block in _BLOCK.findall(pem)
-        )
+        blocks = [base64.b64decode(b"".join(block.split()), validate=True) for block in _BLOCK.findall(pem)]
+        return tuple(read(_from_validity_on(der)) for der in blocks)
     except (binascii.Error, IndexError, ValueError, RuntimeError) as error:  # RuntimeError: an iterator ended early
         raise MalformedMessage(f"a certificate can't be read ({error})") from error
 
 
-def _validity(der: bytes) -> Validity:
-    """Walk to ``Certificate.tbsCertificate.validity`` (RFC 5280, section 4.1)."""
+def _from_validity_on(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of ``Certificate.tbsCertificate`` from the validity on (RFC 5280, section 4.1)."""
     certificate = _only(der, _SEQUENCE)
     tag, to_be_signed = next(_elements(certificate))
     if tag != _SEQUENCE:
@@ -48,11 +65,26 @@ def _validity(der: bytes) -> Validity:
     tag, _ = next(fields)
     for _ in range(3 if tag == _VERSION else 2):  # serial number, signature, issuer
         next(fields)
+    yield from fields
+
+
+def _validity(fields: Iterator[tuple[int, bytes]]) -> Validity:
     tag, validity = next(fields)
     if tag != _SEQUENCE:
         raise ValueError("no validity")
     begins, ends = (_moment(*element) for element in _elements(validity))
     return Validity(begins, ends)
+
+
+def _common_name(fields: Iterator[tuple[int, bytes]]) -> str:
+    next(fields)  # the validity
+    _, subject = next(fields)
+    for _, names in _elements(subject):
+        for _, pair in _elements(names):
+            (_, kind), (_, value) = _elements(pair)
+            if kind == _COMMON_NAME:
+                return value.decode()
+    return ""
 
 
 def _only(der: bytes, tag: int) -> bytes:

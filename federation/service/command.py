@@ -26,10 +26,20 @@ def run_command(command: click.Command, name: str) -> NoReturn:
     except ModuleNotFoundError as error:
         _fail(name, f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1)
     except click.ClickException as error:
-        _fail(name, f"{error.format_message()} ({name} --help lists all options)", 2)
+        _fail(name, f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2)
     except click.Abort:
         _fail(name, "stopped", 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _path(name: str, error: click.ClickException) -> str:
+    """Return the program and the command that couldn't be understood, as they were typed."""
+    words: list[str] = []
+    context = getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words.insert(0, str(context.info_name))
+        context = context.parent
+    return " ".join((name, *words))
 
 
 def _fail(name: str, message: str, code: int) -> NoReturn:

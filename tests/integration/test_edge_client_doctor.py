@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 from support.authority import Authority
+from support.linked import linked_library
 from support.mosquitto import mosquitto, password_file
 
+from devices.installing import DRIVER
+from devices.shared_libraries import is_missing
 from edge_client.doctor.broker import BrokerTarget, look_at_broker
 from edge_client.doctor.findings import Finding, Status
 from federation.transport.broker import find_mosquitto
@@ -25,6 +30,8 @@ OPEN = ("allow_anonymous true", "set_tcp_nodelay true", "max_packet_size 1048576
 RULES = """\
 pattern write replayfleet/v1/fleet/clients/%u/state
 pattern readwrite replayfleet/v1/fleet/clients/%u/doctor
+user cam-2
+topic deny replayfleet/v1/fleet/clients/cam-2/doctor
 """
 
 
@@ -60,7 +67,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
     (tmp_path / "rules").write_text(RULES)
     lines = (
         f"cafile {authority.ca}\ncertfile {certificate}\nkeyfile {key}",
-        f"allow_anonymous false\npassword_file {password_file(tmp_path, cam_1='secret')}",
+        f"allow_anonymous false\npassword_file {password_file(tmp_path, cam_1='secret', cam_2='secret')}",
         f"acl_file {tmp_path / 'rules'}",
     )
     with mosquitto(tmp_path, *lines) as port:
@@ -94,10 +101,42 @@ def test_tls_and_password_and_rules_are_those_of_start(guarded: tuple[int, Autho
 @needs_mosquitto
 def test_rules_that_forbid_the_trial_name_the_line_to_add(guarded: tuple[int, Authority], tmp_path: Path) -> None:
     port, authority = guarded
-    found = asked(port, client_id="cam-2", tls=TlsSettings(authority.ca), credentials=Credentials("cam-1", "secret"))
+    found = asked(port, client_id="cam-2", tls=TlsSettings(authority.ca), credentials=Credentials("cam-2", "secret"))
     assert statuses(found)["round-trip"] == "warning"
     assert statuses(found)["large"] == statuses(found)["retained"] == "skipped"
     assert "pattern readwrite replayfleet/v1/fleet/clients/%u/doctor" in found["broker.round-trip"].advice
+
+
+@needs_mosquitto
+def test_a_client_that_the_broker_knows_by_another_name_fails(guarded: tuple[int, Authority]) -> None:
+    """Its uploads would be refused just so."""
+    port, authority = guarded
+    found = asked(port, client_id="cam-3", tls=TlsSettings(authority.ca), credentials=Credentials("cam-1", "secret"))
+    assert statuses(found)["round-trip"] == "failure"
+    assert statuses(found)["large"] == "skipped"
+    assert "client id is 'cam-3', but the broker knows us as 'cam-1'" in found["broker.round-trip"].found
+
+
+@needs_mosquitto
+def test_a_certificate_of_another_client_fails_with_both_names(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("broker", days=10)
+    mine, my_key = authority.issue("cam-1", days=10)
+    (tmp_path / "rules").write_text(RULES)
+    lines = (
+        f"cafile {authority.ca}\ncertfile {certificate}\nkeyfile {key}",
+        f"require_certificate true\nuse_identity_as_username true\nacl_file {tmp_path / 'rules'}",
+    )
+    with mosquitto(tmp_path, *lines) as port:
+        words = ["--tls-ca", authority.ca, "--tls-cert", mine, "--tls-key", my_key, "--broker"]
+        right, wrong = (
+            command("doctor", "--json", *map(str, words), f"mqtts://127.0.0.1:{port}", "--client-id", name)
+            for name in ("cam-1", "cam-3")
+        )
+    assert (right.returncode, wrong.returncode) == (0, 1)
+    (row,) = [row for row in json.loads(wrong.stdout)["checks"] if row["check"] == "broker.round-trip"]
+    assert "'cam-3'" in row["found"]
+    assert "'cam-1'" in row["found"]
 
 
 @needs_mosquitto
@@ -146,11 +185,61 @@ def test_nobody_there_is_a_failure_that_says_so() -> None:
     assert "nothing listens" in found.found
 
 
-def command(*words: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+GPU_BUILD = """\
+__version__ = "0.0"
+class SessionOptions:
+    def add_session_config_entry(self, key, value): pass
+def get_available_providers():
+    return ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+def set_default_logger_severity(level): pass
+def InferenceSession(*args, providers, **options):
+    raise RuntimeError(f"{providers[0]} can't be loaded")
+"""
+
+
+@pytest.fixture
+def gpu_build(tmp_path: Path) -> str:
+    """What PYTHONPATH must say to get ``onnxruntime-gpu``: nothing where that is installed, else a stand-in.
+
+    The stand-in's providers are real libraries that need libraries which aren't there.
+    """
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        return ""
+    capi = tmp_path / "onnxruntime" / "capi"
+    capi.mkdir(parents=True)
+    (capi.parent / "__init__.py").write_text(GPU_BUILD)
+    for name in ("cuda", "tensorrt"):
+        lacking = linked_library(tmp_path, f"onnxruntime_providers_{name}", f"{name}-absent")
+        lacking.rename(capi / lacking.name)
+    return str(tmp_path)
+
+
+@pytest.mark.skipif(not is_missing(DRIVER), reason="this machine has NVIDIA's driver")
+def test_gpu_providers_without_a_gpu_are_listed_but_not_usable_and_say_what_is_missing(gpu_build: str) -> None:
+    done = command("doctor", "--json", "--device", "cpu", environment={"PYTHONPATH": gpu_build} if gpu_build else {})
+    rows = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+    for name in ("cuda", "tensorrt"):
+        row = rows[f"provider.{name}"]
+        assert (row["status"], row["facts"]["listed"], row["facts"]["works"]) == ("warning", True, False)
+        assert row["found"].startswith("listed, but not usable: lib")
+        assert DRIVER in row["facts"]["missing"]
+        assert all(library in row["found"] for library in row["facts"]["missing"])
+        assert len(row["facts"]["missing"]) > 1 or not gpu_build
+        assert "NVIDIA's driver" in row["advice"]
+
+
+def command(
+    *words: str, without: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     absent = "".join(f"sys.modules[{name!r}] = None; " for name in without)
     code = f"import sys; {absent}from edge_client.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **(environment or {})},
     )
 
 
@@ -183,7 +272,7 @@ def test_without_onnxruntime_opencv_and_torch_it_still_runs_and_exits_1() -> Non
         (("--device", "jetsen"), "did you mean 'jetson'"),
         (("--require-provider", "tensor"), "takes one of tensorrt, cuda, cpu"),
         (("--broker", "http://x"), "expected mqtts://host:port"),
-        (("--colour",), "--help"),
+        (("--colour",), "(edge-client doctor --help lists all options)"),
     ],
 )
 def test_bad_usage_exits_2_with_one_line(words: tuple[str, ...], message: str) -> None:

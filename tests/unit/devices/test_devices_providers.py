@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from support.linked import linked_library
 
+from devices import providers
 from devices.installing import what_to_install
 from devices.probing import Board
 from devices.profiles import CPU, CUDA, TENSORRT, profile
@@ -130,6 +131,13 @@ def test_what_to_install_depends_on_the_board_and_on_what_is_missing(
     assert re.search(advice, warning)
 
 
+@pytest.fixture
+def _no_library_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the installed build's providers lack says nothing about one that only pretends."""
+    monkeypatch.setattr(providers, "_LIBRARIES", {})
+
+
+@pytest.mark.usefixtures("_no_library_is_looked_at")
 def test_a_provider_that_is_listed_but_falls_back_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "CPUExecutionProvider", PROBE_ANSWER)
     proof = prove_provider(profile("cuda"), PC)
@@ -137,6 +145,7 @@ def test_a_provider_that_is_listed_but_falls_back_is_not_believed(monkeypatch: p
     assert "fell back" in proof.refused[0].problem
 
 
+@pytest.mark.usefixtures("_no_library_is_looked_at")
 @pytest.mark.parametrize("answer", [(0, 0, 0, 0), (float("nan"),) * 4])
 def test_a_provider_that_computes_wrongly_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
     _pretend(monkeypatch, "CUDAExecutionProvider", answer)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,28 @@ def test_what_is_no_folder_or_not_writable_is_a_failure(tmp_path: Path) -> None:
     speed = by_check(look_at_disk(Path("/proc/client")))["disk.speed"]
     assert speed.status == Status.FAILURE
     assert "can't be written" in speed.found
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EROFS, "mount it writable"),
+        (errno.EACCES, "give it to the user of the service"),
+    ],
+)
+def test_what_to_do_depends_on_why_nothing_can_be_written(
+    number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the kernel's stands in for a full disk."""
+
+    def refuse(path: Path, data: bytes) -> float:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "_written", refuse)
+    speed = by_check(look_at_disk(tmp_path))["disk.speed"]
+    assert (speed.status, speed.advice) == (Status.FAILURE, advice)
+    assert os.strerror(number) in speed.found
 
 
 def test_without_a_data_dir_there_is_nothing_to_look_at() -> None:
