@@ -14,7 +14,12 @@ import click
 
 from federation.errors import ReplayfleetError
 from federation.service.command import run_command
+from federation.service.presets import STORES_DATA
 
+_METHODS = (
+    "pfedgrp, fedavg, fedgp, der-fedgp, ...: docs/methods and federation/service/variants.py. "
+    f"Clients keep real samples with {', '.join(STORES_DATA)}.  [default: pfedgrp]"
+)
 _PATH = click.Path(path_type=Path)
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -33,10 +38,11 @@ def cli() -> None:
 @click.option("--min-clients", type=int, help="A round closes at its deadline with this many.  [default: 1]")
 @click.option("--deadline-s", type=float, help="Seconds that a round stays open.  [default: 600]")
 @click.option("--fleet", help="Fleet name, part of every topic.  [default: fleet]")
-@click.option("--method", help="pfedgrp, fedavg, centralized.  [default: pfedgrp]")
+@click.option("--method", help=_METHODS)
 @click.option(
     "--dataset",
-    help="The task by its set: fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100.  [default: fashion-mnist]",
+    help="The task by its set: fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, carla-crops.  "
+    "[default: fashion-mnist]",
 )
 @click.option("--task", type=_PATH, help="The task from a TOML file, instead of --dataset.")
 @click.option("--settings", help="Preset of the method: paper, small, demo, tiny.  [default: small]")

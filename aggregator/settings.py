@@ -13,6 +13,7 @@ from federation.protocol.messages import FleetSpec
 from federation.service.fleet_spec import make_spec, task_kind
 from federation.service.presets import task_for
 from federation.service.settings import read_toml, settings_from
+from federation.service.variants import resolved
 from models.specs import AnyTaskSpec
 
 
@@ -27,7 +28,7 @@ class AggregatorSettings:
         min_clients: at its deadline a round closes with at least this many, else it is extended.
         deadline_s: seconds that a round stays open.
         fleet: fleet name, part of every topic.
-        method: a key of ``METHODS``.
+        method: a key of ``METHODS`` or of ``VARIANTS``.
         dataset: names the task, a key of ``TASKS``.
         task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``; with ``kind = "detection"`` those of
             ``DetectionSpec``.
@@ -108,11 +109,12 @@ class AggregatorSettings:
         Raises:
             SettingsError: Unknown method, preset, data set or method setting.
         """
+        method, changes = resolved(self.method)
         return make_spec(
             self.fleet,
-            self.method,
+            method,
             self.task_spec(),
             preset=self.settings,
-            overrides=self.set,
+            overrides=changes | self.set,
             run_seed=self.seed,
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aggregator.journal import read_journal
 from aggregator.store import DATABASE, AggregatorStore
 from federation.errors import SettingsError
+from federation.service.presets import STORES_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,14 @@ class ClientStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run as the store knows it; ``last_event`` is from the journal."""
+    """A run as the store knows it; ``last_event`` is from the journal.
+
+    ``stores_data``: its method keeps real samples on the clients.
+    """
 
     fleet: str
     method: str
+    stores_data: bool
     seed: int
     round: int
     phase: str
@@ -35,15 +40,12 @@ class Status:
     clients: tuple[ClientStatus, ...]
     last_event: dict[str, Any]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
     def lines(self) -> list[str]:
         """What a person reads."""
         uploads = ", ".join(self.uploads) or "none yet"
+        storing = ", clients keep real samples" if self.stores_data else ""
         lines = [
-            f"fleet {self.fleet}: {self.method}, seed {self.seed}",
+            f"fleet {self.fleet}: {self.method}, seed {self.seed}{storing}",
             f"round {self.round}: {self.phase}, uploads: {uploads}",
         ]
         for client in self.clients:
@@ -79,6 +81,7 @@ def read_status(folder: Path) -> Status:
     return Status(
         fleet=spec.fleet,
         method=spec.method,
+        stores_data=spec.method in STORES_DATA,
         seed=spec.run_seed,
         round=record.index,
         phase=record.phase.value,

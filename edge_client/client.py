@@ -62,6 +62,11 @@ class Client:
         return () if self._agreed is None else self._agreed.task.class_names
 
     @property
+    def method(self) -> str:
+        """That the fleet agreed on; empty until it is known."""
+        return "" if self._agreed is None else self._agreed.spec.method
+
+    @property
     def finished(self) -> bool:
         """Whether the run is over, its final model is served, and the aggregator was told."""
         held = self._downloads.held

@@ -36,6 +36,7 @@ from edge_client.training.trainer import BLOBS
 from federation.errors import ReplayfleetError
 from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
 from federation.service.logs import EventLogger
+from federation.service.presets import STORES_DATA
 from federation.service.systemd import ServiceManager
 from federation.transport.blob_store import DiskBlobStore
 from federation.transport.courier import FleetCourier
@@ -141,6 +142,8 @@ class ClientService:
             "client": identity.client_id,
             "device": identity.device,
             "provider": identity.compute.providers[0],
+            "method": client.method,
+            "stores_data": client.method in STORES_DATA,
             "phase": client.step.value,
             "round": client.round,
             "serving_version": client.serving_version,

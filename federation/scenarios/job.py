@@ -28,9 +28,9 @@ from federation.scenarios.records import LateChange, RoundRecord, kept_accuracy
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
 from federation.scenarios.settings import method_from, settings_of, stream_settings
 from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.atomic import write_atomic
 from federation.service.settings import split_overrides
+from federation.service.variants import VARIANTS, resolved
 from federation.streams.box_datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
 from federation.streams.driving_stream import LATE_CLIENT, AnyStream, DrivingStream, open_stream
 from federation.streams.stream import StreamSettings, client_id, plain_settings

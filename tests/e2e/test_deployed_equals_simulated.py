@@ -29,10 +29,10 @@ from federation.methods.steps.memory import kind_of, sampler_of
 from federation.protocol.messages import FleetSpec
 from federation.scenarios.ledger import DigestOnly
 from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.scenarios.variants import resolved
 from federation.service.artefact_codec import encode_artefacts
 from federation.service.fleet_spec import make_spec, method_of
 from federation.service.torch_setup import prepare_torch
+from federation.service.variants import resolved
 from federation.streams.datasets import load_dataset
 from federation.streams.stream import Stream, StreamSettings
 from federation.transport.broker import find_mosquitto, open_broker
@@ -180,6 +180,10 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("fedavg", "eager"),
         ("centralized", "eager"),
         ("der-fedgp", "eager"),
+        ("fedgp", "eager"),
+        ("der", "eager"),
+        ("agem", "eager"),
+        ("ideal", "eager"),
         ("pfedgraph", "eager"),
         ("fedavg-replay", "onnx"),
         ("mfcl", "eager"),

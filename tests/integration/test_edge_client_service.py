@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         each.close()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedgrp"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedgrp", "der"])
 def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: str, world: Any) -> None:
     fleet = world(method)
     for number, name in enumerate(("cam-0", "cam-1")):
@@ -46,6 +46,7 @@ def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: st
     fleet.until(lambda: all(client.client.finished for client in fleet.clients.values()))
     for name, client in fleet.clients.items():
         assert client.status()["serving_version"] >= 2
+        assert (client.status()["method"], client.status()["stores_data"]) == (method, method == "der")
         assert fleet.sources[name].asked == [0, 1]
         held = StateStore(fleet.folder / name).held()
         assert held is not None

@@ -123,7 +123,7 @@ class World:
         deadline_s: float = 60.0,
         task: TaskSpec = TASK,
     ) -> None:
-        settings = FEDAVG if method == "fedavg" else PFEDGRP
+        settings = PFEDGRP if method == "pfedgrp" else FEDAVG
         self.spec = make_spec("fleet", method, task, preset="tiny", overrides=settings, run_seed=3)
         built = method_of(self.spec)
         rules = RoundRules(num_clients, min_clients=1, deadline_s=deadline_s, num_rounds=num_rounds)

@@ -21,8 +21,8 @@ from federation.methods import METHODS
 from federation.scenarios.job import Options, identity_of, simulation_of, wanted_stream
 from federation.scenarios.settings import StreamSize, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
-from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.settings import split_overrides
+from federation.service.variants import VARIANTS, resolved
 from federation.streams.box_datasets import AnyDataset, load_any_dataset
 
 RESULT = "result.json"

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.tiny_fleet import tiny_spec
 
 from aggregator.cli import main
+from aggregator.status import read_status
 from aggregator.store import AggregatorStore
 from federation.service.data_dir import claim_data_dir
 
@@ -111,7 +113,16 @@ def test_status_shows_a_run_and_says_when_there_is_none(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    assert "round 0: open, uploads: none yet" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "round 0: open, uploads: none yet" in shown
+    assert "keep real samples" not in shown
+
+
+def test_status_says_that_clients_keep_real_samples(tmp_path: Path):
+    store = AggregatorStore(tmp_path)
+    store.found(msgspec.structs.replace(tiny_spec(), method="ideal"), at=1.0)
+    store.close()
+    assert read_status(tmp_path).lines()[0].endswith(", clients keep real samples")
 
 
 def test_the_command_line_is_answered_without_torch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_a_detection_task_is_one_by_its_kind(tmp_path: Path):
     made = settings(tmp_path, DETECTION)
     assert made.task_spec() == expected
     assert made.spec().task["kind"] == "detection"
+
+
+def test_methods_have_the_names_that_the_simulator_knows_them_by(tmp_path: Path):
+    made = dataclasses.replace(settings(tmp_path, DETECTION), method="der-fedgp", set={"alpha": "0.5"}).spec()
+    assert (made.method, made.settings["base"], made.settings["alpha"]) == ("fedgp", "der", 0.5)
 
 
 def test_a_task_without_a_kind_is_a_classification(tmp_path: Path):

@@ -10,6 +10,7 @@ from federation.methods.records import RoundData
 from federation.methods.seeding import seeded_generator, split_generator
 from federation.methods.steps.replay import eager_sampler
 from federation.methods.task_records import TaskModels, TaskUpload
+from federation.service.presets import STORES_DATA
 from tests.support.toy import TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
@@ -25,6 +26,10 @@ def test_the_table_of_methods_is_keyed_by_their_names() -> None:
         "fedgp",
         "ideal",
     ]
+
+
+def test_what_services_say_of_methods_that_store_data_is_true() -> None:
+    assert sorted(STORES_DATA) == sorted(name for name, method in METHODS.items() if method.stores_data)
 
 
 def test_fedavg_weighs_clients_by_their_samples() -> None:

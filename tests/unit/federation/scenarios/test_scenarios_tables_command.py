@@ -23,7 +23,7 @@ from federation.scenarios.simulator import Simulation
 from federation.scenarios.tables import running
 from federation.scenarios.tables.paper import paper_table
 from federation.scenarios.tables.plan import Choice, PlannedRun, Planner, State
-from federation.scenarios.variants import VARIANTS
+from federation.service.variants import VARIANTS
 
 Table: TypeAlias = Callable[..., tuple[int, str, str]]
 

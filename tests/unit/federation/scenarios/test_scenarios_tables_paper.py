@@ -7,8 +7,8 @@ from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.scenarios.settings import method_fields, method_from
 from federation.scenarios.tables.paper import Column, Note, PaperTable, Place, Row, paper_table, paper_tables
-from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.presets import TASKS
+from federation.service.variants import VARIANTS, resolved
 from federation.streams.datasets import DATASETS
 from federation.streams.stream import SCENARIOS
 

@@ -9,8 +9,8 @@ from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.scenarios.job import Options, prepare, without_variant
 from federation.scenarios.settings import method_from
-from federation.scenarios.variants import VARIANTS, resolved
 from federation.service.presets import TASKS
+from federation.service.variants import VARIANTS, resolved
 from tests.support.image_sets import write_fashion_mnist
 
 FASHION = TASKS["fashion-mnist"]

@@ -1,6 +1,7 @@
 """Named variants of the methods, as settings: the ablations of pFedGRP and its versions, and FedGP's bases.
 
-``fleet-sim`` takes these names wherever it takes a method's. Plain values: importing this module imports no torch.
+``fleet-sim`` and ``aggregator serve`` take these names wherever they take a method's. Plain values: importing this
+module imports no torch.
 """
 
 from __future__ import annotations
