@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,8 +16,10 @@ from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.task_model import trainable_task_model
 from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from models.build import build_task_model, initialise
+from models.resnet import ResNet20
 from tests.support.toy import TOY, accuracy, toy_data
 
 SAMPLER = eager_sampler(TOY)
@@ -39,6 +42,9 @@ def short_lander(**changes: Any) -> Lander:
     short = {**SHORT, **SHORT_SYNTHESIS, "warm_up_rounds": 0, "student_steps": 1, "samples_per_layer": 2}
     return Lander(task=TOY, **{**short, **changes})
 
+
+ONE_STEP = {"local_epochs": 1, "batch_size": 12, "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0}
+"""One step of 12 samples that moves every parameter by its gradient."""
 
 LEARNING = {"local_epochs": 8, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0}
 """Enough for two classes of 24 toy images."""
@@ -99,3 +105,19 @@ def what_it_remembers(method: Any, download: SynthesisDownload) -> float:
     state = method.initial_states()[0]
     _, upload = method.local_round(state, newer_data(), download, seeded_generator(0, 0, "a"), sampler=SAMPLER)
     return accuracy(upload.task_parameters, EVERYTHING)
+
+
+def assert_descends(
+    method: Any, data: RoundData, download: SynthesisDownload, loss_of: Callable[[ResNet20], Tensor]
+) -> None:
+    """Check that a local round of ``ONE_STEP`` takes the gradient of ``loss_of`` at the downloaded task model."""
+    start = download.task_parameters
+    module = trainable_task_model(TOY, start)
+    gradients = torch.autograd.grad(loss_of(module), list(module.parameters()))
+    state = method.initial_states()[0]
+    _, upload = method.local_round(state, data, download, seeded_generator(0, 0, "a"), sampler=SAMPLER)
+    names = [name for name, _ in module.named_parameters()]
+    taken = torch.cat([(start[name] - upload.task_parameters[name]).flatten() for name in names])
+    expected = torch.cat([gradient.flatten() for gradient in gradients])
+    # In single precision the order of a batch's samples alone moves a deep gradient by half a percent.
+    assert (taken - expected).norm() < 0.02 * expected.norm()

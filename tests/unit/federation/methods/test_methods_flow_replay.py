@@ -7,6 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from federation.methods.steps.flow_replay import (
+    FlowModels,
+    FlowReplaySchedule,
+    _LastModels,
+    _Training,
     build_flow,
     credibility,
     draw_features,
@@ -14,8 +18,11 @@ from federation.methods.steps.flow_replay import (
     replay_loss,
     soft_cross_entropy,
 )
+from federation.methods.steps.modules import drawn_from
+from models.build import initialise
 from models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density
-from tests.support.toy import TOY
+from models.resnet_plus import NUM_FEATURES, build_resnet_plus
+from tests.support.toy import TOY, toy_data
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -106,3 +113,51 @@ def test_a_flow_learns_where_each_class_lies() -> None:
     means = [draw_features(flow, torch.full((200,), c), 2, rng(2)).features.mean().item() for c in (0, 1)]
     assert means[0] == pytest.approx(-1.0, abs=0.3)
     assert means[1] == pytest.approx(1.0, abs=0.3)
+
+
+def test_the_three_losses_of_a_mini_batch_equal_their_closed_forms() -> None:
+    module, old = (initialise(build_resnet_plus(TOY).to_empty(device="cpu"), rng(seed)).eval() for seed in (0, 1))
+    flow, last_flow = (initialise_flow(build_flow(TOY, 8).to_empty(device="cpu"), rng(seed)) for seed in (2, 3))
+    schedule = FlowReplaySchedule(
+        flow_hidden=8,
+        num_batches=1,
+        batch_size=6,
+        learning_rate=0.1,
+        flow_learning_rate=0.1,
+        replay_weight=0.5,
+        exploration=0.3,
+        last_flow_weight=0.7,
+        distillation=0.9,
+        feature_distillation=1.1,
+        output_distillation=1.3,
+        replay_layers="upper",
+    )
+    data, batch = toy_data({0: 3, 2: 3}), torch.arange(6)
+    models = FlowModels(old.state_dict(), last_flow.state_dict())
+    last = _LastModels.of(TOY, models, data.images, [0, 1], schedule)
+    one_hot = F.one_hot(data.labels, 4).float()
+    features = module.features(data.images).detach()
+
+    def training() -> _Training:
+        return _Training(schedule, module, flow, [0, 1, 2], last, rng(5))
+
+    twin = rng(5)
+    reminder = draw_features(last_flow, drawn_from([0, 1], 6, twin), 4, twin)
+    expected = -flow.log_density(features, one_hot).mean()
+    expected -= 0.7 * flow.log_density(reminder.features, F.one_hot(reminder.labels, 4).float()).mean()
+    torch.testing.assert_close(training().flow_loss(features, data.labels), expected)
+
+    twin = rng(5)
+    replay = draw_features(flow, drawn_from([0, 1, 2], 6, twin), 4, twin)
+    agreement = (flow.log_density(features, one_hot) / NUM_FEATURES).exp().mean()
+    shares = credibility(replay.noise, replay.labels, flow(features, one_hot)[0], data.labels, agreement)
+    logits = module.classify(replay.features)
+    by_class = ((0.7 * agreement + 0.3) * shares * F.cross_entropy(logits, replay.labels, reduction="none")).mean()
+    distilled = 0.9 * 1.3 * soft_cross_entropy(old.classify(replay.features), logits)
+    torch.testing.assert_close(training().upper_loss(features, data.labels), 0.5 * (by_class + distilled))
+
+    earlier = old.features(data.images)
+    logits = module.classify(features)
+    expected = F.cross_entropy(logits, data.labels) + 0.9 * 1.1 * F.mse_loss(features, earlier)
+    expected += 0.9 * 1.3 * soft_cross_entropy(old.classify(earlier), logits)
+    torch.testing.assert_close(training().task_loss(data.images, data.labels, batch), expected)

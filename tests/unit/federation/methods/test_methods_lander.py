@@ -10,9 +10,12 @@ from federation.methods.lander import NUM_FEATURES, NoisyRound, replay_loss, sca
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps import data_free
 from federation.methods.synthesis_records import SynthesisDownload
+from models.resnet import ResNet20
 from tests.support.replay_methods import (
     LEARNING,
+    ONE_STEP,
     SAMPLER,
+    assert_descends,
     old_model,
     random_task_model,
     real_replay,
@@ -56,6 +59,28 @@ def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     download = SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
     assert what_it_remembers(method, download) > 0.6
+
+
+def test_a_client_descends_the_current_and_the_earlier_part_in_their_shares() -> None:
+    """The closed form, with two classes now and three earlier: a = 1, b = sqrt(3/2)."""
+    start, data = random_task_model(), toy_data({2: 6, 3: 6}, seed=3)
+    images = real_replay()["images"][::4]
+    pool = data_free.from_bytes(images)
+    answered = data_free.answers(TOY, start, pool)
+    answers, root = (answered.logits / 2).softmax(dim=1), math.sqrt(1.5)
+    method = short_lander(**ONE_STEP, synthetic_batch_size=12, anchor_weight=7.0, anchor_radius=0.1)
+    anchors = method.anchors()[data.labels]
+
+    def loss_of(module: ResNet20) -> torch.Tensor:
+        features = module.features(torch.cat([data.images, pool]))
+        (real, synthetic), (now, earlier) = module.head(features).split(12), features.split(12)
+        cross_entropy = -real.log_softmax(dim=1)[torch.arange(12), data.labels].mean()
+        bound = (((now - anchors) ** 2).mean(dim=1) - 0.1).clamp_min(0).mean()
+        distillation = -(answers * (synthetic / 2).log_softmax(dim=1)).sum(dim=1).mean()
+        distance = ((earlier - answered.features) ** 2).mean()
+        return 0.4 / root * (cross_entropy + 7 * bound) + 0.4 * root * (distillation + distance)
+
+    assert_descends(method, data, SynthesisDownload(start, synthetic={"images": images}, seen=(0, 1, 2)), loss_of)
 
 
 def test_the_loss_on_a_pool_is_soft_cross_entropy_and_the_distance_of_features() -> None:

@@ -12,9 +12,12 @@ from federation.methods.mfcl import MFCL
 from federation.methods.records import Parameters
 from federation.methods.steps import data_free
 from federation.methods.synthesis_records import SynthesisDownload
+from models.resnet import ResNet20
 from tests.support.replay_methods import (
     LEARNING,
+    ONE_STEP,
     SHORT,
+    assert_descends,
     old_model,
     random_task_model,
     short_mfcl,
@@ -120,3 +123,24 @@ def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     download = SynthesisDownload(old_model(), {"any": torch.zeros(1)}, seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
     assert what_it_remembers(method, download) > 0.7
+
+
+@pytest.mark.parametrize(("logits", "new"), [("split", [2, 3]), ("all", [0, 1, 2, 3])])
+def test_a_client_descends_eq_9(logits: str, new: list[int]) -> None:
+    """The closed form, with classes 2 and 3 now and 0 and 1 earlier."""
+    start, data, replayed = random_task_model(), toy_data({2: 6, 3: 6}, seed=3), toy_data({0: 24, 1: 24}, seed=7)
+    old = data_free.frozen_task_model(TOY, start)
+    images, labels = torch.cat([data.images, replayed.images]), torch.cat([data.labels, replayed.labels])
+    earlier, rows = old.features(images), old.head.weight[:2]
+
+    def loss_of(module: ResNet20) -> torch.Tensor:
+        features = module.features(images)
+        places = torch.tensor([new.index(label) for label in data.labels.tolist()])
+        current = -module.head(features[:12])[:, new].log_softmax(dim=1)[torch.arange(12), places].mean()
+        head = -module.head(features.detach()).log_softmax(dim=1)[torch.arange(60), labels].mean()
+        distance = ((features - earlier) @ rows.T).square().sum(dim=1).mean() / 2
+        return current + 3 * head + 5 * distance
+
+    weights = {"head_weight": 3.0, "feature_weight": 5.0, "synthetic_batch_size": 48, "logits": logits}
+    method = RealReplay(task=TOY, **{**SHORT, **ONE_STEP, **weights})
+    assert_descends(method, data, SynthesisDownload(start, {"any": torch.zeros(1)}, seen=(0, 1)), loss_of)

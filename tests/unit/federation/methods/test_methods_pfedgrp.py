@@ -12,7 +12,8 @@ from federation.methods.pfedgrp import PFedGRP
 from federation.methods.pfedgrp_records import AggregatorState, ClientState, Download, Upload
 from federation.methods.records import Artefacts
 from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.memory import MixedData
+from federation.methods.steps.replay import Replay, eager_sampler
 from federation.methods.steps.task_model import judge_with
 from federation.methods.task_records import TaskUpload
 from tests.support.toy import TOY, accuracy, run_rounds, toy_data
@@ -252,6 +253,39 @@ def test_one_client_without_memory_is_fedavg(first_round: tuple[Download, Client
     assert all(torch.equal(downloads["a"].personalised[k], v) for k, v in theirs["a"].task_parameters.items())
     assert all(torch.equal(downloads["a"].average[k], v) for k, v in theirs["a"].task_parameters.items())
     assert initial.average.keys() == downloads["a"].average.keys()
+
+
+@pytest.mark.parametrize(
+    ("alignment_on", "covered"),
+    [("replay", [False] * 5 + [True] * 2), ("earlier-classes", [True] * 3 + [False] * 2 + [True] * 2)],
+)
+def test_eq_2_holds_the_model_near_the_personalised_ones_answers(alignment_on: str, covered: list[bool]) -> None:
+    """On replay; in the first version on real samples of classes met in an earlier round too (its Eq. 5)."""
+    average, personalised = (TINY.initial_download(seeded_generator(seed, 0, "initial")).average for seed in (0, 1))
+    real, replayed = toy_data({0: 3, 2: 2}), toy_data({1: 2}, seed=1)
+    mixed = MixedData(real, Replay(replayed.images, replayed.labels, 2, 0))
+    method = replace(TINY, alignment_on=alignment_on, alignment_weight=0.7)
+    job = method._training(mixed, frozenset({0, 1}), Download(personalised, average), torch.Generator()).job
+    assert job.start is average
+    assert job.alignment is not None
+    assert job.alignment.mask.tolist() == covered
+    assert job.alignment.weight == 0.7
+    taught = judge_with(TOY, personalised)(torch.cat([real.images, replayed.images]))[job.alignment.mask]
+    torch.testing.assert_close(job.alignment.logits[job.alignment.mask], taught)
+
+
+def test_the_ablations_of_local_training_leave_out_alignment_or_the_average() -> None:
+    average, personalised = (TINY.initial_download(seeded_generator(seed, 0, "initial")).average for seed in (0, 1))
+    replayed = toy_data({1: 2}, seed=1)
+    mixed = MixedData(toy_data({0: 3}), Replay(replayed.images, replayed.labels, 2, 0))
+
+    def job(**changes: Any) -> Any:
+        method = replace(TINY, **changes)
+        return method._training(mixed, frozenset({1}), Download(personalised, average), torch.Generator()).job
+
+    assert job(alignment_weight=0.0).alignment is None
+    assert job(start_from="personalised").start is personalised
+    assert job().start is average
 
 
 def test_it_remembers_what_fedavg_forgets() -> None:

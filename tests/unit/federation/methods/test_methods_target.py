@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from federation.methods import packing
@@ -8,8 +9,11 @@ from federation.methods.steps.synthesis import Student, StudentTraining, synthes
 from federation.methods.synthesis_records import SynthesisDownload
 from federation.methods.target import FastRound
 from models.data_free import TargetGenerator
+from models.resnet import ResNet20
 from tests.support.replay_methods import (
     LEARNING,
+    ONE_STEP,
+    assert_descends,
     old_model,
     random_task_model,
     real_replay,
@@ -17,7 +21,7 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
-from tests.support.toy import TOY
+from tests.support.toy import TOY, toy_data
 
 TRAINING = {"local_epochs": 1, "batch_size": 8, "weight_decay": 0.0}
 
@@ -31,6 +35,25 @@ def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     download = SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
     assert what_it_remembers(method, download) > 0.6
+
+
+@pytest.mark.parametrize(("logits", "new", "old"), [("all", [0, 1, 2, 3], [0, 1, 2, 3]), ("split", [2, 3], [0, 1])])
+def test_a_client_descends_cross_entropy_and_distillation(logits: str, new: list[int], old: list[int]) -> None:
+    """The closed form, with classes 2 and 3 now and 0 and 1 earlier: which logits take part is all that differs."""
+    start, data = random_task_model(), toy_data({2: 6, 3: 6}, seed=3)
+    images = real_replay()["images"][::4]
+    pool = data_free.from_bytes(images)
+    answers = (data_free.answers(TOY, start, pool).logits[:, old] / 2).softmax(dim=1)
+
+    def loss_of(module: ResNet20) -> torch.Tensor:
+        real, synthetic = module(torch.cat([data.images, pool])).split(12)
+        places = torch.tensor([new.index(label) for label in data.labels.tolist()])
+        cross_entropy = -real[:, new].log_softmax(dim=1)[torch.arange(12), places].mean()
+        distillation = -(answers * (synthetic[:, old] / 2).log_softmax(dim=1)).sum(dim=1).mean()
+        return cross_entropy + 3 * distillation
+
+    method = short_target(**ONE_STEP, synthetic_batch_size=12, distillation_weight=3.0, logits=logits)
+    assert_descends(method, data, SynthesisDownload(start, synthetic={"images": images}, seen=(0, 1)), loss_of)
 
 
 def test_the_generator_moves_by_the_sum_of_its_copys_gradients() -> None:
