@@ -211,7 +211,7 @@ def test_a_model_that_fails_on_probation_is_rolled_back_within_a_second_and_cost
     took_s = time.monotonic() - began
     assert made.slot.last_rollback is not None
     assert made.slot.last_rollback.reason is reason
-    assert took_s < (ONE_SECOND if how != "slow" else 5 * ONE_SECOND), "30 slow answers take three seconds"
+    assert took_s < ONE_SECOND
     made.answered(10)
     assert made.seen[-1].model_version == 1
     made.check_answers({1: 0, 2: 1})

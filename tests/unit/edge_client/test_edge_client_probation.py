@@ -86,6 +86,24 @@ def test_a_model_five_times_as_slow_at_the_same_time_is_too_slow() -> None:
         assert bool(made.slowness()) is slow
 
 
+@pytest.mark.parametrize(
+    ("times_s", "slow"),
+    [
+        ([0.1] * 5, True),
+        ([0.1] * 4, False),
+        ([0.6] * 2, False),
+        ([0.1] * 9 + [0.02], False),
+        ([0.3, 0.2, 0.056], True),
+        ([0.3, 0.2, 0.054], False),
+    ],
+)
+def test_a_model_that_is_too_slow_for_every_picture_is_so_after_half_a_second(times_s: list[float], slow: bool) -> None:
+    made = Comparisons()
+    for new_s in times_s:
+        made.add(Compared(says(0), says(0), new_s, 0.001))
+    assert bool(made.slowness()) is slow
+
+
 def test_probation_is_passed_after_its_time_and_its_pictures_or_after_long_enough() -> None:
     rules = ProbationRules(duration_s=30, num_answered=100, at_most_s=600)
     probation = Probation(7, 1000.0, rules)

@@ -1,0 +1,109 @@
+"""Whole clients that are sent a model nobody should serve; the model misbehaves in a real process.
+
+Times hold on a machine with an idle core; on a busy one only what happens is asserted, not how soon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.client_world import World, events
+
+from edge_client import downloads, service
+from edge_client.model_slot import Candidate
+from edge_client.predictions import Prediction, Shown
+from edge_client.serving.model import WorkerRules, Workers
+from edge_client.state_store import StateStore
+from federation.protocol.messages import Manifest
+from federation.transport.blob_store import DiskBlobStore
+
+QUIET = os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
+ONE_SECOND = 1.0 if QUIET else 30.0
+DOUBLE = (sys.executable, str(Path(__file__).parents[1] / "support/doubled_serving_worker.py"))
+
+
+class Fleet:
+    """One client whose second version is the bad one, and all that it answered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = World(folder, num_clients=1, num_rounds=1)
+        self.seen: list[Prediction] = []
+
+    def serve_the_first(self) -> None:
+        self.client = self.world.start_client("cam-0", watchers=[self._take])
+        self.world.until(lambda: len(self.seen) > 5)
+
+    def until_told(self, event: str) -> dict[str, Any]:
+        self.world.until(lambda: events(self.world, event) != [])
+        return events(self.world, event)[-1]
+
+    def answered(self, more: int) -> set[int]:
+        """Versions that answer the next frames."""
+        before = len(self.seen)
+        self.world.until(lambda: len(self.seen) >= before + more)
+        return {prediction.model_version for prediction in self.seen[before:]}
+
+    def held_version(self) -> int:
+        held = StateStore(self.world.folder / "cam-0").held()
+        assert held is not None
+        return held.manifest.version
+
+    def _take(self, shown: Shown) -> None:
+        if shown.prediction is not None:
+            self.seen.append(shown.prediction)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    def doubled(blobs: Path, **options: Any) -> Workers:
+        return Workers(blobs, **options, rules=WorkerRules(DOUBLE))
+
+    monkeypatch.setattr(service, "Workers", doubled)
+    monkeypatch.setenv("MISBEHAVES", "tells dark from bright")  # untrained, the first would be sure of nothing
+    made = Fleet(tmp_path)
+    yield made
+    made.world.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("answers otherwise", "probe-mismatch"), ("dies on load", "load-failed"), ("is truncated", "wrong-digest")],
+)
+def test_a_model_that_fails_its_checks_is_never_served_and_the_aggregator_learns_why(
+    how: str, reason: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncated(manifest: Manifest, *args: Any) -> Candidate:
+        path = DiskBlobStore(fleet.world.folder / "cam-0/blobs").path(manifest.blobs[-1].digest)
+        path.write_bytes(path.read_bytes()[:-100])
+        return make(manifest, *args)
+
+    make: Callable[..., Candidate] = downloads.candidate
+    fleet.serve_the_first()
+    monkeypatch.setenv("MISBEHAVES", how)
+    if how == "is truncated":
+        monkeypatch.setattr(downloads, "candidate", truncated)
+    told = fleet.until_told("download refused")
+    assert (told["version"], told["reason"]) == (2, reason)
+    assert fleet.answered(20) == {1}
+    assert {prediction.model_version for prediction in fleet.seen} == {1}
+    assert (fleet.client.counts.num_failed, fleet.held_version()) == (0, 1)
+
+
+@pytest.mark.parametrize(("how", "reason"), [("drifts", "drifted"), ("dies", "crashed"), ("slow", "too-slow")])
+def test_a_model_that_turns_bad_is_rolled_back_within_a_second_and_costs_no_frame(
+    how: str, reason: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.serve_the_first()
+    monkeypatch.setenv("MISBEHAVES", how)
+    told = fleet.until_told("model rolled back")
+    assert (told["version"], told["serving"], told["reason"]) == (2, 1, reason)
+    fleet.answered(1)  # it may have had that one in work
+    assert fleet.answered(20) == {1}
+    bad = [prediction.answered_at for prediction in fleet.seen if prediction.model_version == 2]
+    assert max(bad, default=0.0) - min(bad, default=0.0) < ONE_SECOND
+    assert (fleet.client.counts.num_failed, fleet.held_version()) == (0, 1)
