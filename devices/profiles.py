@@ -37,7 +37,8 @@ class CameraPipeline:
     """What a board reads cameras with.
 
     Attributes:
-        decoder: the value of an ``rtsp://`` source's ``decoder`` that is quickest here.
+        decoder: the value of an ``rtsp://`` source's ``decoder`` that is quickest here. Only advised: it must be told
+            the codec, and ``ffmpeg``, which sees that for itself, works everywhere.
         elements: GStreamer elements that ``csi://`` sources and this decoder need; empty: neither needs GStreamer.
     """
 
@@ -56,10 +57,11 @@ class DeviceProfile:
         inference_threads: intra-op threads of the serving session; training shares the cores.
         tensorrt: an engine for TensorRT is worth its minutes of building here. ONNX Runtime keys its engine cache by
             the graph, not by the parameters, so TensorRT is never among the providers that serve at once.
-        precision: ``fp32``, ``fp16`` or ``int8``: the export that serves quickest.
-        min_memory_bytes: of the smallest board of this class.
+        precision: ``fp32``, ``fp16`` or ``int8``: the export that serves quickest, made by ``model-export --device``.
+            By data sheets: tensor cores, which all of NVIDIA's boards below have, take float16 and not float32.
+        min_memory_bytes: of the smallest board of this class; the doctor warns of less.
         allowance: what training may spend.
-        camera: what cameras are read with.
+        camera: what cameras can be read with; the doctor looks for it.
         vendor_runtime: torch, OpenCV and ONNX Runtime come with the board's system image, not from PyPI.
     """
 

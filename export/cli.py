@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from export.formats import (
+    DEFAULT_FORMAT,
     DEFAULT_SAMPLES,
     DEFAULT_SEED,
     FORMATS,
     OPTIONS,
     Format,
     check_combination,
-    find_format,
+    chosen_format,
     option_help,
 )
 from federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
@@ -90,7 +91,8 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     kept = [row.name for row in FORMATS if kind in row.kinds]
     options = [
         click.option("--parameters", required=True, type=click.Path(path_type=Path), help="State dict, safetensors."),
-        click.option("--format", "format_", default="onnx", show_default=True, help=f"{_choices(kept)}."),
+        click.option("--format", "format_", help=f"{_choices(kept)}.  [default: {DEFAULT_FORMAT}]"),
+        click.option("--device", help="In place of --format: what serves quickest on this board; as of edge-client."),
         click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, or file to write."),
         click.option(
             "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="For comparison and latency."
@@ -233,13 +235,12 @@ def _export(
     spec: AnyTaskSpec,
     *,
     parameters: Path,
-    format_: str,
     out: Path,
     threads: int,
     sampler: tuple[int, int] = (0, 0),
     **chosen: Any,
 ) -> None:
-    row = find_format(format_)
+    row = chosen_format(chosen["format_"], chosen["device"])
     check_combination(kind, row, [name for name in _TABLE_OPTIONS if _was_given(chosen[name.replace("-", "_")])])
     from export.files import read_parameters
 

@@ -40,7 +40,7 @@ def _parity(done: Exported) -> str:
     parity = done.parity
     batches = ", ".join(str(size) for size in parity.batches[:-1]) + f" and {parity.batches[-1]}"
     text = f"parity   {parity.worst:.1e} from the eager model, at most, over batches {batches}"
-    if parity.spread is None:
+    if not parity.spread:  # absolute, or a model that always answers the same
         return f"{text}; {parity.tolerance:g} is accepted"
     return (
         f"{text} of such samples: {parity.worst / parity.spread:.2g} of its answers' standard deviation, "

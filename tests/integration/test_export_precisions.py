@@ -146,11 +146,14 @@ def test_a_loss_beyond_the_limit_writes_nothing(task: tuple[nn.Module, list[str]
     assert not out.exists()
 
 
-def test_float16_halves_the_file_and_is_judged_on_held_data(task: tuple[nn.Module, list[str]], tmp_path: Path):
+@pytest.mark.parametrize("chosen", [("--format", "onnx-fp16"), ("--device", "jetson-orin-nano")])
+def test_float16_halves_the_file_and_is_judged_on_held_data(
+    chosen: tuple[str, str], task: tuple[nn.Module, list[str]], tmp_path: Path
+):
     module, command = task
     x = np.random.default_rng(2).uniform(-1, 1, (64, 1, 28, 28)).astype(np.float32)
     np.savez(tmp_path / "held.npz", images=x, labels=eager_run(module)(x).argmax(axis=1))
-    options = ["--format", "onnx-fp16", "--held", str(tmp_path / "held.npz"), "--max-loss", "2"]
+    options = [*chosen, "--held", str(tmp_path / "held.npz"), "--max-loss", "2"]
     output = invoke(*command[: command.index("--calibration")], *options, "--out", str(tmp_path))
     assert "accuracy on 64 held samples" in output
     path = tmp_path / "task-fp16.onnx"

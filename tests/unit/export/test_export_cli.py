@@ -49,6 +49,8 @@ def task(file: Path, out: Path, **changes: str) -> list[str]:
     ("changes", "expected"),
     [
         ({"format": "onxx"}, "unknown format 'onxx'; did you mean 'onnx'?"),
+        ({"device": "jetsn"}, "unknown device 'jetsn'; did you mean 'jetson'?"),
+        ({"device": "cpu", "format": "onnx"}, "--format and --device are both given"),
         ({"stem": "cifra"}, "unknown stem 'cifra'; did you mean 'cifar'?"),
         ({"image_size": "29"}, "image_size is 29, expected one of (28, 32, 64)"),
         ({"image_channels": "4"}, "image_channels is 4"),

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from export.formats import FORMATS, KINDS, OPTIONS, check_combination, find_format, markdown_table, option_help
+from devices.probing import fitting, probe
+from devices.profiles import PROFILES
+from export.formats import (
+    FORMATS,
+    KINDS,
+    OPTIONS,
+    check_combination,
+    chosen_format,
+    find_format,
+    markdown_table,
+    option_help,
+)
 from federation.errors import SettingsError
 
 PAGE = Path(__file__).parents[3] / "docs" / "export.md"
@@ -40,6 +51,18 @@ def test_an_option_of_another_format_names_the_formats_that_take_it():
 def test_an_option_that_the_kind_has_no_use_for_says_why():
     assert "draw their own inputs from --seed" in refusal("sub-generator", "onnx-int8", "calibration")
     assert "computed into its graph" in refusal("sampler", "onnx", "split")
+
+
+def test_a_board_says_the_format_that_serves_quickest_there():
+    assert {chosen_format(None, name).name for name in ("jetson-orin-nano", "jetson-thor", "cuda")} == {"onnx-fp16"}
+    assert {chosen_format(None, name).name for name in ("cpu", "arm-cpu")} == {"onnx"}
+    assert chosen_format(None, "auto") == chosen_format(None, fitting(probe()).name)
+    assert chosen_format(None, None).name == "onnx"
+    assert chosen_format("onnx-int8", None).name == "onnx-int8"
+
+
+def test_every_board_has_a_format_that_holds_every_kind():
+    assert all(chosen_format(None, name).kinds == KINDS for name in PROFILES)
 
 
 def test_every_row_is_whole():

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from export.formats import find_format
+from export.job import Exported, Request
+from export.parity import Parity
+from export.report import lines
+from export.subject import Architecture
+from models.specs import TaskSpec
+
+TASK = Architecture("task", TaskSpec(1, 28, ("a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("parity", "expected"),
+    [
+        (Parity(2e-6, (1, 2, 64), 1e-4), "batches 1, 2 and 64; 0.0001 is accepted"),
+        (Parity(0.02, (1, 64), 0.1, spread=1.0), "0.02 of its answers' standard deviation, 0.1 is accepted"),
+        (Parity(0.0, (1, 64), 0.0, spread=0.0), "batches 1 and 64; 0 is accepted"),  # as of an untrained model
+    ],
+)
+def test_parity_is_told_as_it_was_judged(parity: Parity, expected: str):
+    request = Request(TASK, find_format("onnx"), Path("out"), 1)
+    exported = Exported(((Path("out/task.onnx"), 5, "ab"),), 3, parity, None, None, {"eager": 0.001})
+    (line,) = [line for line in lines(request, exported) if line.startswith("parity")]
+    assert line.endswith(expected)
