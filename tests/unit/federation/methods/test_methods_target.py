@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -107,6 +110,79 @@ def test_each_round_of_synthesis_keeps_the_images_of_its_least_loss() -> None:
     assert images.dtype == torch.uint8
     assert torch.equal(images, torch.full((4, 1, 28, 28), 51, dtype=torch.uint8))  # 0.2 of 255
     assert all(source.finished for source in sources)
+
+
+class Watched:
+    """A source of flat images, which no mirror changes; it remembers the losses that it is told to descend."""
+
+    def __init__(self, labels: torch.Tensor) -> None:
+        self.labels, self.losses = labels, list[torch.Tensor]()
+        self.images = torch.linspace(0.1, 0.9, 6)[:, None, None, None].expand(6, 1, 28, 28)
+
+    def draw(self) -> torch.Tensor:
+        return self.images
+
+    def scaled(self, images: torch.Tensor) -> torch.Tensor:
+        return 2 * images - 1
+
+    def extra_loss(self, judged: data_free.Observation) -> torch.Tensor:
+        return judged.features.mean()
+
+    def descend(self, loss: torch.Tensor) -> None:
+        self.losses.append(loss.detach())
+
+    def finish(self) -> None:
+        pass
+
+
+def test_synthesis_descends_the_weighted_sum_of_its_terms() -> None:
+    """The adversarial one from the second round after the warm-up, the history of statistics from the second."""
+    changes = {"batch_norm_weight": 0.3, "label_weight": 0.7, "adversarial_weight": 1.9, "batch_norm_momentum": 0.6}
+    method = short_target(**changes, synthesis_rounds=2, synthesis_steps=1, padding=0, warm_up_rounds=0)
+    teacher = data_free.frozen_task_model(TOY, random_task_model())
+    student = Student(TOY, StudentTraining(), torch.device("cpu"), rng(7))
+    settings = replace(method._synthesis(), batch_size=6, student_steps=0)
+    sources: list[Watched] = []
+
+    def opened(labels: torch.Tensor) -> Watched:
+        sources.append(Watched(labels))
+        return sources[-1]
+
+    synthesise(teacher, opened, (1, 3), settings, student, rng())
+    images = 2 * sources[0].images - 1
+    judged = data_free.observe(teacher, images)
+    logits = judged.logits[:, [1, 3]]
+    # Both rounds see the same images, so their moving average is the batch itself.
+    distance = sum(
+        (layer.running_mean - layer.mean).norm() + (layer.running_variance - layer.variance).norm()
+        for layer in judged.layers
+    )
+    adversarial = data_free.adversarial_loss(logits, student.logits(images)[:, [1, 3]], "agree")
+    assert adversarial < 0
+    for source, extra in zip(sources, (0.0, 1.9 * adversarial), strict=True):
+        places = (source.labels == 3).long()
+        labels = -logits.log_softmax(dim=1)[torch.arange(6), places].mean()
+        expected = 0.3 * distance + 0.7 * labels + extra + judged.features.mean()
+        torch.testing.assert_close(source.losses[0], expected.detach())
+
+
+def test_a_students_first_step_is_the_gradient_of_its_distillation() -> None:
+    parameters = random_task_model()
+    parameters["head.weight"] *= 40  # answers that are sure of themselves, or no temperature would make a difference
+    teacher = data_free.frozen_task_model(TOY, parameters)
+    training = StudentTraining(learning_rate=1.0, weight_decay=0.0, temperature=3.0)
+    student = Student(TOY, training, torch.device("cpu"), rng(7))
+    pool, known = real_replay()["images"][::4], [0, 1]
+    images = data_free.from_bytes(pool)
+    target = (teacher(images)[:, known] / 3).softmax(dim=1)
+    module = copy.deepcopy(student._module).train()
+    answer = (module(images)[:, known] / 3).softmax(dim=1)
+    loss = 9 * (target * (target / answer).log()).sum(dim=1).mean()
+    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(module.parameters()))])
+    start = torch.cat([part.detach().flatten().clone() for part in student._module.parameters()])
+    student.learn(teacher, pool, torch.tensor(known), 1, len(pool))
+    taken = start - torch.cat([part.detach().flatten() for part in student._module.parameters()])
+    assert (taken - expected).norm() < 0.02 * expected.norm()
 
 
 def test_images_come_closer_to_the_statistics_and_labels_they_are_made_for() -> None:
