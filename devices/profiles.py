@@ -62,7 +62,7 @@ class DeviceProfile:
         min_memory_bytes: of the smallest board of this class; the doctor warns of less.
         allowance: what training may spend.
         camera: what cameras can be read with; the doctor looks for it.
-        vendor_runtime: torch, OpenCV and ONNX Runtime come with the board's system image, not from PyPI.
+        vendor_runtime: OpenCV and ONNX Runtime come from the board's vendor, not from PyPI.
     """
 
     name: str

@@ -110,7 +110,7 @@ PYTHON
 }
 
 if [ -f /etc/nv_tegra_release ]; then
-    fail "this is a Jetson: torch, OpenCV and ONNX Runtime come from JetPack, not from here; docs/deploy.md says how to install"
+    fail "this is a Jetson: OpenCV and ONNX Runtime come from JetPack or NVIDIA's index, not from here; docs/deploy.md says how to install"
 fi
 make_venv
 install_package
