@@ -256,7 +256,7 @@ class Connection:
     def _received(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         try:
             self._on_message(message.topic, bytes(message.payload))
-        except Exception:
+        except Exception:  # root of what paho's thread calls, which one bad message must not end
             log.exception("message handler failed bytes=%d", len(message.payload))
 
 
