@@ -12,7 +12,7 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from devices.profiles import AUTO, GIB, JETSON, PROFILES, DeviceProfile, profile
 
@@ -65,8 +65,8 @@ class Board:
         cuda: version of the CUDA toolkit; empty if there is none.
         driver: version of NVIDIA's driver on a PC; empty if there is none.
         gpus: names of NVIDIA's GPUs on a PC.
-        num_cores: that are on, and that the container may use.
-        memory_bytes: that this machine or container has; on a Jetson shared with the GPU. 0 if unknown.
+        num_cores: that are on, and that the container or service may use.
+        memory_bytes: that this machine, container or service has; on a Jetson shared with the GPU. 0 if unknown.
     """
 
     model: str = ""
@@ -201,17 +201,27 @@ def _num_cores(root: Path) -> int:
         if first.isdigit():
             cores += int(last or first) - int(first) + 1
     cores = cores or os.cpu_count() or 1
-    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").strip().partition(" ")
-    if quota.isdigit() and period.isdigit() and int(period):
-        cores = min(cores, math.ceil(int(quota) / int(period)))
+    for limit in _limits(root, "cpu.max"):
+        quota, _, period = limit.partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores)
 
 
 def _memory_bytes(root: Path) -> int:
     match = re.search(r"MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"))
     total = int(match[1]) << 10 if match else 0
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() and total else total
+    return min([total, *(int(limit) for limit in _limits(root, "memory.max") if limit.isdigit())]) if total else 0
+
+
+def _limits(root: Path, name: str) -> list[str]:
+    """Return a file's text of our control group and of all above it (cgroups(7), version 2): each bounds us.
+
+    A container sees its own as the outermost; a systemd unit's (``MemoryMax=``, ``CPUQuota=``) lies below.
+    """
+    own = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    group = PurePosixPath(own[1] if own else "")
+    return [_text(root / "sys/fs/cgroup" / place / name).strip() for place in (group, *group.parents)]
 
 
 def _text(path: Path) -> str:

@@ -111,6 +111,16 @@ def test_cores_that_are_off_or_not_the_containers_are_not_counted(tmp_path: Path
     assert probe(tmp_path).memory_bytes == 8 << 30
 
 
+def test_what_a_service_may_use_is_all_it_has(tmp_path: Path) -> None:
+    trees.board_tree(tmp_path, cores="0-7", memory_kib=8 << 20)
+    unit = "sys/fs/cgroup/system.slice/edge-client.service"
+    files = {"proc/self/cgroup": "4:memory:/elsewhere\n0::/system.slice/edge-client.service\n"}
+    files |= {f"{unit}/memory.max": "3221225472\n", f"{unit}/cpu.max": "max 100000\n"}
+    trees.write_tree(tmp_path, {**files, "sys/fs/cgroup/system.slice/cpu.max": "200000 100000\n"})
+    assert probe(tmp_path).memory_bytes == 3 << 30
+    assert probe(tmp_path).num_cores == 2
+
+
 def test_a_jetson_container_hides_the_device_tree_and_still_is_a_jetson(tmp_path: Path) -> None:
     found = probe(trees.board_tree(tmp_path, release=trees.R36), "aarch64")
     assert found.is_jetson
