@@ -170,6 +170,7 @@ class Coordinator:
         if decision is Decision.EXTEND:
             self._chronicle.extended()
             self._announce(now)
+            self._downloads.provide_again(now)
         elif decision in {Decision.CLOSE_QUORUM, Decision.CLOSE_DEADLINE}:
             self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
             self._parts.checkpoint(Step.ROUND_CLOSED)

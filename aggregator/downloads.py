@@ -31,6 +31,7 @@ class DownloadDesk:
         self._repaired: set[tuple[str, int]] = set()
         self._counted_broadcast = -1
         self._rolled_back: dict[str, int] = {}
+        self._sent_back: dict[str, int] = {}  # client -> version that it refused, or confirmed and rolled back
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
@@ -83,6 +84,21 @@ class DownloadDesk:
             else:
                 self.provide(client_id, now)
 
+    def provide_again(self, now: float) -> None:
+        """Give those who sent the round's download back a new version of it: the round waits for their uploads.
+
+        What went wrong may have passed (a board without memory, a client that was killed), and whoever serves the
+        new version begins to train at once.
+        """
+        store = self._parts.store
+        for client_id in self._parts.presence.live:
+            manifest = store.download(client_id)
+            if manifest is not None and (manifest.round, manifest.version) == (
+                self._rounds.index,
+                self._sent_back.get(client_id),
+            ):
+                self._offer(store.put_download(manifest), now)
+
     def concluded(self, event: Concluded) -> None:
         """Remember what a client confirmed, or note why it refused."""
         parts, manifest, verdict = self._parts, event.manifest, event.verdict
@@ -92,6 +108,7 @@ class DownloadDesk:
         parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
         parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
         if verdict.accepted:
+            self._sent_back.pop(event.peer, None)
             parts.store.confirm(manifest)
             parts.journal.add(
                 "download confirmed",
@@ -101,6 +118,7 @@ class DownloadDesk:
                 bytes=event.bytes_on_wire,
             )
             return
+        self._sent_back[event.peer] = manifest.version
         parts.journal.add(
             "download refused",
             round=manifest.round,
@@ -111,13 +129,13 @@ class DownloadDesk:
         )
 
     def rolled_back(self, told: RolledBack) -> None:
-        """Note that a client took back what it had confirmed. It waits for the next round's download."""
+        """Note that a client took back what it had confirmed. It waits for another download."""
         parts = self._parts
         offered = parts.store.download(told.client_id)
         newest = offered.version if offered is not None else -1
         if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
             return  # a repetition, or about nothing that we sent
-        self._rolled_back[told.client_id] = told.version
+        self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
         parts.metrics.downloads.labels("rolled back").inc()
         parts.journal.add(
             "model rolled back",

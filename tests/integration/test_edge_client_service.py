@@ -186,3 +186,17 @@ def test_a_roll_back_reaches_the_aggregator_and_the_disk_and_the_version_never_r
     held = StateStore(fleet.folder / "cam-0").held()
     assert held is not None
     assert held.manifest.version == event["serving"]
+
+
+def test_a_round_that_waits_for_a_client_that_rolled_its_model_back_gives_it_another_version(world: Any) -> None:
+    fleet = world(num_clients=1, num_rounds=2, deadline_s=5.0)
+    client = fleet.start_client("cam-0", rounds=1)
+    fleet.until(lambda: client.status()["probation_version"] is not None)
+    bad = client.status()["probation_version"]
+    assert client._slot.roll_back(bad, Reason.CRASHED, "killed by hand") is not None
+    fleet.until(lambda: events(fleet, "model rolled back") != [])
+    fleet.sources["cam-0"].rounds = 99
+    fleet.until(lambda: client.client.finished)
+    confirmed = [(entry["round"], entry["version"]) for entry in events(fleet, "download confirmed")]
+    assert [version for round_index, version in confirmed if round_index == 1] == [bad, bad + 1]
+    assert [entry["round"] for entry in events(fleet, "upload accepted")] == [0, 1]
