@@ -18,7 +18,9 @@ from edge_client.serving.messages import Load
 from edge_client.serving.worker import main
 
 HANG_S = 600.0
+SLOW_S = 0.1
 LEAK_BYTES = 2 << 20
+LEAKED: list[bytearray] = []
 
 
 def load(job: Load) -> LoadedModel:
@@ -28,29 +30,27 @@ def load(job: Load) -> LoadedModel:
     if how == "hangs on load":
         time.sleep(HANG_S)
     loaded = load_model(job)
-    leaked: list[bytearray] = []
 
     def run(images: NDArray[np.float32]) -> NDArray[np.float32]:
         if how == "answers otherwise":
             return loaded.run(images) + 1
-        if len(images) == 1 and images.any():
-            if how == "dies":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            elif how == "hangs":
-                time.sleep(HANG_S)
-            elif how == "not finite":
-                return np.full((1, 3), np.nan, np.float32)
-            elif how == "tells dark from bright":
-                return np.array([[3 * images.mean(), 0, 0]], np.float32)
-            elif how == "drifts":
-                return np.array([[0, 1, 0]], np.float32)
-            elif how == "slow":
-                time.sleep(0.1)
-            elif how == "leaks":
-                leaked.append(bytearray(os.urandom(4096) * (LEAK_BYTES // 4096)))
-        return loaded.run(images)
+        shows_something = len(images) == 1 and images.any()
+        says = misbehaves(how, images) if shows_something else None
+        return loaded.run(images) if says is None else np.array([says], np.float32)
 
     return LoadedModel(run, loaded.output_shape, loaded.runs_on, loaded.first_s)
+
+
+def misbehaves(how: str, image: NDArray[np.float32]) -> list[float] | None:
+    """Do something, and return what to answer; None: what the model says."""
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif how in {"hangs", "slow"}:
+        time.sleep(HANG_S if how == "hangs" else SLOW_S)
+    elif how == "leaks":
+        LEAKED.append(bytearray(os.urandom(4096) * (LEAK_BYTES // 4096)))
+    always = {"not finite": [np.nan] * 3, "drifts": [0.0, 1.0, 0.0]}
+    return [3.0 * float(image.mean()), 0.0, 0.0] if how == "tells dark from bright" else always.get(how)
 
 
 if __name__ == "__main__":
