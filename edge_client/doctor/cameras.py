@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from devices.profiles import DeviceProfile
+from edge_client.cameras.device import DeviceCameraSettings
 from edge_client.cameras.kinds import LIVE_CAMERAS
 from edge_client.cameras.opencv import has_backend, require_gstreamer
 from edge_client.cameras.rtsp import RtspCameraSettings
@@ -69,8 +70,8 @@ def look_at_elements(profile: DeviceProfile) -> list[Finding]:
     return [ok("cameras.elements", joined(elements), missing=[])]
 
 
-def look_at_source(camera: CameraUri, profile: DeviceProfile) -> list[Finding]:
-    """Return whether a camera that was named can be read with what is installed; nothing is opened."""
+def look_at_source(camera: CameraUri, profile: DeviceProfile, root: Path = Path("/")) -> list[Finding]:
+    """Return whether a camera that was named is there and can be read with what is installed; nothing is opened."""
     check = f"source.{camera.name}"
     kind = "rtsp" if camera.scheme == "rtsps" else camera.scheme
     if kind not in LIVE_CAMERAS:
@@ -80,6 +81,11 @@ def look_at_source(camera: CameraUri, profile: DeviceProfile) -> list[Finding]:
         found.check()
     except SettingsError as error:
         return [failure(check, f"{found.describe()} can't be read", str(error))]
+    if isinstance(camera.settings, DeviceCameraSettings):
+        place = camera.settings.place
+        device = f"/dev/video{place}" if place.isdigit() else place
+        if not (root / device[1:]).exists():
+            return [failure(check, f"{found.describe()}: there is no {device}", "plug it in; see cameras.devices")]
     best = profile.camera.decoder
     if isinstance(camera.settings, RtspCameraSettings) and camera.settings.decoder != best:
         hardware = LIVE_CAMERAS[kind][1](dataclasses.replace(camera.settings, decoder=best), camera.name)

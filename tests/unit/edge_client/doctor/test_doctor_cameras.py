@@ -91,6 +91,15 @@ def test_a_source_that_cannot_be_read_here_is_a_failure_and_never_shows_its_pass
     assert look_at_source(camera("synthetic://"), board)[0].status == Status.SKIPPED
 
 
+@pytest.mark.parametrize("text", ["camera://2", "camera:///dev/video2"])
+def test_a_device_that_is_not_there_is_a_failure(text: str, tmp_path: Path) -> None:
+    (found,) = look_at_source(camera(text), profile("cpu"), tmp_path)
+    assert (found.status, found.advice) == (Status.FAILURE, "plug it in; see cameras.devices")
+    assert "there is no /dev/video2" in found.found
+    write_tree(tmp_path, {"dev/video2": ""})
+    assert look_at_source(camera(text), profile("cpu"), tmp_path)[0].status == Status.OK
+
+
 def test_a_stream_that_hardware_could_decode_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_client.cameras.rtsp.require_gstreamer", lambda what: None)  # an OpenCV that has it
     (found,) = look_at_source(camera("rtsp://camera/street"), profile("jetson"))
