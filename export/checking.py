@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,19 +15,23 @@ from export.facts import own_facts
 from export.files import read_file, read_parameters
 from export.latency import median_latencies_s
 from export.runtime import OnnxModel
+from federation.errors import ArtefactRejected, Reason
 
 _REPEATS = 20
 
 
-def check_onnx(path: Path, parameters: Path | None, threads: int) -> Iterator[str]:
+def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads: int) -> Iterator[str]:
     """Yield the facts and latencies of an ONNX file; needs neither torch nor onnx.
 
     Raises:
-        ArtefactRejected: (load-failed) A device would refuse it.
+        ArtefactRejected: (wrong-digest, load-failed) It is another file, or a device would refuse it.
         SettingsError: A file can't be read.
     """
     arrays = read_parameters(parameters) if parameters is not None else {}
-    loaded = OnnxModel(read_file(path), arrays, num_threads=threads)
+    data = read_file(path)
+    if sha256 not in {None, found := hashlib.sha256(data).hexdigest()}:
+        raise ArtefactRejected(Reason.WRONG_DIGEST, f"{path} has sha256 {found}, expected {sha256}")
+    loaded = OnnxModel(data, arrays, num_threads=threads)
     facts = own_facts(loaded.metadata)
     for key, value in facts.items():
         yield f"{key:<17} {value}"

@@ -207,7 +207,7 @@ def sampler(width: int, steps: int, image_size: int, image_channels: int, **opti
 @main.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--parameters", type=click.Path(path_type=Path), help="Of a graph that was exported with --split.")
-@click.option("--sha256", help="Of a TorchScript file, which is code: only one whose digest you know is loaded.")
+@click.option("--sha256", help="Which file it must be; a TorchScript file is code, and needs it.")
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 256))
 def check(model: Path, parameters: Path | None, sha256: str | None, threads: int) -> None:
     """Load an exported file as a device does, and print its facts and latency."""
@@ -216,9 +216,11 @@ def check(model: Path, parameters: Path | None, sha256: str | None, threads: int
     if model.suffix == ".pt":
         if sha256 is None:
             raise SettingsError(f"{model}: a TorchScript file is code; give --sha256, as the export printed it")
+        if parameters is not None:
+            raise SettingsError("--parameters: a TorchScript file holds its own")
         found = check_torchscript(model, sha256, threads)
     else:
-        found = check_onnx(model, parameters, threads)
+        found = check_onnx(model, parameters, sha256, threads)
     for line in found:
         click.echo(line)
 

@@ -165,7 +165,7 @@ def find_format(name: str) -> Format:
     for row in FORMATS:
         if row.name == name:
             return row
-    raise SettingsError(f"--format: unknown format {name!r}{nearest(name, [row.name for row in FORMATS])}")
+    raise SettingsError(f"--format: unknown format {name!r}{nearest(name.lower(), [row.name for row in FORMATS])}")
 
 
 def check_combination(kind: str, row: Format, given: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from export.artefact import Array, Run
 from export.calibration import Rounding, SampleSet, gather_samples
 from export.files import write_atomic
 from export.fold import fold
-from export.formats import Format
+from export.formats import FORMATS, Format
 from export.gate import Verdict, check_gate, compare_answers, compare_on_labels
 from export.graph import finished
 from export.inspection import MAX_GRAPH_BYTES
@@ -42,6 +42,9 @@ class Request:
         num_threads: of the comparison and the latency measurement.
         split: the graph and the parameters in two files, as a fleet sends them.
         rounding: of a gated format.
+
+    Raises:
+        SettingsError: No file can be there, or its name is one of another format.
     """
 
     architecture: Architecture
@@ -51,10 +54,18 @@ class Request:
     split: bool = False
     rounding: Rounding | None = None
 
+    def __post_init__(self) -> None:
+        name, suffix = self.format.name, self.format.suffix
+        if self.out.suffix in {row.suffix for row in FORMATS} - {suffix} and not self.out.is_dir():
+            raise SettingsError(f"--out: {self.out} can't be {name}, which ends in {suffix}; give that, or a folder")
+        nearest_there = next(path for path in self.path.absolute().parents if path.exists())
+        if not nearest_there.is_dir():
+            raise SettingsError(f"--out: {nearest_there} is a file, expected a folder")
+
     @property
     def path(self) -> Path:
         """The model's file."""
-        if self.out.suffix == self.format.suffix:
+        if self.out.suffix == self.format.suffix and not self.out.is_dir():
             return self.out
         return self.out / self.format.file_name(self.architecture.kind)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,12 @@ def lines(request: Request, done: Exported) -> Iterator[str]:
     yield f"latency  {times} at batch 1 with {request.num_threads} threads"
     for path, number, digest in done.files:
         yield f"wrote    {path}  {number:,} bytes  sha256 {digest}"
+    check = ["model-export", "check", str(request.path)]
     if name == "torchscript":
-        yield f"next     model-export check {request.path} --sha256 {done.files[0][2]}"
+        check += ["--sha256", done.files[0][2]]
     elif request.split:
-        yield f"next     model-export check {request.path} --parameters {done.files[0][0]}"
-    else:
-        yield f"next     model-export check {request.path}"
+        check += ["--parameters", str(done.files[0][0])]
+    yield f"next     {shlex.join(check)}"
 
 
 def _parity(done: Exported) -> str:

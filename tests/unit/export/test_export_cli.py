@@ -68,6 +68,18 @@ def test_bad_input_gives_one_line_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.pt", "model.pt can't be onnx, which ends in .onnx; give that, or a folder"),
+        ("parameters.safetensors", "parameters.safetensors is a file, expected a folder"),
+        ("parameters.safetensors/new/model.onnx", "parameters.safetensors is a file, expected a folder"),
+    ],
+)
+def test_a_place_where_no_such_file_can_be_is_refused_at_once(parameters: Path, name: str, expected: str):
+    assert expected in fails(task(parameters, parameters.parent / name))
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"format": "torchscript", "held": "h.npz"}, "did you mean --format onnx-fp16 or onnx-int8?"),
@@ -117,6 +129,16 @@ def test_torchscript_is_checked_only_by_a_digest_that_is_known(tmp_path: Path):
     (tmp_path / "m.pt").write_bytes(b"code")
     assert "give --sha256" in fails(["check", str(tmp_path / "m.pt")])
     assert "wrong-digest" in fails(["check", str(tmp_path / "m.pt"), "--sha256", "00"])
+
+
+def test_what_a_torchscript_file_has_no_use_for_is_refused(parameters: Path, tmp_path: Path):
+    (tmp_path / "m.pt").write_bytes(b"code")
+    command = ["check", str(tmp_path / "m.pt"), "--sha256", "00", "--parameters", str(parameters)]
+    assert "--parameters: a TorchScript file holds its own" in fails(command)
+
+
+def test_an_onnx_file_of_another_digest_is_not_loaded(parameters: Path):
+    assert "expected 00 (wrong-digest)" in fails(["check", str(parameters), "--sha256", "00"])
 
 
 def test_an_unknown_command_gets_the_nearest_name():

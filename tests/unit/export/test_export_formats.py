@@ -30,7 +30,7 @@ def refusal(kind: str, name: str, *given: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("onnx-int", "onnx-int8"), ("torchscrpt", "torchscript"), ("fp16", "fp16")]
+    ("wrong", "right"), [("onnx-int", "onnx-int8"), ("torchscrpt", "torchscript"), ("FP16", "'onnx-fp16'")]
 )
 def test_an_unknown_format_gets_the_nearest_name(wrong: str, right: str):
     with pytest.raises(SettingsError, match=f"unknown format '{wrong}'.*{right}"):

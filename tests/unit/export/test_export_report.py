@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,14 @@ def test_parity_is_told_as_it_was_judged(parity: Parity, expected: str):
     exported = Exported(((Path("out/task.onnx"), 5, "ab"),), 3, parity, None, None, {"eager": 0.001})
     (line,) = [line for line in lines(request, exported) if line.startswith("parity")]
     assert line.endswith(expected)
+
+
+@pytest.mark.parametrize(("name", "split"), [("onnx", False), ("onnx", True), ("torchscript", False)])
+def test_the_next_command_can_be_pasted_whatever_the_folder_is_called(name: str, split: bool):
+    request = Request(TASK, find_format(name), Path("my models"), 1, split=split)
+    first = Path("my models/task.safetensors") if split else request.path
+    exported = Exported(((first, 5, "ab"),), 3, Parity(0.0, (1, 2), 1e-4), None, None, {"eager": 0.001})
+    *_, last = lines(request, exported)
+    expected = ["next", "model-export", "check", str(request.path)]
+    expected += ["--parameters", str(first)] if split else []
+    assert shlex.split(last) == [*expected, *(["--sha256", "ab"] if name == "torchscript" else [])]
