@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from federation.errors import SettingsError
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -31,6 +33,8 @@ def bench(*, source: str | None, no_frames: bool, as_json: bool, **options: Any)
     from edge_client.bench.report import as_facts, head, line, tail
     from edge_client.bench.running import BenchSettings, Row, run_bench
 
+    if source and no_frames:
+        raise SettingsError("both --source and --no-frames are given; expected one of them")
     options["batches"] = options["batches"] or (1, 64)
     settings = BenchSettings(source="" if no_frames else source or DEFAULT_SOURCE, **options)
 

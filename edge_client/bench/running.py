@@ -112,11 +112,12 @@ def run_bench(settings: BenchSettings, on_row: Callable[[Row], None] = lambda ro
     with tempfile.TemporaryDirectory() as folder:
         subject = _subject(settings, Path(folder))
         broken = {provider: try_provider(provider).problem for provider in dict.fromkeys(_PROVIDERS.values())}
+        # First: a source that can't be used is refused before minutes of measuring are lost with it.
+        frames, no_frames = _frames(settings, subject, broken)
         rows = []
         for row in _rows(settings, subject, broken):
             rows.append(row)
             on_row(row)
-        frames, no_frames = _frames(settings, subject, broken)
     return Bench(subject.name, settings.threads, tuple(rows), frames, no_frames, _machine())
 
 

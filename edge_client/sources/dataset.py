@@ -56,12 +56,18 @@ class DatasetSource:
 
     def check_task(self, task: TaskSpec) -> None:
         """Raise SettingsError unless the data set poses the fleet's task: same images, same classes."""
-        own = self._data.task
-        if (own.image_shape, own.class_names) != (task.image_shape, task.class_names):
+        own, name = self._data.task, self._uri.dataset
+        if (own.image_shape, own.num_classes) != (task.image_shape, task.num_classes):
             raise SettingsError(
-                f"source {self._uri.dataset} has {own.num_classes} classes of {own.image_shape} images, "
-                f"the fleet's task {task.num_classes} classes of {task.image_shape}; choose another source"
+                f"source {name} has {own.num_classes} classes of {own.image_shape} images, the fleet's task "
+                f"{task.num_classes} classes of {task.image_shape}; choose another source"
             )
+        for index, (found, expected) in enumerate(zip(own.class_names, task.class_names, strict=True)):
+            if found != expected:
+                raise SettingsError(
+                    f"class {index} is {found!r} in source {name} and {expected!r} in the fleet's task; choose another "
+                    "source"
+                )
 
     @property
     def cameras(self) -> Sequence[Camera]:

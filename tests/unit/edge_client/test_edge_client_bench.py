@@ -171,6 +171,20 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: 
         BenchSettings(**options)
 
 
+def test_a_source_that_can_not_be_used_is_refused_before_anything_is_measured(ours: Subject):
+    variant = ours.variants[0]
+    settings = BenchSettings(model=Path(variant.model), parameters=Path(variant.parameters), source="rtsx://cam")
+    measured_before: list[Row] = []
+    with pytest.raises(SettingsError, match="unknown source scheme 'rtsx'"):
+        running.run_bench(settings, measured_before.append)
+    assert not measured_before
+
+
+def test_a_source_and_no_frames_are_not_given_together():
+    ran = CliRunner().invoke(bench, ["--source", "synthetic://street", "--no-frames"])
+    assert isinstance(ran.exception, SettingsError)
+
+
 def test_rows_say_numbers_or_the_reason():
     latency = {1: Latency(0.001, 0.002, 0.003, 50)}
     row = Row("CPU", "fp32", Measured("CPUExecutionProvider", 0.1, latency, 90_000_000, 60_000_000))
