@@ -102,9 +102,9 @@ def train_sub_generator(
     Args:
         spec: image shape and width.
         start: where training starts; a missing critic is initialised anew.
-        images: (B, C, H, W) float32 in [-1, 1], all of one class.
+        images: (B, C, H, W) float32 in [-1, 1], all of one class, on the torch device of ``start``.
         schedule: lengths and step sizes.
-        rng: draws batches, latents and interpolates.
+        rng: draws batches, latents and interpolates; on the CPU.
 
     Raises:
         ValueError: There are no images.
@@ -116,7 +116,7 @@ def train_sub_generator(
     if start.critic:
         _load(critic, start.critic)
     else:
-        initialise(critic, rng)
+        initialise(critic, rng).to(images.device)
     generator.train()
     critic.train()
     generator_adam = torch.optim.Adam(generator.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
@@ -126,7 +126,7 @@ def train_sub_generator(
         for batch in torch.randperm(len(images), generator=rng).split(schedule.batch_size):
             real = images[batch]
             with torch.no_grad():
-                fake = generator(torch.randn(max(2, len(real)), LATENT_SIZE, generator=rng))[: len(real)]
+                fake = generator(_latents(len(real), rng, images.device))[: len(real)]
             critic_adam.zero_grad(set_to_none=True)
             critic_loss(critic, real, fake, rng).backward()
             critic_adam.step()
@@ -144,10 +144,15 @@ def _generator_step(
     """Descend ``-E[critic(generator(z))]`` (Algorithm 1, line 12)."""
     critic.requires_grad_(False)
     adam.zero_grad(set_to_none=True)
-    latents = torch.randn(max(2, batch_size), LATENT_SIZE, generator=rng)
+    latents = _latents(batch_size, rng, next(generator.parameters()).device)
     (-critic(generator(latents)).mean()).backward()
     adam.step()
     critic.requires_grad_(True)
+
+
+def _latents(count: int, rng: torch.Generator, device: torch.device) -> Tensor:
+    """Return (B, Z) noise for ``count`` samples, and for two where it is one, which BatchNorm can't train on."""
+    return torch.randn(max(2, count), LATENT_SIZE, generator=rng).to(device)
 
 
 def _load(module: nn.Module, parameters: Parameters) -> None:
