@@ -3,7 +3,7 @@
 A personalised model is meant to answer otherwise than the one before: it has met new classes, and on a stream that has
 turned to them it may answer with nothing else. So disagreement is no fault. What is looked for is a model that has
 stopped to tell pictures apart where its predecessor did, and surely. Four tests, all of them on at least
-``MIN_ANSWERS`` answers; ``docs/serving.md`` has the numbers and what they don't catch.
+``MIN_ANSWERS`` answers about as many pictures; ``docs/serving.md`` has the numbers and what they don't catch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from edge_client.views.base import Answers
 
-MIN_ANSWERS = 50
+MIN_ANSWERS = 25
+"""And pictures: less than a second of a stream. Boxes of one picture say little of how a model does on others."""
 WINDOW = 200
 """Answers that are remembered; pictures likewise."""
 SURE = 0.6
@@ -76,6 +77,11 @@ class _Said:
     def __len__(self) -> int:
         return len(self._answers)
 
+    @property
+    def enough(self) -> bool:
+        """Whether answers and pictures suffice for a verdict."""
+        return min(len(self._answers), len(self.nums)) >= MIN_ANSWERS
+
     def share(self, class_id: int) -> float:
         return sum(given == class_id for given, _ in self._answers) / max(1, len(self))
 
@@ -105,7 +111,8 @@ class Comparisons:
     @property
     def complete(self) -> bool:
         """Whether as much is known as is ever remembered."""
-        return len(self._new.nums) == WINDOW or len(self._new) == WINDOW
+        num_pictures = len(self._new.nums)
+        return num_pictures == WINDOW or (num_pictures >= MIN_ANSWERS and len(self._new) == WINDOW)
 
     def add(self, compared: Compared) -> None:
         """Remember one picture."""
@@ -133,7 +140,7 @@ class Comparisons:
     def _one_class(self) -> str:
         """Always the same class, which its predecessor knew and told from others."""
         new, before = self._new, self._before
-        if min(len(new), len(before)) < MIN_ANSWERS or not before.tells_apart:
+        if not (new.enough and before.enough and before.tells_apart):
             return ""
         class_id, share = new.most()
         if share < ONE_CLASS_SHARE or before.share(class_id) < KNOWN_SHARE:
@@ -146,7 +153,7 @@ class Comparisons:
     def _no_difference(self) -> str:
         """Always the same class and confidence, as a network with dead units or parameters of zero gives."""
         new, before = self._new, self._before
-        if min(len(new), len(before)) < MIN_ANSWERS or new.most()[1] < 1:
+        if not (new.enough and before.enough) or new.most()[1] < 1:
             return ""
         same = max(new.confidences) - min(new.confidences) < SAME and max(new.confidences) < SATURATED
         if not same or max(before.confidences) - min(before.confidences) < SPREAD:

@@ -48,11 +48,13 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Colours:
 class Rig:
     """A camera, the real loop and a guard around a slot."""
 
-    def __init__(self, rules: ProbationRules = NEVER_CONFIRMED, memory: MemoryWatch | None = None) -> None:
+    def __init__(
+        self, rules: ProbationRules = NEVER_CONFIRMED, memory: MemoryWatch | None = None, rate_hz: float = RATE_HZ
+    ) -> None:
         self.slot = ModelSlot()
         self.guard = Guard(self.slot, rules, memory)
         self.seen: list[Prediction] = []
-        camera = SceneCamera(lambda: SCENE, RATE_HZ)
+        camera = SceneCamera(lambda: SCENE, rate_hz)
         answerer = Answerer(self.slot, WholePicture(TASK), on_sample=self.guard.saw)
         self.loop = InferenceLoop([camera], answerer, self._take)
 
@@ -222,7 +224,7 @@ def test_a_model_that_fails_on_probation_is_rolled_back_within_a_second_and_cost
 def test_a_model_that_passes_its_golden_vector_and_then_drifts_is_rolled_back_within_a_second(
     rig: Callable[..., Rig], colours: Colours
 ) -> None:
-    made = rig()
+    made = rig(rate_hz=30.0)
     made.start(colours.candidate(1))
     made.slot.install(colours.candidate(2, bias=1000.0))
     made.until(lambda: made.slot.last_rollback is not None)

@@ -46,7 +46,7 @@ SURE = [says(0, 0.85), says(1, 0.95), says(2, 0.9)]
 
 def test_a_model_that_knows_one_class_where_its_predecessor_told_three_apart_has_drifted() -> None:
     one = [says(1, 0.7), says(1, 0.9)]
-    assert "100 % of 50 with class 1" in comparisons(one, SURE).drift()
+    assert f"100 % of {MIN_ANSWERS} with class 1" in comparisons(one, SURE).drift()
     assert comparisons(one, SURE, MIN_ANSWERS - 1).drift() == ""
     assert comparisons([*one, says(2)], SURE).drift() == ""
 
@@ -64,6 +64,14 @@ def test_answers_that_continual_learning_explains_are_no_drift(before: list[Answ
     assert comparisons([says(1, 0.7), says(1, 0.9)], before, WINDOW).drift() == "", why
 
 
+def test_many_boxes_of_few_pictures_are_not_enough() -> None:
+    one, three = [found(*[1] * 9)], [found(*[0, 1, 2] * 3)]
+    assert comparisons(one, three, MIN_ANSWERS - 1).drift() == ""
+    assert "100 % of" in comparisons(one, three).drift()
+    assert not comparisons(one, three, MIN_ANSWERS - 1).complete, "more pictures are still compared as they come"
+    assert comparisons(one, three).complete
+
+
 def test_a_model_whose_answer_no_picture_changes_has_drifted_whatever_class_it_names() -> None:
     assert "confidence 0.4000" in comparisons([says(7, 0.4)], [says(0, 0.3), says(0, 0.5)]).drift()
     assert comparisons([says(7, 0.4)], [says(0, 0.40), says(0, 0.44)]).drift() == "", "the scene stands still"
@@ -71,7 +79,7 @@ def test_a_model_whose_answer_no_picture_changes_has_drifted_whatever_class_it_n
 
 
 def test_a_detector_that_finds_nothing_or_everything_has_drifted() -> None:
-    assert "finds nothing in 50" in comparisons([found()], [found(1, 2), found(1)]).drift()
+    assert f"finds nothing in {MIN_ANSWERS}" in comparisons([found()], [found(1, 2), found(1)]).drift()
     assert comparisons([found()], [found(), found(1)]).drift() == "", "an empty road"
     assert comparisons([found(), found(2)], [found(1)]).drift() == ""
     assert "finds 60 objects" in comparisons([found(*range(60))], [found(1, 2)]).drift()
