@@ -167,6 +167,8 @@ class Client:
         self._announcement = announcement
         self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
         self._agree(agreed)
+        if announcement.state == "open" and parts.training.round == announcement.round:
+            parts.training.follow(self._training_deadline(now))
         if before is None or (before.round, before.state) != (announcement.round, announcement.state):
             log.info("announced", round=announcement.round, state=announcement.state)
         if before is not None and before.epoch != announcement.epoch:

@@ -33,7 +33,7 @@ MAX_ATTEMPTS = 5
 """Deaths of the process during one round, after which that round is given up."""
 
 IDLE_S = 10.0
-"""A process without a job ends after this: torch alone takes up to 300 MB, three times as much as all else."""
+"""A process without a job ends after this: torch takes up to 400 MB, four times as much as all else."""
 
 TRAINER_COMMAND = (sys.executable, "-m", "edge_client.training.trainer")
 
@@ -141,6 +141,13 @@ class LocalTraining:
         spawn: starts a process.
         backoff: delays between restarts.
         max_attempts: deaths after which a round is given up.
+
+    Attributes:
+        job: in work, or None.
+        course: what the budget makes of it, or made of the one before; None until it is known.
+        problem: why the latest round wasn't trained; empty if it was, or is in work.
+        num_restarts: processes that replaced one that had died.
+        num_shortened: rounds that were trained in part.
     """
 
     def __init__(
@@ -158,6 +165,7 @@ class LocalTraining:
         self._idle_since: float | None = None
         self.job: TrainJob | None = None
         self.course: TrainCourse | None = None
+        self.problem = ""
         self.num_restarts = 0
         self.num_shortened = 0
 
@@ -190,11 +198,15 @@ class LocalTraining:
         """
         if self.job is not None:
             raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
-        self.job, self._deadline_at, self.course = job, deadline_at, None
+        self.job, self._deadline_at, self.course, self.problem = job, deadline_at, None, ""
         self._deaths = 0
         self.start()
         if self._ready:
             self._submit(now)
+
+    def follow(self, deadline_at: float | None) -> None:
+        """Take a deadline that was moved, for a job that waits for its process; one in work keeps to its own."""
+        self._deadline_at = deadline_at
 
     def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | None:
         """Take an event; returns the end of the job, once."""
@@ -211,6 +223,7 @@ class LocalTraining:
             self._heard(event)
             return None
         self.job, self._idle_since = None, now
+        self.problem = event.error if isinstance(event, TrainFailed) else ""
         self._backoff.reset()
         return event
 
@@ -267,5 +280,5 @@ class LocalTraining:
         if self.job is None or self._deaths < self._max_attempts:
             return None
         failed = TrainFailed(self.job.manifest.round, f"the training process died {self._deaths} times")
-        self.job = None
+        self.job, self.problem = None, failed.error
         return failed

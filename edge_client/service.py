@@ -346,9 +346,10 @@ class ClientService:
 
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""
-        course, reading = self._parts.training.course, self._brake.reading
+        training, reading = self._parts.training, self._brake.reading
         return {
-            "training": "" if course is None else course.text(),
+            "training": "" if training.course is None else training.course.text(),
+            "training_error": training.problem,
             "training_time_share": round(self._brake.time_share, 2),
             "training_slowed_by": self._brake.reason,
             "temperature_c": reading.temperature_c,

@@ -58,7 +58,7 @@ def die_with_parent() -> None:
 
 
 def bound_memory(max_bytes: int) -> None:
-    """Let this process hold at most about ``max_bytes`` from now on; beyond, allocations fail.
+    """Let this process hold at most about ``max_bytes`` until ``lift_bound``; beyond, allocations fail.
 
     The bound is RLIMIT_DATA, which counts writable private memory: torch reserves far more address space than it ever
     uses, so RLIMIT_AS would bound the wrong thing. It is moved by what this process has reserved but never touched.
@@ -83,6 +83,15 @@ def bound_memory(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
+def lift_bound() -> None:
+    """Let this process hold what it needs again, as for saying what went wrong."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
 def give_memory_back() -> None:
     """Return what a finished round freed to the system, which the C library would keep for the next."""
     gc.collect()
@@ -98,7 +107,9 @@ def is_out_of_memory(error: Exception) -> bool:
     return any(words in text for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc"))
 
 
-def within_memory(work: Callable[[Any], T], method: Any, max_batch_size: int | None) -> tuple[T, int | None]:
+def within_memory(
+    work: Callable[[Any], T], method: Any, max_batch_size: int | None, max_bytes: int | None = None
+) -> tuple[T, int | None]:
     """Return (what ``work`` makes with ``method``, the batch size that memory sufficed for; None for the method's own).
 
     When memory runs out, it is done again from the start with half the batch: work is a function of its arguments.
@@ -107,14 +118,20 @@ def within_memory(work: Callable[[Any], T], method: Any, max_batch_size: int | N
         work: called with the method, its batches perhaps made smaller.
         method: as the fleet agreed.
         max_batch_size: what sufficed earlier; None if the method's own did.
+        max_bytes: that this process may hold while ``work`` runs; None for all that there is.
 
     Raises:
-        OutOfMemory: It doesn't suffice for a small batch either.
+        OutOfMemory: The process holds more already, or it doesn't suffice for a small batch either.
     """
     while True:
         sized = with_batches_of(method, max_batch_size)
+        if max_bytes is not None:
+            bound_memory(max_bytes)
         try:
-            return work(sized), max_batch_size
+            try:
+                return work(sized), max_batch_size
+            finally:
+                lift_bound()  # what follows needs memory too
         except Exception as error:  # of torch, ONNX Runtime or Python
             if not is_out_of_memory(error):
                 raise
@@ -126,6 +143,8 @@ def within_memory(work: Callable[[Any], T], method: Any, max_batch_size: int | N
                     "the round is not trained"
                 ) from None
             log.warning("memory doesn't suffice", batch_size=largest, next=f"batches of {max_batch_size}")
+        # The error is gone here, and with it what its frames held.
+        give_memory_back()
 
 
 def with_batches_of(method: Any, max_batch_size: int | None) -> Any:

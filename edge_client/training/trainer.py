@@ -18,7 +18,6 @@ import msgspec
 
 from edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from edge_client.training.guard import (
-    bound_memory,
     die_with_parent,
     give_memory_back,
     within_memory,
@@ -95,7 +94,9 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         )
         return made
 
-    (state, upload), max_batch_size = within_memory(local_round, method, known.max_batch_size)
+    (state, upload), max_batch_size = within_memory(
+        local_round, method, known.max_batch_size, job.allowance.memory_bytes
+    )
     train_s = time.monotonic() - began
     packed = state.pack()
     kept, sent = encode_artefacts(packed, blobs), encode_artefacts(upload.pack(), blobs)
@@ -154,29 +155,36 @@ def main() -> None:
         log.warning("training can't be told to yield as it should", refused=refused)
     answers = _private_stdout()
     try:
-        prepare_torch(1)  # imports torch, the slow part, before the first job
+        warm_up()
     except ModuleNotFoundError as error:
         log.error("this device can't train", reason=error, next="it serves what others learn")
         sys.exit(1)
     _say(answers, TrainerReady())
     for job in _jobs(sys.stdin.buffer):
-        _say(answers, answer(job, lambda message: _say(answers, message), guard=True))
+        _say(answers, answer(job, lambda message: _say(answers, message)))
         give_memory_back()
 
 
-def answer(
-    job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None, *, guard: bool = False
-) -> TrainDone | TrainFailed:
+def warm_up() -> None:
+    """Import torch, the slow part, before the first job.
+
+    A third of it torch imports when the first optimiser is made: a second or more, in which a round's pace would see
+    steps that take for ever.
+    """
+    prepare_torch(1)
+    import torch
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed:
     """Do a job, and say how it ended.
 
     Args:
         job: what to do.
         say: told what becomes of it meanwhile.
-        guard: bound this process's memory as the job's allowance says.
     """
     try:
-        if guard and job.allowance.memory_bytes is not None:
-            bound_memory(job.allowance.memory_bytes)
         return run_job(job, say)
     except (ReplayfleetError, ValueError, OSError) as error:
         return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])

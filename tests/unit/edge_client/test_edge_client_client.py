@@ -15,7 +15,7 @@ from edge_client.cameras.base import Camera
 from edge_client.client import Client
 from edge_client.download import Gate
 from edge_client.jobs import Outcome, outcome_of
-from edge_client.local_training import LocalTraining
+from edge_client.local_training import LocalTraining, TrainerExited
 from edge_client.model_slot import Candidate, ModelSlot
 from edge_client.parts import Parts
 from edge_client.predictions import Shown
@@ -308,6 +308,18 @@ def test_training_is_told_to_end_before_the_rounds_deadline_early_enough_for_the
     made.trained(1, 3)
     made.hear(announced(2, 0.0), offered(3), now=300.0)
     assert made.trainer.jobs[-1].left_s is None
+
+
+def test_a_process_that_died_gets_the_deadline_that_the_round_has_by_then(made: Harness) -> None:
+    def announced(deadline_s: float) -> Event:
+        return Received("*", Announcement("e1", 0, "open", deadline_s, SPEC))
+
+    made.hear(announced(100.0), offered(1), now=50.0)
+    made.hear(announced(300.0), now=140.0)
+    made.client.on_trainer(TrainerExited(1, -9), 141.0)
+    made.client.tick(145.0)
+    made.client.on_trainer(TrainerReady(), 150.0)
+    assert [job.left_s for job in made.trainer.jobs] == pytest.approx([90.0, 260.0])
 
 
 def test_the_training_process_starts_while_a_rounds_models_are_on_their_way_and_not_before(made: Harness) -> None:

@@ -118,6 +118,7 @@ def test_a_round_that_kills_the_process_too_often_is_given_up_but_the_next_is_tr
     training.tick(1.0)
     ended = training.handle(TrainerExited(spawn.last.pid, -9), 2.0)
     assert ended == TrainFailed(3, "the training process died 2 times")
+    assert training.problem == "the training process died 2 times"
     training.begin(job(4))
     assert len(spawn.trainers) == 2, "still backing off"
     training.tick(3.0)
@@ -157,6 +158,26 @@ def test_a_job_is_told_the_time_that_is_left_when_a_process_gets_it() -> None:
     training.tick(111.0)
     training.handle(TrainerReady(), 150.0)
     assert [trainer.jobs[0].left_s for trainer in spawn.trainers] == [26.0, 0.0]
+
+
+def test_a_deadline_that_moved_while_a_job_waited_for_its_process_is_followed() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.begin(job(3), now=100.0, deadline_at=130.0)
+    training.follow(230.0)
+    training.handle(TrainerReady(), 104.0)
+    assert spawn.last.jobs[0].left_s == 126.0
+
+
+def test_why_a_round_was_not_trained_is_known_until_the_next() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    training.handle(TrainFailed(3, "no memory"), 1.0)
+    assert training.problem == "no memory"
+    training.begin(job(4))
+    assert training.problem == ""
+    training.handle(TrainDone(4), 2.0)
+    assert training.problem == ""
 
 
 def test_what_becomes_of_a_round_is_known_until_the_next_and_shortened_rounds_are_counted() -> None:

@@ -111,6 +111,28 @@ def test_memory_that_runs_out_halves_the_batches_and_the_round_is_done_anew() ->
     assert within_memory(lambda method: method.batch_size, Method(), 16) == (16, 16)
 
 
+def test_the_bound_holds_for_training_alone_so_that_there_is_memory_to_say_what_went_wrong() -> None:
+    found = run(
+        "import resource\n"
+        "import numpy as np\n"
+        "from edge_client.training.guard import OutOfMemory, _status_bytes, within_memory\n"
+        "from tests.unit.edge_client.test_edge_client_training_guard import Method\n"
+        "def limit():\n"
+        "    return resource.getrlimit(resource.RLIMIT_DATA)[0]\n"
+        "before, inside = limit(), []\n"
+        "def work(method):\n"
+        "    inside.append(limit() != before)\n"
+        "    return np.ones(method.batch_size << 23, np.uint8).nbytes >> 23\n"
+        "done = within_memory(work, Method(), None, _status_bytes('RssAnon') + (200 << 20))\n"
+        "print(done, inside, limit() == before)\n"
+        "try:\n"
+        "    within_memory(work, Method(), None, 1 << 20)\n"
+        "except OutOfMemory:\n"
+        "    print(limit() == before)"
+    )
+    assert found == "(32, 32) [True, True] True\nTrue"
+
+
 def test_memory_that_never_suffices_ends_in_words_and_other_errors_pass() -> None:
     def starved(method: Method) -> None:
         raise MemoryError("nothing left")
