@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class Recorder:
         self._films: dict[str, Film] = {}
         self._first: dict[str, list[Shown]] = {}
         self._waiting: queue.Queue[Shown | None] = queue.Queue(MAX_WAITING)
-        self.num_left_out = 0
+        self._left_out: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -93,7 +94,12 @@ class Recorder:
         try:
             self._waiting.put_nowait(shown)
         except queue.Full:
-            self.num_left_out += 1
+            self._left_out[shown.picture.camera] += 1
+
+    @property
+    def num_left_out(self) -> int:
+        """Pictures that are in no film."""
+        return self._left_out.total()
 
     def close(self) -> None:
         """Write what waits and finish the files. Idempotent."""
@@ -109,8 +115,8 @@ class Recorder:
                 self._begin(camera)
         except Exception:  # root of a thread: what comes is taken until somebody closes
             log.exception("film stopped", path=self._path)
-            while self._waiting.get() is not None:
-                self.num_left_out += 1
+            while (shown := self._waiting.get()) is not None:
+                self._left_out[shown.picture.camera] += 1
         finally:
             for camera, film in sorted(self._films.items()):
                 film.close()
@@ -119,7 +125,7 @@ class Recorder:
                     camera=camera,
                     path=self._file(camera),
                     frames=film.num_frames,
-                    left_out=self.num_left_out,
+                    left_out=self._left_out[camera],
                 )
 
     def _take(self, shown: Shown) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -9,7 +13,7 @@ import pytest
 from edge_client.cameras.base import Boxes, Picture
 from edge_client.display.drawing import MIN_WIDTH, Legend, drawn
 from edge_client.display.recorder import MAX_WAITING, Recorder, check_film
-from edge_client.display.window import check_display
+from edge_client.display.window import Window, check_display
 from edge_client.predictions import Prediction, Shown
 from edge_client.views.base import Answers, Inputs
 from federation.errors import SettingsError
@@ -99,3 +103,79 @@ def test_a_window_without_a_display_is_refused_at_the_start(monkeypatch: pytest.
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(SettingsError, match="--record"):
         check_display()
+
+
+def test_what_is_left_out_is_counted_for_each_film(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    drawing = threading.Event()
+
+    def legend(camera: str) -> Legend:
+        drawing.wait(20)
+        return LEGEND
+
+    recorder = Recorder(tmp_path / "out.mp4", legend, num_cameras=2)
+    for camera, count in (("front", 8), ("rear", MAX_WAITING + 20)):
+        for frame_id in range(count):
+            recorder.watch(seen_by(camera, frame_id))
+            if camera == "front":
+                time.sleep(0.01)
+    drawing.set()
+    recorder.close()
+    left_out = {vars(record)["fields"]["camera"]: vars(record)["fields"]["left_out"] for record in caplog.records}
+    assert left_out == {"front": 0, "rear": recorder.num_left_out}
+    assert recorder.num_left_out >= 10
+
+
+class Screen:
+    """OpenCV's windows, which the headless OpenCV of tests doesn't have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown: dict[str, np.ndarray] = {}
+        self.key = -1
+        self.destroyed = threading.Event()
+        monkeypatch.setenv("DISPLAY", ":0")
+        monkeypatch.setattr(cv2, "getBuildInformation", lambda: "General\n  GUI:                 QT5\n")
+        monkeypatch.setattr(cv2, "imshow", self.shown.__setitem__, raising=False)
+        monkeypatch.setattr(cv2, "waitKey", self.wait_key, raising=False)
+        monkeypatch.setattr(cv2, "destroyAllWindows", self.destroyed.set, raising=False)
+
+    def wait_key(self, delay_ms: int) -> int:
+        time.sleep(delay_ms / 1000)
+        return self.key
+
+
+@pytest.mark.parametrize("ends_by", ["q", "close"])
+def test_every_camera_has_a_window_with_its_newest_picture_drawn(ends_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(monkeypatch)
+    window = Window(lambda _: LEGEND)
+    try:
+        for frame_id in range(3):
+            for camera in ("front", "rear"):
+                window.watch(seen_by(camera, frame_id))
+        expected = {camera: drawn(seen_by(camera, 2), LEGEND)[:, :, ::-1] for camera in ("front", "rear")}
+        eventually(lambda: all(np.array_equal(screen.shown.get(name), image) for name, image in expected.items()))
+        if ends_by == "q":
+            screen.key = ord("q")
+            assert screen.destroyed.wait(20)
+            window.watch(seen_by("front", 4))  # serving goes on
+    finally:
+        window.close()
+        window.close()
+    assert screen.destroyed.is_set()
+
+
+def seen_by(camera: str, frame_id: int) -> Shown:
+    found = shown(frame_id)
+    assert found.prediction is not None
+    return dataclasses.replace(
+        found,
+        picture=dataclasses.replace(found.picture, camera=camera),
+        prediction=dataclasses.replace(found.prediction, camera=camera),
+    )
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
