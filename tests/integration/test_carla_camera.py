@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.client_world import World
 
 from edge_client.cameras import carla_live
 from edge_client.cameras.base import CameraError
 from edge_client.cameras.carla_guard import Duty, Guard
 from edge_client.cameras.carla_live import CarlaCamera, CarlaSettings
+from edge_client.predictions import Shown
+from edge_client.sources.opening import source_opener
+from models.specs import TaskSpec
 
 TESTS = Path(__file__).resolve().parents[1]
 WAITING_S = 60.0
@@ -198,6 +202,31 @@ def test_when_the_driving_process_is_killed_too_a_guard_restores(simulator: Simu
         os.kill(driving, signal.SIGKILL)
         simulator.wait_until_restored()
         assert "carla client went without restoring" in process.communicate(timeout=WAITING_S)[1]
+
+
+def test_a_client_serves_a_simulator_beside_another_camera_and_leaves_it_as_it_was(
+    simulator: Simulator, tmp_path: Path
+):
+    sources = [
+        "car=carla://127.0.0.1:2000?town=Town03&width=32&height=20&fixed_step=0.05&rate=20&timeout_s=0.5&num_vehicles=2",
+        "street=synthetic://street?rate=5",
+    ]
+    (tmp_path / "fleet").mkdir()
+    fleet = World(tmp_path / "fleet", num_clients=1, task=TaskSpec(3, 32, ("vehicle", "bike"), generator_width=1))
+    answered: set[tuple[str, str]] = set()
+
+    def watch(shown: Shown) -> None:
+        if shown.prediction is not None:
+            answered.add((shown.picture.camera, shown.picture.place))
+
+    try:
+        fleet.start_client("car-0", open_source=source_opener(sources, tmp_path), watchers=[watch])
+        fleet.until(lambda: answered == {("car", "Town03"), ("street", "sunny")})
+        assert simulator.synchronous
+        assert len(simulator.now["actors"]) == 5
+    finally:
+        fleet.close()
+    simulator.wait_until_restored()
 
 
 def test_a_guard_leaves_a_world_alone_that_somebody_else_ticks_by_now(simulator: Simulator):
