@@ -295,5 +295,5 @@ def _checked(version: int, work: Callable[[], T]) -> T:
     except ArtefactRejected:
         raise
     except Exception as error:  # runtimes share no exception class
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ArtefactRejected(Reason.LOAD_FAILED, f"version {version}: {reason}") from error

@@ -35,10 +35,13 @@ def read_status(data_dir: Path) -> dict[str, Any]:
 def lines(status: dict[str, Any]) -> list[str]:
     """Return a status for people."""
     width = max(len(key) for key in status)
-    return [
-        f"{key.ljust(width)}  {json.dumps(value) if isinstance(value, dict) else value}"
-        for key, value in status.items()
-    ]
+    return [f"{key.ljust(width)}  {_text(value)}".rstrip() for key, value in status.items()]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _runs(pid: object) -> bool:

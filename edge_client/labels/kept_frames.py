@@ -83,17 +83,17 @@ class KeptFrames:
         """
         with self._changing:
             self._forget(self._clock())
-            kept = self._kept.get((camera or self._only_camera(), frame_id))
+            cameras = sorted({name for name, _ in self._kept})
+            if not camera and len(cameras) > 1:
+                raise FeedbackRefused(f"feedback on frame {frame_id} names no camera, expected {' or '.join(cameras)}")
+            camera = camera or "".join(cameras)
+            kept = self._kept.get((camera, frame_id))
         if kept is None:
             raise FeedbackRefused(
                 f"feedback on frame {frame_id} of camera {camera!r}: not kept; frames are kept for "
                 f"{self._keep_s:g} s (at most {MAX_FRAMES} of them, and {MAX_KEPT_BYTES // 2**20} MiB)"
             )
         return kept
-
-    def _only_camera(self) -> str:
-        cameras = {camera for camera, _ in self._kept}
-        return cameras.pop() if len(cameras) == 1 else ""
 
     def _forget(self, now: float) -> None:
         while self._kept:

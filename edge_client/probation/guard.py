@@ -47,6 +47,7 @@ class Guard:
         self._num_answered = 0
         self._stopped = False
         self._probation: Probation | None = None
+        self._uncompared = -1  # the version whose predecessor failed last: one line for many pictures
         self._thread: threading.Thread | None = None
         self.num_recycles = 0
 
@@ -125,7 +126,9 @@ class Guard:
             took_s = time.perf_counter() - began
             before = sample.view.answers(outputs, sample.inputs)
         except Exception as error:  # it is the predecessor that failed: nothing to compare with
-            log.debug("not compared", version=previous.version, error=error)
+            if self._uncompared != probation.version:
+                log.warning("not compared", version=probation.version, before=previous.version, error=error)
+            self._uncompared = probation.version
             return
         probation.compared(Compared(sample.answers, before, sample.took_s, took_s), now)
 

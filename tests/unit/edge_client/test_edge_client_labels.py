@@ -177,6 +177,14 @@ def test_feedback_that_cannot_be_used_says_why(feedback: AnyFeedback, message: s
         desk.samples(feedback)
 
 
+def test_of_several_cameras_feedback_names_one() -> None:
+    desk = FeedbackDesk(TASK.class_names, 60.0, Clock())
+    for camera in ("rear", "front"):
+        desk.keep(shown(boxes(0), camera=camera, frame_id=7))
+    with pytest.raises(FeedbackRefused, match="frame 7 names no camera, expected front or rear"):
+        desk.samples(Feedback("", 7, "bike", 0))
+
+
 def test_the_number_of_kept_frames_is_bounded() -> None:
     frames = KeptFrames(60.0, Clock())
     found = shown(boxes())

@@ -74,8 +74,13 @@ def test_a_model_that_does_not_load_or_run_is_not_served() -> None:
     def crashes(images: Images) -> Images:
         raise RuntimeError("bad shape")
 
+    def says_nothing() -> Model:
+        raise MemoryError
+
     slot = ModelSlot()
     assert _reason(slot, candidate(1, load=missing)) is Reason.LOAD_FAILED
+    with pytest.raises(ArtefactRejected, match="version 1: MemoryError"):
+        slot.install(candidate(1, load=says_nothing))
     assert _reason(slot, candidate(1, crashes)) is Reason.LOAD_FAILED
     assert slot.active is None
 

@@ -223,7 +223,7 @@ def test_a_guard_compares_the_same_picture_with_the_predecessor() -> None:
     assert before is not None
 
 
-def test_a_predecessor_that_fails_is_nothing_against_the_new_model() -> None:
+def test_a_predecessor_that_fails_is_nothing_against_the_new_model(caplog: pytest.LogCaptureFixture) -> None:
     fails = Changing(1, 0, 0)
     slot, guard = watched(fails, Changing(1, 0, 0))
     fails.logits = RuntimeError("gone")
@@ -232,6 +232,7 @@ def test_a_predecessor_that_fails_is_nothing_against_the_new_model() -> None:
         guard.tick(turn * 0.02)
     assert slot.num_rollbacks == 0
     assert slot.on_probation is not None
+    assert caplog.messages == ["not compared"], "one line for many pictures"
 
 
 def test_growth_counts_from_what_a_process_needs_once_it_has_settled() -> None:
