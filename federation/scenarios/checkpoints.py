@@ -6,6 +6,9 @@ its tensors. Blobs are written before the round that names them, and removed onl
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from federation.service.artefact_codec import EncodedArtefacts
 from federation.service.atomic import write_atomic
 
 _RUN = "run.json"
+_LOCK = "lock"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -117,6 +121,26 @@ class Checkpoints:
                     f"{self._folder} holds another run: {key} was {earlier.get(key)!r}, is now {now.get(key)!r}; "
                     "resume with the same options, or choose another --out"
                 )
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the folder of a run as long as the block lasts, or until this process is killed.
+
+    Two that ran there would remove each other's blobs.
+
+    Raises:
+        SettingsError: Another process runs there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{folder} is in use: another process runs there; wait for it, stop it, or choose another --out"
+            ) from None
+        yield
 
 
 def _read_snapshot(path: Path) -> Snapshot:

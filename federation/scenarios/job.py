@@ -21,7 +21,7 @@ from federation.methods import METHODS
 from federation.methods.records import Sampler
 from federation.methods.steps.memory import kind_of, sampler_of
 from federation.scenarios.charts import accuracy_chart
-from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.checkpoints import Checkpoints, claimed
 from federation.scenarios.detection_metrics import require_metric
 from federation.scenarios.placement import torch_device
 from federation.scenarios.records import LateChange, RoundRecord, kept_accuracy
@@ -114,9 +114,16 @@ class Job:
         return "mAP@0.5" if isinstance(self.simulation.dataset, BoxDataset) else "accuracy"
 
     def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
-        """Run all rounds that are left, and write the result and its chart; None if ``minutes`` passed before."""
+        """Run all rounds that are left, and write the result and its chart; None if ``minutes`` passed before.
+
+        Raises:
+            SettingsError: Another process runs in ``out``, or what it holds can't be resumed.
+        """
+        with claimed(self.out / _STATE):
+            return self._run(on_round, on_client)
+
+    def _run(self, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
         started = time.monotonic()
-        self.out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(self.out / _STATE)
         checkpoints.begin(self.identity, resume=self.resume)
         for name in (_RESULT, _CHART):

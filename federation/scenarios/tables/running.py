@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import signal
 import subprocess
@@ -24,6 +25,9 @@ LOG = "log.txt"
 _POLL_S = 0.2
 _REPORT_S = 60.0
 _STOP_S = 10.0
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 _MAIN = "import sys; sys.argv[0] = 'fleet-sim'; from federation.scenarios.cli import main; main()"
 
@@ -49,8 +53,18 @@ def launch_process(run: PlannedRun) -> Process:
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / LOG).open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-            [sys.executable, "-c", _MAIN, *run.arguments()], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", _MAIN, *run.arguments()],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,
         )
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: the kernel ends it when our process ends, also where that is killed."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)

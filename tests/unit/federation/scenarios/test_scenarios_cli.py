@@ -14,6 +14,7 @@ from support.nudge_method import NudgeMethod
 
 from federation.methods import METHODS
 from federation.scenarios import cli
+from federation.scenarios.checkpoints import claimed
 from federation.scenarios.job import Options, prepare
 from federation.scenarios.simulator import Simulation
 
@@ -140,6 +141,15 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
     code, _, err = simulate(fleet_sim)
     assert code == 2
     assert "holds an earlier run" in err
+    assert simulate(fleet_sim, "--overwrite")[0] == 0
+
+
+def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, tmp_path: Path):
+    with claimed(tmp_path / "out/state"):
+        code, _, err = simulate(fleet_sim, "--overwrite")
+    assert code == 2
+    assert "is in use: another process runs there" in err
+    assert not (tmp_path / "out/state/run.json").exists()
     assert simulate(fleet_sim, "--overwrite")[0] == 0
 
 

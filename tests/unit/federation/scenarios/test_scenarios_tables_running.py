@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import math
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,6 +180,40 @@ def test_an_interruption_ends_every_process(tmp_path: Path):
         runner.run_all()
     assert world.alive == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+_PARENT = """
+import sys, time, types
+from pathlib import Path
+from federation.scenarios.tables import running
+running._MAIN = "import time; time.sleep(60)"
+run = types.SimpleNamespace(folder=Path(sys.argv[1]), arguments=list)
+print(running.launch_process(run).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_runs_end_with_a_table_that_is_killed(tmp_path: Path):
+    """Or the same command, given again, would run beside them in the same folders."""
+    command = [sys.executable, "-c", _PARENT, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert _runs(child)
+        parent.kill()
+    until = time.monotonic() + 20
+    while _runs(child) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _runs(child)
 
 
 def test_the_line_says_what_is_done_and_how_long_the_rest_takes(tmp_path: Path):
