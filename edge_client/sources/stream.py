@@ -1,6 +1,7 @@
 """Cameras as a source: their pictures are served, and what is labelled among them becomes round data.
 
-Labelling has a thread of its own with a bounded queue, so that a slow teacher never slows serving.
+Labelling has a thread of its own, so that a slow teacher never slows serving: then a recording waits between two
+pictures, and a live camera's are served and not learned from.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ log = EventLogger(__name__)
 _UNANSWERED, _UNLEARNED = "num_objects_left_out", "num_boxes_left_out"
 
 MAX_WAITING = 32
-"""Pictures that wait for a label; further ones of a live camera are served and not learned from."""
+"""Pictures that wait for a label; then live cameras' are not learned from, and recordings wait for room."""
+
+_LOOK_S = 0.05
 
 
 class CameraSource:
@@ -47,14 +50,14 @@ class CameraSource:
         desk: Desk,
         collector: Collector,
     ) -> None:
-        self._cameras = tuple(_Watched(camera, self._ended) for camera in cameras)
+        self._cameras = tuple(_Watched(camera, self._ended, self._has_room) for camera in cameras)
         self._playing = {camera.name for camera in cameras}
         self._recorded = {camera.name for camera in cameras if not camera.live}
         self._view = view
         self._lessons = lessons
         self._desk = desk
         self._collector = collector
-        self._waiting: queue.Queue[Shown] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Shown] = queue.Queue()
         self._failing = False
         self.num_unlabelled = 0
         """Pictures that nobody labelled because labelling is slower than they come."""
@@ -76,9 +79,9 @@ class CameraSource:
         answers = None if shown.prediction is None else shown.prediction.answers
         if answers is not None and answers.num_left_out:
             self._left_out(_UNANSWERED, shown, answers.num_left_out)
-        try:
-            self._waiting.put(shown, timeout=10.0 if shown.picture.camera in self._recorded else 0.0)
-        except queue.Full:
+        if shown.picture.camera in self._recorded or self._has_room():
+            self._waiting.put(shown)
+        else:
             self.num_unlabelled += 1
 
     def feedback(self, feedback: AnyFeedback) -> None:
@@ -131,6 +134,9 @@ class CameraSource:
             time.sleep(0.005)
         return not self._waiting.unfinished_tasks
 
+    def _has_room(self) -> bool:
+        return self._waiting.qsize() < MAX_WAITING
+
     def _ended(self, name: str) -> None:
         self._playing.discard(name)
         if not self._playing:
@@ -180,11 +186,12 @@ class _Excess:
 
 
 class _Watched:
-    """A camera that tells when its pictures are over."""
+    """A camera that tells when its pictures are over; a recording waits while labelling can't keep up."""
 
-    def __init__(self, camera: Camera, ended: Callable[[str], None]) -> None:
+    def __init__(self, camera: Camera, ended: Callable[[str], None], has_room: Callable[[], bool]) -> None:
         self._camera = camera
         self._ended = ended
+        self._has_room = has_room
         self.name = camera.name
         self.live = camera.live
         self.class_names = camera.class_names
@@ -195,7 +202,10 @@ class _Watched:
         return bool(getattr(self._camera, "delivers", True))
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        yield from self._camera.pictures(stop)
+        for picture in self._camera.pictures(stop):
+            yield picture
+            while not (self.live or self._has_room() or stop.is_set()):
+                stop.wait(_LOOK_S)
         if not stop.is_set():
             self._ended(self.name)
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from edge_client.cameras.base import Boxes, Picture
+from edge_client.cameras.base import Boxes, Camera, Picture
 from edge_client.collector import Collector, CollectorSettings
 from edge_client.labels.annotated import AnnotatedLabels
 from edge_client.labels.box_feedback import BoxFeedbackDesk
@@ -15,7 +17,7 @@ from edge_client.labels.lessons import BoxLessons, ClassLessons
 from edge_client.labels.operators_word import Feedback
 from edge_client.predictions import Prediction, Shown
 from edge_client.sources.base import Samples
-from edge_client.sources.stream import CameraSource
+from edge_client.sources.stream import MAX_WAITING, CameraSource
 from edge_client.views.base import Answers
 from edge_client.views.crops import Crops
 from edge_client.views.detector import Detector
@@ -230,6 +232,47 @@ def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogC
     assert taken is not None
     assert len(taken) == 2
     assert sum("picture not labelled" in message for message in caplog.messages) == 1
+
+
+def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() -> None:
+    going_on = threading.Event()
+
+    class Slow:
+        def labels(self, shown: Shown) -> np.ndarray:
+            assert going_on.wait(20)
+            return np.zeros(len(shown.inputs.images), np.int64)
+
+    live = Recording("street", [picture(index, 0) for index in range(50)])
+    live.live = True
+    drive = Recording("front", [picture(index, 0) for index in range(50)])
+    found = CameraSource(
+        [drive, live], Crops(TASK), ClassLessons([Slow()]), FeedbackDesk(TASK.class_names, 60.0), collector()
+    )
+    longest_s, served = 0.0, {"front": 0, "street": 0}
+
+    def serve_all(camera: Camera) -> None:
+        nonlocal longest_s
+        for one in camera.pictures(threading.Event()):
+            shown = Shown(dataclasses.replace(one, camera=camera.name), found.view.inputs(one), None)
+            began = time.monotonic()
+            found.watch(shown)
+            longest_s = max(longest_s, time.monotonic() - began)
+            served[camera.name] += 1
+
+    recorded, street = found.cameras
+    driving = threading.Thread(target=serve_all, args=(recorded,))
+    driving.start()
+    while served["front"] <= MAX_WAITING:
+        time.sleep(0.01)
+    serve_all(street)
+    assert served == {"front": MAX_WAITING + 1, "street": 50}
+    assert found.num_unlabelled == 50
+    assert longest_s < 5
+    going_on.set()
+    driving.join(timeout=20)
+    assert served["front"] == 50
+    assert found.settle()
+    assert len(found.round_samples(0) or ()) == 50, "of a recording every picture is labelled"
 
 
 def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: pytest.LogCaptureFixture) -> None:
