@@ -28,6 +28,7 @@ NICENESS = 10
 
 _PR_SET_PDEATHSIG = 1
 _BATCHES = frozenset({"batch_size", "gan_batch_size", "ddpm_batch_size"})
+_OF_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 _SLACK_BYTES = 64 << 20
 """Stacks of threads and the like, which are reserved but hardly used."""
 
@@ -100,11 +101,16 @@ def give_memory_back() -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: torch says so in a RuntimeError, ONNX Runtime in one of its own."""
+    """Whether an allocation failed: torch says so in a RuntimeError, ONNX Runtime in one of its own.
+
+    oneDNN, which computes torch's convolutions, gives such an error no other words than any that has no reason.
+    """
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()
-    return any(words in text for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc"))
+    return text.endswith(_OF_ONEDNN) or any(
+        words in text for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc")
+    )
 
 
 def within_memory(

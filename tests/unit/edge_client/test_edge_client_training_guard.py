@@ -147,6 +147,8 @@ def test_memory_that_never_suffices_ends_in_words_and_other_errors_pass() -> Non
         within_memory(broken, Method(), None)
     assert with_batches_of(Method(), None) == Method()
     assert not is_out_of_memory(ValueError("memory")), "only what says that an allocation failed"
+    assert is_out_of_memory(RuntimeError("could not create a primitive")), "oneDNN's words"
+    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
 
 
 def state(pid: int) -> str:
