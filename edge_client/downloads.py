@@ -112,17 +112,22 @@ class DownloadDesk:
             self._install_from_disk([self._held, previous])
 
     def follow_slot(self) -> None:
-        """Make durable, and tell, what became of the served model: confirmed, or rolled back. Call often."""
+        """Make durable, and tell, what became of the served model: confirmed, or rolled back. Call often.
+
+        A version that was rolled back before its swap was noted is dealt with once that is.
+        """
         slot, held = self._parts.slot, self._held
-        rollback = slot.last_rollback
-        if rollback is not None and rollback is not self._seen_rollback:
+        if held is None:
+            return
+        rollback, version = slot.last_rollback, held.manifest.version
+        if rollback is not None and rollback is not self._seen_rollback and rollback.version == version:
             self._seen_rollback = rollback
             self._send_away(SentAway(rollback.version, rollback.round, rollback.reason.value, rollback.detail))
-        elif self._on_probation and held is not None and slot.on_probation is None:
+        elif self._on_probation and slot.on_probation is None:
             served = slot.active
-            if served is not None and served.version == held.manifest.version:
+            if served is not None and served.version == version:
                 self._on_probation = False
-                self._parts.records.confirm(served.version)
+                self._parts.records.confirm(version)
 
     def stop(self) -> None:
         """Say that the client stops as it should."""

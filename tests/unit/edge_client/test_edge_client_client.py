@@ -394,6 +394,19 @@ def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_tr
     assert len(made.rollbacks) == 2, "a newer one is held: nobody needs to know any more"
 
 
+def test_a_model_that_is_rolled_back_before_its_swap_was_noted_is_not_held(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    made.courier.events = [announcement(1), offered(2)]
+    made.client.on_message("topic", b"", 0.0)  # it serves; what the job made is still in the queue
+    made.slot.roll_back(2, Reason.CRASHED, "at its first frame")
+    made.client.tick(0.1)
+    made.hear()
+    assert [told.version for told in made.rollbacks] == [2]
+    again = Harness(tmp_path)
+    again.hear()
+    assert again.client.serving_version == 1
+
+
 def test_a_download_that_passed_its_probation_is_the_one_to_return_to(made: Harness) -> None:
     for version in (1, 2):
         made.hear(announcement(version - 1), offered(version))
