@@ -3,8 +3,9 @@
     python -m scripts.table1_gpu --minutes 9 --out runs/table1-gpu
 
 Runs pFedGRP, FedAvg and Centralized (10 clients, 150 and 120 rounds, the paper's schedules) one after the other until
-the minutes are over. The same command goes on where it stopped, and says which runs are finished. Needs neither MQTT
-nor an installation: a checkout, PyTorch with CUDA, and the packages that the simulator imports.
+the minutes are over. The same command goes on where it stopped, and says which runs are unfinished. Needs neither MQTT
+nor an installation: a checkout, PyTorch with CUDA, and the packages that the simulator imports. Runs lie where
+``fleet-sim table`` looks for them, which then writes the table beside the paper's numbers, with regrets and charts.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Cell:
     scenario: str
     dataset: str
 
-    def folder(self, out: Path) -> Path:
-        """Where its run lies."""
-        return out / self.method / self.scenario / self.dataset
+    def folder(self, options: argparse.Namespace) -> Path:
+        """Where its run lies: as ``federation.scenarios.tables.plan`` has it."""
+        runs: Path = options.out / "runs"
+        return runs / self.method / self.scenario / self.dataset / f"seed-{options.seed}"
 
-    def command(self, out: Path, minutes: float, options: argparse.Namespace) -> list[str]:
+    def command(self, minutes: float, options: argparse.Namespace) -> list[str]:
         """Return what runs its next piece."""
-        folder = self.folder(out)
+        folder = self.folder(options)
         command = [sys.executable, "-c", _MAIN, self.method, "--scenario", self.scenario, "--dataset", self.dataset]
         command += ["--settings", options.settings, "--seed", str(options.seed), "--torch-device", options.torch_device]
         command += ["--minutes", f"{minutes:.2f}", "--out", str(folder)]
@@ -64,20 +66,30 @@ def run(options: argparse.Namespace) -> bool:
     ends = time.monotonic() + 60 * options.minutes
     unfinished = []
     for cell in cells():
-        if (cell.folder(options.out) / "result.json").exists():
+        if (cell.folder(options) / "result.json").exists():
             continue
         left = (ends - time.monotonic()) / 60
         if left < LEAST_MINUTES:
             unfinished.append(cell)
             continue
-        code = subprocess.run(cell.command(options.out, left, options), check=False).returncode
+        code = subprocess.run(cell.command(left, options), check=False).returncode
         if code != 0:
             unfinished.append(cell)
             if code != 3:  # 3: the minutes were over
                 print(f"{cell.method}, {cell.scenario}, {cell.dataset}: failed, exit code {code}; the rest goes on")
     for cell in unfinished:
         print(f"not finished: {cell.method}, {cell.scenario}, {cell.dataset}")
+    print(f"the table: fleet-sim {' '.join(table_arguments(options))}")
     return not unfinished
+
+
+def table_arguments(options: argparse.Namespace) -> list[str]:
+    """Return what makes ``fleet-sim`` write the table of these runs, once they are finished."""
+    words = ["table", "1", "--settings", options.settings, "--methods", ",".join(METHODS), "--seeds", str(options.seed)]
+    words += ["--torch-device", options.torch_device, "--out", str(options.out)]
+    for change in options.overrides:
+        words += ["--set", change]
+    return words
 
 
 def main() -> None:
