@@ -114,8 +114,16 @@ class Sensors:
         return sum(rails.values()) if rails else None
 
 
+_EARLIER = "earlier: "
+
+
 class Throttle:
-    """Turns readings into the share of its time that training may run: halved while too hot, given back slowly."""
+    """Turns readings into the share of its time that training may run: halved while too hot, given back slowly.
+
+    Attributes:
+        time_share: 0 to 1.
+        reason: why it is less than 1, ``earlier: ...`` while it is given back; empty if it isn't.
+    """
 
     def __init__(self, allowance: TrainingAllowance) -> None:
         self._max_power_w = allowance.max_power_w
@@ -140,6 +148,8 @@ class Throttle:
             self.reason = f"the board draws {reading.power_w:.1f} W, expected at most {self._max_power_w:g}"
         elif self.time_share == 1:
             self.reason = ""
+        elif self.reason and not self.reason.startswith(_EARLIER):
+            self.reason = _EARLIER + self.reason
         return self.time_share
 
 

@@ -121,6 +121,15 @@ def test_training_is_slowed_while_too_hot_stopped_when_much_too_hot_and_given_ba
     assert throttle.reason == ""
 
 
+def test_while_speed_is_given_back_the_reason_is_told_as_an_earlier_one() -> None:
+    throttle = Throttle(TrainingAllowance(max_power_w=10.0))
+    for power_w in (20.0, 20.0, 5.0, 5.0):
+        throttle.update(Reading(power_w=power_w))
+    assert throttle.reason == "earlier: the board draws 20.0 W, expected at most 10"
+    throttle.update(Reading(power_w=11.0))
+    assert throttle.reason == "the board draws 11.0 W, expected at most 10"
+
+
 def test_power_over_its_limit_slows_training_too_and_an_unknown_power_does_not() -> None:
     throttle = Throttle(TrainingAllowance(max_power_w=10.0))
     assert throttle.update(Reading()) == 1.0
