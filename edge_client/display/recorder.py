@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import Counter
@@ -32,7 +33,7 @@ class Film:
     Args:
         path: the file.
         rate_hz: frames per second, clipped to 1 to 60.
-        size: (width, height) of its frames; others are padded or cut.
+        size: (width, height) of its frames; others are shrunk to fit, and padded.
 
     Raises:
         SettingsError: OpenCV can't write there.
@@ -41,6 +42,7 @@ class Film:
     def __init__(self, path: Path, rate_hz: float, size: tuple[int, int]) -> None:
         import cv2
 
+        self.path = path
         self._size = size
         self._writer: Any = cv2.VideoWriter(
             str(path), cv2.VideoWriter.fourcc(*"mp4v"), min(60.0, max(1.0, rate_hz)), size
@@ -53,10 +55,7 @@ class Film:
         """Append an RGB image (H, W, 3)."""
         width, height = self._size
         if image.shape[:2] != (height, width):
-            fitted = np.zeros((height, width, 3), np.uint8)
-            part = image[:height, :width]
-            fitted[: part.shape[0], : part.shape[1]] = part
-            image = fitted
+            image = _fitted(image, width, height)
         self._writer.write(np.ascontiguousarray(image[:, :, ::-1]))
         self.num_frames += 1
 
@@ -67,6 +66,8 @@ class Film:
 
 class Recorder:
     """Watches predictions and writes them as ``PATH`` (one camera) or ``PATH-<camera>`` (several).
+
+    Earlier films stay, as those of a client that was started again: the next is ``PATH-2``, and so on.
 
     Args:
         path: ends in ``.mp4``.
@@ -123,7 +124,7 @@ class Recorder:
                 log.info(
                     "film written",
                     camera=camera,
-                    path=self._file(camera),
+                    path=film.path,
                     frames=film.num_frames,
                     left_out=self._left_out[camera],
                 )
@@ -144,12 +145,28 @@ class Recorder:
         rate_hz = (len(first) - 1) / seconds if seconds > 0 else 10.0
         images = [drawn(shown, self._legend(camera)) for shown in first]
         height, width = images[0].shape[:2]
-        film = self._films[camera] = Film(self._file(camera), rate_hz, (width, height))
+        film = self._films[camera] = Film(_free(self._file(camera)), rate_hz, (width, height))
         for image in images:
             film.write(image)
 
     def _file(self, camera: str) -> Path:
         return self._path.with_stem(f"{self._path.stem}-{camera}") if self._several else self._path
+
+
+def _fitted(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return an image (H, W, 3) in the upper left of one of another size, shrunk where it is larger."""
+    import cv2
+
+    scale = min(1.0, width / image.shape[1], height / image.shape[0])
+    size = max(1, int(image.shape[1] * scale)), max(1, int(image.shape[0] * scale))
+    fitted = np.zeros((height, width, 3), np.uint8)
+    fitted[: size[1], : size[0]] = cv2.resize(image, size, interpolation=cv2.INTER_AREA) if scale < 1 else image
+    return fitted
+
+
+def _free(path: Path) -> Path:
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def check_film(path: Path) -> None:

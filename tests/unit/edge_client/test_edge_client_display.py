@@ -12,7 +12,7 @@ import pytest
 
 from edge_client.cameras.base import Boxes, Picture
 from edge_client.display.drawing import MIN_WIDTH, Legend, drawn
-from edge_client.display.recorder import MAX_WAITING, Recorder, check_film
+from edge_client.display.recorder import MAX_WAITING, Film, Recorder, check_film
 from edge_client.display.window import Window, check_display
 from edge_client.predictions import Prediction, Shown
 from edge_client.views.base import Answers, Inputs
@@ -89,6 +89,30 @@ def test_few_pictures_are_a_film_too_and_several_cameras_are_several_films(tmp_p
     recorder.watch(shown(1))
     recorder.close()
     assert film(tmp_path / "out-front.mp4")[0] == 2
+
+
+def test_a_stream_that_grows_is_shrunk_to_its_film(tmp_path: Path) -> None:
+    found = Film(tmp_path / "out.mp4", 10.0, (480, 346))
+    found.write(np.zeros((346, 480, 3), np.uint8))
+    grown = np.zeros((746, 960, 3), np.uint8)
+    grown[-26:] = 255  # the line of text
+    found.write(grown)
+    found.close()
+    capture = cv2.VideoCapture(str(tmp_path / "out.mp4"))
+    capture.read()
+    _, last = capture.read()
+    capture.release()
+    assert last[:320, :440].max() < 80
+    assert last[-8:, :440].min() > 180
+
+
+def test_an_earlier_film_stays(tmp_path: Path) -> None:
+    for count in (3, 5, 4):
+        recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND)
+        for frame_id in range(count):
+            recorder.watch(shown(frame_id))
+        recorder.close()
+    assert [film(tmp_path / name)[0] for name in ("out.mp4", "out-2.mp4", "out-3.mp4")] == [3, 5, 4]
 
 
 def test_a_film_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
