@@ -1,4 +1,4 @@
-"""Whole clients that are sent a model nobody should serve; the model misbehaves in a real process.
+"""Whole clients that are sent a model that nobody should serve, or that leaks; it misbehaves in a real process.
 
 Times hold on a machine with an idle core; on a busy one only what happens is asserted, not how soon.
 """
@@ -30,8 +30,8 @@ DOUBLE = (sys.executable, str(Path(__file__).parents[1] / "support/doubled_servi
 class Fleet:
     """One client whose second version is the bad one, and all that it answered."""
 
-    def __init__(self, folder: Path) -> None:
-        self.world = World(folder, num_clients=1, num_rounds=1)
+    def __init__(self, folder: Path, num_rounds: int = 1, deadline_s: float = 60.0) -> None:
+        self.world = World(folder, num_clients=1, num_rounds=num_rounds, deadline_s=deadline_s)
         self.seen: list[Prediction] = []
 
     def serve_the_first(self) -> None:
@@ -59,15 +59,30 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+def fleet_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Fleet]]:
     def doubled(blobs: Path, **options: Any) -> Workers:
         return Workers(blobs, **options, rules=WorkerRules(DOUBLE))
 
+    def make(**rules: Any) -> Fleet:
+        made.append(Fleet(tmp_path, **rules))
+        return made[-1]
+
     monkeypatch.setattr(service, "Workers", doubled)
     monkeypatch.setenv("MISBEHAVES", "tells dark from bright")  # untrained, the first would be sure of nothing
-    made = Fleet(tmp_path)
-    yield made
-    made.world.close()
+    made: list[Fleet] = []
+    yield make
+    for each in made:
+        each.world.close()
+
+
+@pytest.fixture
+def fleet(fleet_of: Callable[..., Fleet]) -> Fleet:
+    return fleet_of()
+
+
+def truncate(folder: Path, manifest: Manifest) -> None:
+    path = DiskBlobStore(folder / "cam-0/blobs").path(manifest.blobs[-1].digest)
+    path.write_bytes(path.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(
@@ -78,8 +93,7 @@ def test_a_model_that_fails_its_checks_is_never_served_and_the_aggregator_learns
     how: str, reason: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def truncated(manifest: Manifest, *args: Any) -> Candidate:
-        path = DiskBlobStore(fleet.world.folder / "cam-0/blobs").path(manifest.blobs[-1].digest)
-        path.write_bytes(path.read_bytes()[:-100])
+        truncate(fleet.world.folder, manifest)
         return make(manifest, *args)
 
     make: Callable[..., Candidate] = downloads.candidate
@@ -107,3 +121,33 @@ def test_a_model_that_turns_bad_is_rolled_back_within_a_second_and_costs_no_fram
     bad = [prediction.answered_at for prediction in fleet.seen if prediction.model_version == 2]
     assert max(bad, default=0.0) - min(bad, default=0.0) < ONE_SECOND
     assert (fleet.client.counts.num_failed, fleet.held_version()) == (0, 1)
+
+
+def test_a_download_that_was_refused_comes_again_when_its_round_waits_for_it(
+    fleet_of: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncated_once(manifest: Manifest, *args: Any) -> Candidate:
+        if manifest.version == 2:
+            truncate(fleet.world.folder, manifest)
+        return make(manifest, *args)
+
+    make: Callable[..., Candidate] = downloads.candidate
+    monkeypatch.setattr(downloads, "candidate", truncated_once)
+    fleet = fleet_of(num_rounds=2, deadline_s=5.0)
+    fleet.serve_the_first()
+    assert fleet.until_told("download refused")["version"] == 2
+    fleet.world.until(lambda: fleet.client.client.finished)
+    assert [entry["round"] for entry in events(fleet.world, "upload accepted")] == [0, 1]
+    versions = {prediction.model_version for prediction in fleet.seen}
+    assert 3 in versions
+    assert 2 not in versions
+
+
+def test_a_process_that_grows_is_recycled_and_costs_no_frame(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MISBEHAVES", "leaks")
+    fleet.serve_the_first()
+    pid = fleet.client.status()["serving_pid"]
+    fleet.world.until(lambda: fleet.client.status()["recycles"] >= 1)
+    assert fleet.client.status()["serving_pid"] != pid
+    fleet.answered(5)
+    assert (fleet.client.counts.num_failed, fleet.client.status()["rollbacks"]) == (0, 0)

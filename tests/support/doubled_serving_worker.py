@@ -19,7 +19,7 @@ from edge_client.serving.worker import main
 
 HANG_S = 600.0
 SLOW_S = 0.1
-LEAK_BYTES = 2 << 20
+LEAK_BYTES = 1 << 19
 LEAKED: list[bytearray] = []
 
 
