@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,8 +97,9 @@ class FrameService:
         def shown_to(shown: Shown) -> None:
             if shown.prediction is not None:
                 self._newest = shown.prediction
-            for watch in (source.watch, *self._watchers):
-                watch(shown)
+            with contextlib.ExitStack() as each_of_them:  # also those behind one that fails, which the loop logs
+                for watch in reversed((source.watch, *self._watchers)):
+                    each_of_them.callback(watch, shown)
 
         return shown_to
 

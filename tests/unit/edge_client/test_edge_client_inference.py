@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from edge_client.answerer import Answerer
 from edge_client.cameras.base import Boxes, CameraError, Picture
+from edge_client.frame_service import FrameService
 from edge_client.inference import InferenceLoop
 from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
 from edge_client.predictions import Prediction, Shown
+from edge_client.probation.probation import ProbationRules
 from edge_client.views.base import Answers
 from edge_client.views.crops import Crops
 from edge_client.views.whole import WholePicture
@@ -363,6 +365,28 @@ def test_whoever_watches_may_fail_and_serving_goes_on() -> None:
         assert seen.get(timeout=10) == frame_id
     loop.stop()
     assert loop.error == ""
+
+
+def test_a_watcher_that_fails_hides_the_picture_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    camera, seen = ScriptedCamera(), queue.Queue[str]()
+
+    class Source:
+        cameras, view = (camera,), VIEW
+
+        def watch(self, shown: Shown) -> None:
+            seen.put("source")
+            raise OSError("disk full")
+
+        def describe(self) -> str:
+            return "scripted"
+
+    frames = FrameService(_slot(says(1, 0)), ProbationRules(), [lambda _: seen.put("desk"), lambda _: seen.put("film")])
+    frames.follow(Source())  # type: ignore[arg-type]
+    for frame_id in range(2):
+        camera.queue.put(picture(frame_id))
+        assert [seen.get(timeout=10) for _ in range(3)] == ["source", "desk", "film"]
+    frames.stop()
+    assert caplog.messages == ["picture not handed on"], "one line for many"
 
 
 def test_every_answer_under_swaps_comes_from_exactly_one_version() -> None:
