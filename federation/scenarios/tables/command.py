@@ -59,7 +59,7 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each gets cores / jobs threads.")
-@click.option("--minutes", type=float, help="Stop after the rounds in which so many have passed.")
+@click.option("--minutes", type=float, help="Stop after the rounds in which so many have passed; 0 runs nothing.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
 def table(**options: Any) -> int:
@@ -98,8 +98,8 @@ def table(**options: Any) -> int:
 def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:
     if num_jobs < 1:
         raise SettingsError(f"--jobs is {num_jobs}, expected at least 1")
-    if minutes is not None and not minutes > 0:
-        raise SettingsError(f"--minutes is {minutes:g}, expected more than 0")
+    if minutes is not None and not minutes >= 0:
+        raise SettingsError(f"--minutes is {minutes:g}, expected 0 or more")
     if features not in _FEATURES:
         raise SettingsError(f"unknown features {features!r}{nearest(features, _FEATURES)}")
 

@@ -235,6 +235,18 @@ def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(table: Tab
     assert [r["accuracy"] for r in resumed["rounds"]] == [r["accuracy"] for r in whole["rounds"]]
 
 
+def test_without_a_minute_a_table_is_written_of_what_there_is(table: Table, tmp_path: Path):
+    table("1", "--methods", "nudge", "--scenario", "gradual", *SIZE)
+    code, out, _ = table("1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE, "--minutes", "0")
+    assert code == 3
+    assert "begins" not in out
+    assert not (tmp_path / "out/runs/centralized").exists()
+    text = (tmp_path / "out/table-1.md").read_text()
+    assert "- not run: Centralized" in text
+    assert "89.17" in text
+    assert (tmp_path / "out/table-1-gradual-fashion-mnist.png").exists()
+
+
 def test_what_cannot_run_is_said_and_the_rest_is_run(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(METHODS, "pfedgraph", raising=False)
     sizes = [word for word in SIZE if word not in {"--dataset", "fashion-mnist"}]
@@ -291,7 +303,7 @@ def test_a_setting_counts_where_a_method_has_it_and_is_refused_where_none_has(ta
         (["1", "--seeds", "a"], "expected whole numbers with commas between"),
         (["1", "--seeds", ","], "--seeds is empty"),
         (["1", "--jobs", "0"], "--jobs is 0"),
-        (["1", "--minutes", "0"], "--minutes is 0, expected more than 0"),
+        (["1", "--minutes", "-1"], "--minutes is -1, expected 0 or more"),
         (["1", "--settings", "big"], "unknown settings 'big'"),
         (["10", "--features", "incept"], "did you mean 'inception'?"),
         (["1", "--flavour", "x"], "No such option"),
