@@ -25,7 +25,10 @@ from edge_client.views.crops import Crops
 from edge_client.views.detector import Detector
 from edge_client.views.whole import WholePicture
 from federation.errors import SettingsError, nearest
+from federation.service.logs import EventLogger
 from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+
+log = EventLogger(__name__)
 
 OpenSource: TypeAlias = Callable[[AnyTaskSpec], Source]
 """Raises SettingsError if the source doesn't fit the task."""
@@ -78,10 +81,14 @@ def source_opener(
         learning: what becomes of cameras' pictures; None takes the defaults.
 
     Raises:
-        SettingsError: Unknown scheme, key, data set or scenario, or data that are absent.
+        SettingsError: Unknown scheme, key, data set or scenario, data that are absent, or settings of cameras without a
+            camera.
     """
     parsed = parse_sources(sources)
     first = parsed[0]
+    wanted = learning or LearningSettings()
+    if not isinstance(first, CameraUri):
+        _refuse_what_cameras_learn(wanted)
     if isinstance(first, DatasetUri):
         from edge_client.sources.dataset import DatasetSource
 
@@ -97,7 +104,8 @@ def source_opener(
         check_folder(folder)
         return lambda task: FolderSource(folder, _classified(task, "folder://"), data_dir / _LEDGER)
     cameras = [CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
-    wanted = learning or LearningSettings()
+    if wanted.view == "crops" and not any(camera.class_names for camera in cameras):
+        raise SettingsError("view is 'crops', but no camera here brings boxes; expected 'whole'")
     return lambda task: _camera_source(cameras, task, wanted)
 
 
@@ -107,6 +115,10 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
     teacher = None if learning.teacher is None else load_teacher(learning.teacher, task)
     collector = Collector(learning.collector)
     if isinstance(task, DetectionSpec):
+        if learning.view == "crops":
+            raise SettingsError(
+                "view is 'crops', but the fleet learns to find boxes, and sees whole pictures; leave it out"
+            )
         box_labellers: list[BoxLabeller] = [*annotated]
         if teacher is not None:
             box_labellers.append(TeacherBoxes(teacher, task, learning.teacher_confidence))
@@ -117,7 +129,20 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
         labellers.append(TeacherLabels(teacher, learning.teacher_confidence))
     desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
     view = _view(learning.view, task, annotated=bool(annotating))
+    for camera in cameras:
+        if isinstance(view, Crops) and not camera.class_names:
+            log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
     return CameraSource(cameras, view, ClassLessons(labellers), desk, collector)
+
+
+def _refuse_what_cameras_learn(learning: LearningSettings) -> None:
+    """Raise SettingsError where an operator asks a source with labels of its own for what only cameras do."""
+    asked = {"view": learning.view != "auto", "teacher": learning.teacher, "hold_out": learning.collector.hold_out}
+    for name, value in asked.items():
+        if value:
+            raise SettingsError(
+                f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
+            )
 
 
 def _view(name: str, task: TaskSpec, *, annotated: bool) -> View:

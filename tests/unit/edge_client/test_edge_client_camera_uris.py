@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.sources.opening import LearningSettings
+from edge_client.collector import CollectorSettings
+from edge_client.sources.opening import LearningSettings, source_opener
 from edge_client.sources.uri import CameraUri, FolderUri, parse_source, parse_sources
 from federation.errors import SettingsError
+from models.specs import DetectionSpec, TaskSpec
 
 
 def settings(uri: str) -> object:
@@ -87,3 +89,35 @@ def test_sources_without_cameras_are_read_as_ever() -> None:
 def test_impossible_learning_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         LearningSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "learning", "message"),
+    [
+        ("folder:///srv/images", LearningSettings(teacher=Path("teacher.onnx")), "teacher is for cameras"),
+        ("dataset://mnist", LearningSettings(view="whole"), "view is for cameras"),
+        ("folder:///srv/images", LearningSettings(collector=CollectorSettings(hold_out=4)), "hold_out is for cameras"),
+        ("rtsp://host/street", LearningSettings(view="crops"), "no camera here brings boxes; expected 'whole'"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    source: str, learning: LearningSettings, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        source_opener([source], tmp_path, learning=learning)
+
+
+def test_a_fleet_that_finds_boxes_refuses_crops(tmp_path: Path) -> None:
+    detection = DetectionSpec(3, 64, 96, ("vehicle",), anchors=((0.25, 0.25),), stride=32)
+    opener = source_opener(["synthetic://street"], tmp_path, learning=LearningSettings(view="crops"))
+    with pytest.raises(SettingsError, match="the fleet learns to find boxes"):
+        opener(detection)
+
+
+def test_a_camera_whose_pictures_are_not_classified_for_want_of_boxes_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opener = source_opener(["gate=rtsp://host/street", "drawn=synthetic://street"], tmp_path)
+    opener(TaskSpec(3, 32, ("vehicle", "bike")))
+    told = [vars(record)["fields"]["camera"] for record in caplog.records if record.message == "camera brings no boxes"]
+    assert told == ["gate"]
