@@ -18,7 +18,7 @@ Provider: TypeAlias = str | tuple[str, dict[str, Any]]
 
 GPU_PROVIDERS = (TENSORRT, CUDA)
 
-DEFAULT_WORKSPACE_BYTES = 256 << 20
+WORKSPACE_BYTES = 256 << 20
 """What TensorRT may use while it tries kernels out and while it runs. Its own default is all of the device's memory,
 which a Jetson shares with the camera; our networks need tens of MB."""
 
@@ -41,38 +41,24 @@ class BatchProfile:
             )
 
 
-def cuda_options(*, memory_limit_bytes: int | None = None, cuda_graph: bool = False) -> dict[str, str]:
+def cuda_options() -> dict[str, str]:
     """Return the CUDA provider's options.
 
     TensorFloat-32 is off: it keeps 10 bits of the mantissa, and answers must be those that the golden vector promises.
     The arena grows by what is asked for, not by powers of two, and kernels are chosen by rule: measuring them costs
     seconds at every new model.
-
-    Args:
-        memory_limit_bytes: of the provider's arena; None for no limit.
-        cuda_graph: captures runs as CUDA graphs (see ``binding.BoundRuns``).
     """
-    options = {
+    return {
         "device_id": "0",
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
         "do_copy_in_default_stream": "True",
         "use_tf32": "False",
     }
-    if memory_limit_bytes is not None:
-        options["gpu_mem_limit"] = str(memory_limit_bytes)
-    if cuda_graph:
-        options["enable_cuda_graph"] = "True"
-    return options
 
 
 def tensorrt_options(
-    engine: Path,
-    timing: Path,
-    inputs: Mapping[str, tuple[int, ...]],
-    profile: BatchProfile,
-    *,
-    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    engine: Path, timing: Path, inputs: Mapping[str, tuple[int, ...]], profile: BatchProfile
 ) -> dict[str, str]:
     """Return the TensorRT provider's options.
 
@@ -84,7 +70,6 @@ def tensorrt_options(
         timing: folder of the timing cache, which knows layers, not parameters: all artefacts share it.
         inputs: name -> shape of one sample.
         profile: batch sizes.
-        workspace_bytes: at most this much while building and running.
     """
     return {
         "device_id": "0",
@@ -93,7 +78,7 @@ def tensorrt_options(
         "trt_engine_cache_prefix": "engine",
         "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": str(timing),
-        "trt_max_workspace_size": str(workspace_bytes),
+        "trt_max_workspace_size": str(WORKSPACE_BYTES),
         "trt_profile_min_shapes": _shapes(inputs, profile.low),
         "trt_profile_opt_shapes": _shapes(inputs, profile.best),
         "trt_profile_max_shapes": _shapes(inputs, profile.high),

@@ -12,13 +12,11 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from export.facts import PREFIX
-from export.files import write_atomic
 from federation.errors import ArtefactRejected, Reason
 
 
@@ -36,15 +34,6 @@ def torchscript_bytes(module: nn.Module, input_shape: tuple[int, ...], facts: Ma
         extra = {PREFIX + key: value for key, value in sorted(facts.items())}
         torch.jit.save(traced, buffer, _extra_files=extra)
     return _without_source_paths(buffer.getvalue())
-
-
-def export_torchscript(
-    module: nn.Module, path: Path, input_shape: tuple[int, ...], facts: Mapping[str, str] | None = None
-) -> str:
-    """Write ``module`` to ``path``, atomically, and return the file's sha256. Check parity before."""
-    data = torchscript_bytes(module, input_shape, facts or {})
-    write_atomic(path, data)
-    return hashlib.sha256(data).hexdigest()
 
 
 def load_torchscript(data: bytes, digest: str) -> torch.jit.ScriptModule:

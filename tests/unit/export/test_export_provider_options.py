@@ -19,25 +19,17 @@ def test_cuda_keeps_every_bit_of_the_mantissa_and_doesnt_spend_seconds_on_a_new_
     }
 
 
-def test_cuda_graphs_and_a_memory_limit_are_asked_for_only_if_wanted():
-    more = cuda_options(memory_limit_bytes=1 << 28, cuda_graph=True)
-    assert {key: more[key] for key in more.keys() - cuda_options().keys()} == {
-        "gpu_mem_limit": "268435456",
-        "enable_cuda_graph": "True",
-    }
-
-
 def test_tensorrt_is_given_its_own_folders_explicit_batches_and_a_cap_and_no_precision():
     profile = BatchProfile(1, 8, 64)
     inputs = {"images": (3, 32, 32)}
-    assert tensorrt_options(Path("/e/engine"), Path("/e/timing"), inputs, profile, workspace_bytes=1 << 20) == {
+    assert tensorrt_options(Path("/e/engine"), Path("/e/timing"), inputs, profile) == {
         "device_id": "0",
         "trt_engine_cache_enable": "True",
         "trt_engine_cache_path": "/e/engine",
         "trt_engine_cache_prefix": "engine",
         "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": "/e/timing",
-        "trt_max_workspace_size": "1048576",
+        "trt_max_workspace_size": str(256 << 20),
         "trt_profile_min_shapes": "images:1x3x32x32",
         "trt_profile_opt_shapes": "images:8x3x32x32",
         "trt_profile_max_shapes": "images:64x3x32x32",

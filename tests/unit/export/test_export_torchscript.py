@@ -12,28 +12,27 @@ import torch
 from torch import nn
 
 import export.torchscript
-from export.torchscript import export_torchscript, load_torchscript
+from export.torchscript import load_torchscript, torchscript_bytes
 from federation.errors import ArtefactRejected, Reason
 
 
-def export_small(folder: Path) -> tuple[nn.Module, bytes, str]:
+def export_small() -> tuple[nn.Module, bytes, str]:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     module[1].running_mean.fill_(0.5)
-    path = folder / "new" / "model.pt"
-    digest = export_torchscript(module, path, (3,), {"kind": "task"})
-    return module, path.read_bytes(), digest
+    data = torchscript_bytes(module, (3,), {"kind": "task"})
+    return module, data, hashlib.sha256(data).hexdigest()
 
 
-def test_a_written_model_computes_the_same_at_any_batch_size(tmp_path: Path):
-    module, data, digest = export_small(tmp_path)
+def test_an_exported_model_computes_the_same_at_any_batch_size():
+    module, data, digest = export_small()
     loaded = load_torchscript(data, digest)
     for batch_size in (1, 2, 5):
         x = torch.full((batch_size, 3), 0.3)
         assert torch.equal(loaded(x), module(x))
 
 
-def test_bytes_with_another_digest_never_reach_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _, data, digest = export_small(tmp_path)
+def test_bytes_with_another_digest_never_reach_the_loader(monkeypatch: pytest.MonkeyPatch):
+    _, data, digest = export_small()
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
@@ -51,8 +50,8 @@ def test_bytes_that_are_no_torchscript_are_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_the_file_holds_its_facts_and_no_source_paths(tmp_path: Path):
-    _, data, _ = export_small(tmp_path)
+def test_the_file_holds_its_facts_and_no_source_paths():
+    _, data, _ = export_small()
     here = str(Path(export.torchscript.__file__).parent).encode()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
