@@ -20,6 +20,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from export.artefact import Array
+from export.simplify import replace_nodes
 from federation.errors import ArtefactRejected, Reason
 
 _EPSILON = 1e-5
@@ -60,8 +61,7 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
             tensor.name = node.output[0]
         else:
             kept.append(node)
-    del graph.node[:]
-    graph.node.extend(kept)
+    replace_nodes(graph, kept)
 
 
 def _compute_constants(model: onnx.ModelProto) -> None:

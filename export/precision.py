@@ -16,6 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from export.artefact import Array
+from export.simplify import replace_nodes
 from federation.errors import ArtefactRejected, Reason
 
 MAX_FLOAT16 = 65504.0
@@ -122,10 +123,4 @@ def _sort(graph: onnx.GraphProto) -> None:
         if len(later) == len(waiting):
             raise RuntimeError("the graph has a cycle")
         waiting = later
-    copies = []
-    for node in order:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(graph, order)

@@ -26,7 +26,7 @@ from torch import nn
 
 from export.artefact import Array, Run
 from export.graph import OPSET
-from export.simplify import drop_dead_nodes
+from export.simplify import drop_dead_nodes, replace_nodes
 from federation.methods.steps.ddpm import denoised, solver_schedule
 
 Convert: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -214,7 +214,7 @@ def _resize_by_joining(graph: onnx.GraphProto) -> None:
             helper.make_node("Concat", [f"{name}_rows", f"{name}_rows"], [doubled], axis=5),
             helper.make_node("Reshape", [doubled, f"{doubled}_shape"], [name]),
         ]
-    _replace(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _evaluate_times(graph: onnx.GraphProto, timesteps: Sequence[int]) -> list[Mapping[str, Array]]:
@@ -241,7 +241,7 @@ def _evaluate_times(graph: onnx.GraphProto, timesteps: Sequence[int]) -> list[Ma
     for timestep in timesteps:
         outputs: Any = evaluator.run(None, {"timestep": np.array([timestep])})
         values.append(dict(zip(names, outputs, strict=True)))
-    _replace(graph, outside)
+    replace_nodes(graph, outside)
     del graph.input[1:]
     for name in names:
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, values[0][name].shape))
@@ -315,16 +315,6 @@ def _rename_reads(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     for node in graph.node:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
-
-
-def _replace(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)
 
 
 def _dims(info: onnx.ValueInfoProto) -> list[int]:

@@ -42,7 +42,7 @@ def project_latents(graph: onnx.GraphProto) -> None:
             made.add(norm.output[0])
         elif node.output[0] not in made:
             nodes.append(node)
-    _replace(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _product(latents: str, weight: str, shape: list[int], norm: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -79,7 +79,7 @@ def drop_dead_nodes(graph: onnx.GraphProto) -> None:
         live = [node for node in graph.node if used.intersection(node.output)]
         if len(live) == len(graph.node):
             return
-        _replace(graph, live)
+        replace_nodes(graph, live)
 
 
 def _producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
@@ -107,7 +107,8 @@ def _constant(name: str, values: np.ndarray) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(values, name))
 
 
-def _replace(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Put these nodes in the place of all that the graph has; they may be some of its own."""
     kept = list(nodes)
     del graph.node[:]
     graph.node.extend(kept)

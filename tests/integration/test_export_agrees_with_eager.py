@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -57,15 +56,6 @@ def as_if_trained(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def arrays_of(module: nn.Module) -> dict[str, Array]:
     return {key: value.numpy().copy() for key, value in module.state_dict().items()}
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other take most of the time where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def remembered(run: Run) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,15 +35,6 @@ NARROW = DetectionSpec(
 )
 STANDARD = DetectionSpec(3, 64, 64, ("vehicle",), ((0.1, 0.2),))
 SPECS = [NARROW, replace(NARROW, stride=8, width=2), STANDARD]
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other take most of the time where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def as_if_trained(spec: DetectionSpec, seed: int = 0) -> nn.Module:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edge_client.engine_desk import GIVE_UP_AFTER, EngineDesk
 from edge_client.model_slot import ServedModel
@@ -24,6 +23,7 @@ from export.engines.maker import EngineFailed, artefact_digest
 from export.provider_options import BatchProfile
 from federation.protocol.tensors import encode_arrays
 from federation.transport.blob_store import DiskBlobStore
+from tests.support.matrix_product import matrix_product
 from tests.support.paper_engines import PaperMaker
 
 PAPER = "tests.support.paper_engines"
@@ -60,21 +60,9 @@ class Refuses:
 
 def served(folder: Path, version: int) -> ServedModel:
     """A model that would be run by a process, which nobody calls."""
-    weight = numpy_helper.from_array(np.full((3, 2), version, np.float32), "w")
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value="parameters")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     blobs = DiskBlobStore(folder / "blobs")
     digests = (
-        blobs.put(model.SerializeToString()),
+        blobs.put(matrix_product()),
         blobs.put(encode_arrays({"w": np.full((3, 2), version, np.float32)})),
     )
     workers = Workers(folder / "blobs", num_threads=1, providers=("CPUExecutionProvider",))

@@ -6,10 +6,13 @@ The buffers, the bookkeeping and ONNX Runtime's binding are real; that CUDA capt
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from onnx import TensorProto, helper
 
 from export.binding import MAX_OWN_BYTES, MAX_SIZES, BoundRuns, OwnBuffers
@@ -83,24 +86,6 @@ def test_buffers_of_many_sizes_make_room_but_those_of_graphs_stay():
     assert len(runs._bound) == MAX_SIZES + 1
 
 
-def test_threads_that_share_the_buffers_never_mix_their_answers():
-    runs = BoundRuns(Watched(), ("x", "y"), device="cpu")
-    wrong: list[int] = []
-
-    def serve(number: int) -> None:
-        for seed in range(100):
-            x = batch(1 + seed % 2, number * 1000 + seed)
-            if not np.array_equal(runs.run(x), x * x):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert not wrong
-
-
 def test_a_threads_own_buffers_give_the_answers_of_a_plain_run_and_leave_earlier_ones_alone():
     watched = Watched()
     own = OwnBuffers(watched, ("x", "y"))
@@ -123,14 +108,15 @@ def test_large_batches_and_many_sizes_get_no_buffers_of_their_own():
     assert len(watched.bound) == 1
 
 
-def test_threads_with_buffers_of_their_own_run_at_the_same_time_and_never_mix():
-    own = OwnBuffers(Watched(), ("x", "y"))
+@pytest.mark.parametrize("through", [partial(BoundRuns, device="cpu"), OwnBuffers], ids=["shared", "their own"])
+def test_threads_never_mix_their_answers_whether_they_share_buffers_or_not(through: Callable[..., Any]):
+    runs = through(Watched(), ("x", "y"))
     wrong: list[int] = []
 
     def serve(number: int) -> None:
         for seed in range(200):
             x = batch(1 + seed % 2, number * 1000 + seed)
-            if not np.array_equal(own.run(x), x * x):
+            if not np.array_equal(runs.run(x), x * x):
                 wrong.append(number)
 
     threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]

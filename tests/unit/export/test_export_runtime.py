@@ -12,30 +12,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from export.binding import BoundRuns
 from export.runtime import Array, OnnxModel, _session_options
 from federation.errors import ArtefactRejected, Reason
+from tests.support.matrix_product import matrix_product
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(3, 2)
 X = np.array([[1, 0, 0], [0, 1, 2]], dtype=np.float32)
 REAL_SESSION = onnxruntime.InferenceSession
-
-
-def matrix_product(location: str = "parameters") -> bytes:
-    weight = numpy_helper.from_array(WEIGHT, "w")
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value=location)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
-        [weight],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
 def load(parameters: dict[str, Array]) -> OnnxModel:
