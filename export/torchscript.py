@@ -67,11 +67,11 @@ def torchscript_facts(data: bytes) -> dict[str, str]:
 
 
 def _without_source_paths(data: bytes) -> bytes:
-    """Drop the debug records, which hold absolute paths and source lines of the exporting machine."""
+    """Drop the debug records, which hold absolute paths and source lines of the exporting machine, and their digest."""
     stripped = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(stripped, "w", zipfile.ZIP_STORED) as target:
         for entry in source.infolist():
-            if not entry.filename.endswith(".debug_pkl"):
+            if not entry.filename.endswith((".debug_pkl", "/.data/serialization_id")):
                 target.writestr(zipfile.ZipInfo(entry.filename), source.read(entry))
     return stripped.getvalue()
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -57,3 +61,24 @@ def test_the_file_holds_its_facts_and_no_source_paths():
         contents = {name: archive.read(name) for name in archive.namelist()}
     assert contents["archive/extra/replayfleet.kind"] == b"task"
     assert not any(here in content or b"site-packages" in content for content in contents.values())
+
+
+def test_the_bytes_do_not_depend_on_where_this_package_lies(tmp_path: Path):
+    here = Path(export.torchscript.__file__).parents[1]
+    for package in ("export", "federation", "models"):
+        shutil.copytree(here / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import hashlib, torch, export.torchscript as made\n"
+        "module = torch.nn.Linear(3, 2)\n"
+        "[torch.nn.init.ones_(tensor) for tensor in module.parameters()]\n"
+        "print(made.__file__, hashlib.sha256(made.torchscript_bytes(module, (3,), {})).hexdigest())"
+    )
+    answers = []
+    for folder in (here, tmp_path):
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=folder, env=environment
+        )
+        answers.append(done.stdout.split())
+    assert answers[0][0] != answers[1][0]
+    assert answers[0][1] == answers[1][1]
