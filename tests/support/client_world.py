@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.founding import Fleet
 from aggregator.journal import read_journal
 from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService, Fleet
+from aggregator.service import AggregatorService
 from aggregator.serving import OnnxExporter
 from edge_client.cameras.base import Camera
 from edge_client.cameras.scene import SceneCamera
