@@ -13,9 +13,10 @@ import pytest
 from support.client_world import PFEDGRP, TrainerThread
 from support.image_sets import idx_bytes
 
+from aggregator.founding import Fleet
 from aggregator.jobs import ThreadJobs
 from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService, Fleet
+from aggregator.service import AggregatorService
 from aggregator.serving import OnnxExporter
 from edge_client.parts import Compute
 from edge_client.service import ClientService, Identity
