@@ -78,9 +78,7 @@ def test_a_source_of_another_task_than_the_fleets_is_refused(data_root: Path, tm
     with pytest.raises(SettingsError, match="choose another source"):
         opener(TaskSpec(1, 28, ("a", "b")))
     renamed = ("T-shirt", *TASKS["fashion-mnist"].class_names[1:])
-    with pytest.raises(
-        SettingsError, match="class 0 is 't-shirt' in source fashion-mnist and 'T-shirt'"
-    ):
+    with pytest.raises(SettingsError, match="class 0 is 't-shirt' in source fashion-mnist and 'T-shirt'"):
         opener(TaskSpec(1, 28, renamed))
 
 
