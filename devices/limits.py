@@ -1,7 +1,7 @@
 """How hot a board is and what it draws, and how much of its time training may have because of that.
 
-Temperatures come from ``/sys/class/thermal``, power from INA chips under ``/sys/class/hwmon``; where both are missing,
-``tegrastats`` is asked. All of that works without root and without a service; jtop reads the same files.
+Temperatures come from ``/sys/class/thermal``, power from INA chips under ``/sys/class/hwmon``. Where both are missing
+``tegrastats`` is asked, and where that is missing too, jtop (``devices/jtop.py``). All of that works without root.
 
 Facts: the kernel's documents driver-api/thermal/sysfs-api, hwmon/sysfs-interface, hwmon/ina3221 and hwmon/ina2xx;
 NVIDIA's Jetson Linux developer guide, "Thermal Management" and "Power Management", for the names of Jetson's rails and
@@ -17,6 +17,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from devices import jtop
 from devices.budget import TrainingAllowance
 
 BELOW_TRIP_C = 5.0
@@ -67,12 +68,16 @@ class Sensors:
         self._thermal = root / "sys/class/thermal"
         self._hwmon = root / "sys/class/hwmon"
         self._tegrastats = tegrastats or shutil.which("tegrastats")
+        self._jtop = jtop.is_present(root)
 
     def read(self) -> Reading:
-        """Return what the sensors say now; takes milliseconds, or a second where ``tegrastats`` must be asked."""
+        """Return what the sensors say now; takes milliseconds, seconds where ``tegrastats`` or jtop must be asked."""
         zones, power_w = self._zones(), self._power_w()
         if not zones and power_w is None and self._tegrastats is not None:
             zones, power_w = parse_tegrastats(_first_line(self._tegrastats))
+        if not zones and power_w is None and self._jtop:
+            degrees, power_w = jtop.ask()
+            zones = {name: (temp, None) for name, temp in degrees.items() if not name.lower().startswith(_DUMMY_ZONES)}
         if not zones:
             return Reading(power_w=power_w)
         limits = {name: self._limit_c(trip_c) for name, (_, trip_c) in zones.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devices import jtop
 from devices.budget import TrainingAllowance
 from devices.limits import Reading, Sensors, Throttle, parse_tegrastats
 
@@ -96,6 +97,39 @@ def test_tegrastats_is_asked_where_sysfs_tells_nothing_and_does_not_stay(tmp_pat
     command.chmod(0o755)
     found = Sensors(TrainingAllowance(max_temperature_c=40.0), tmp_path, tegrastats=str(command)).read()
     assert found == Reading(49.5, "cpu", 9.5, 5.069)
+
+
+JTOP = """
+class jtop:
+    temperature = {"cpu": {"temp": 61.5, "online": True}, "cv0": {"temp": -256, "online": False}, "PMIC": {"temp": 100}}
+    power = {"rail": {}, "tot": {"power": 7250, "avg": 7000}}
+    def __enter__(self): return self
+    def __exit__(self, *_): return None
+    def ok(self): return True
+"""
+
+
+def test_jtop_is_asked_where_its_socket_is_all_that_a_container_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages, root = tmp_path / "packages", tmp_path / "root"
+    packages.mkdir()
+    (packages / "jtop.py").write_text(JTOP)  # a stand-in: jtop's service runs on Jetsons only
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    allowance = TrainingAllowance(max_temperature_c=60.0)
+    assert Sensors(allowance, root, tegrastats="/does/not/exist").read() == Reading()
+    (root / "run").mkdir(parents=True)
+    (root / "run/jtop.sock").touch()
+    assert Sensors(allowance, root, tegrastats="/does/not/exist").read() == Reading(61.5, "cpu", 1.5, 7.25)
+
+
+def test_a_jtop_that_hangs_or_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "jtop.py").write_text("import time; time.sleep(600)")
+    assert jtop.ask(timeout_s=1.0) == ({}, None)
+    (tmp_path / "jtop.py").write_text("raise SystemExit(3)")
+    assert jtop.ask() == ({}, None)
 
 
 def test_lines_of_tegrastats_old_and_new() -> None:
