@@ -14,7 +14,7 @@ class ProbationRules:
 
     Attributes:
         duration_s: at least.
-        num_answered: pictures that it must have been asked about.
+        num_answered: pictures that it must have been asked about; comparison believes a median from so many on.
         at_most_s: then it is confirmed even if nothing asked it.
         check_every_s: between two looks at the golden vector.
         compare_every_s: between two pictures that its predecessor is asked about too, until enough were compared.
@@ -22,7 +22,7 @@ class ProbationRules:
     """
 
     duration_s: float = 30.0
-    num_answered: int = 100
+    num_answered: int = 30
     at_most_s: float = 600.0
     check_every_s: float = 5.0
     compare_every_s: float = 0.01

@@ -123,6 +123,12 @@ def test_probation_is_passed_after_its_time_and_its_pictures_or_after_long_enoug
     assert not probation.passed(1029.0)
 
 
+def test_a_camera_of_one_picture_a_second_confirms_a_version_within_a_round_of_a_minute() -> None:
+    probation = Probation(7, 0.0, ProbationRules())
+    probation.answered(33)
+    assert probation.passed(30.0)
+
+
 def test_pictures_are_compared_often_until_enough_are_known_and_then_seldom() -> None:
     probation = Probation(7, 0.0, ProbationRules(compare_every_s=0.01, compare_later_s=0.5))
     assert not probation.compares(0.005)
