@@ -1,8 +1,7 @@
 """Heat and power as jtop's service tells them, for containers that were given its socket and little else of the board.
 
-jtop's client (package ``jetson-stats``) unpickles what its service sends and waits for it without a bound.
-So it runs in a process of its own, ``python -m devices.jtop``, which prints one JSON line and is ended when it takes
-too long.
+jtop's client (package ``jetson-stats``) unpickles what its service sends and waits for it without bound. So it runs in
+a process of its own, ``python -m devices.jtop``, which prints a JSON line for every reading and ends with its pipe.
 
 Facts: jetson-stats 7.2, documentation of ``jtop.temperature`` (degrees Celsius, ``online``) and ``jtop.power``
 (``tot``, milliwatts). No Jetson was at hand: tried with the real client where no service answers, and with a stand-in.
@@ -10,17 +9,23 @@ Facts: jetson-stats 7.2, documentation of ``jtop.temperature`` (degrees Celsius,
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import logging
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 SOCKET = "run/jtop.sock"
-TIMEOUT_S = 5.0
+EVERY_S = 2.0
+TIMEOUT_S = 10.0
 
 
 def is_present(root: Path) -> bool:
@@ -28,26 +33,69 @@ def is_present(root: Path) -> bool:
     return (root / SOCKET).exists() and importlib.util.find_spec("jtop") is not None
 
 
-def ask(timeout_s: float = TIMEOUT_S) -> tuple[dict[str, float], float | None]:
-    """Return (zone -> degrees Celsius, watts of the board); empty and None where jtop doesn't answer in time."""
-    command = [sys.executable, "-m", "devices.jtop"]
-    folder = str(Path(__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-    try:
-        done = subprocess.run(  # noqa: S603
-            command,
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=True,
-        )
-        said = json.loads(done.stdout)
-        zones = {str(name): float(degrees) for name, degrees in said["zones"].items()}
-        power_w = said["power_w"]
-        return zones, None if power_w is None else float(power_w)
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError):
-        return {}, None
+class Jtop:
+    """jtop's client in a process that is started at the first reading, and given up when it ends or falls silent.
+
+    Args:
+        timeout_s: how long to wait for a reading; they come every ``EVERY_S``.
+    """
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._given_up = False
+
+    def read(self) -> tuple[dict[str, float], float | None]:
+        """Return (zone -> degrees Celsius, watts of the board); empty and None where jtop says nothing."""
+        if self._given_up:
+            return {}, None
+        try:
+            self._process = self._process or _start()
+            return _parsed(_line(self._process, self._timeout_s))
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._given_up = True
+            self.close()
+            log.warning("jtop tells nothing: %s; heat and power are unknown, training runs at full speed", error)
+            return {}, None
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "devices.jtop"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    )
+
+
+def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    """Return the newest line that the process printed, waiting up to ``timeout_s``; lines before it are stale."""
+    pipe = process.stdout
+    assert pipe is not None
+    if not select.select([pipe], [], [], timeout_s)[0]:
+        raise TimeoutError(f"no reading within {timeout_s:g} s")
+    line = pipe.readline()
+    while line and select.select([pipe], [], [], 0)[0]:
+        line = pipe.readline()
+    if not line:
+        raise EOFError("its client ended; is jtop.service running, in the same version?")
+    return line
+
+
+def _parsed(line: bytes) -> tuple[dict[str, float], float | None]:
+    said = json.loads(line)
+    power_w = said["power_w"]
+    zones = {str(name): float(degrees) for name, degrees in said["zones"].items()}
+    return zones, None if power_w is None else float(power_w)
 
 
 def summarise(temperature: dict[str, Any], power: dict[str, Any]) -> dict[str, Any]:
@@ -67,11 +115,11 @@ def summarise(temperature: dict[str, Any], power: dict[str, Any]) -> dict[str, A
 
 
 def main() -> None:
-    """Ask the service once and print what it said as one JSON line; an exception ends the process."""
-    with importlib.import_module("jtop").jtop() as board:
-        board.ok()
-        sys.stdout.write(json.dumps(summarise(board.temperature, board.power)) + "\n")
-        sys.stdout.flush()
+    """Print what the service says, a JSON line per reading, until nobody reads or it fails."""
+    with contextlib.suppress(BrokenPipeError), importlib.import_module("jtop").jtop(interval=EVERY_S) as board:
+        while board.ok():
+            sys.stdout.write(json.dumps(summarise(board.temperature, board.power)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices import jtop
 from devices.budget import TrainingAllowance
+from devices.jtop import Jtop, is_present
 
 BELOW_TRIP_C = 5.0
 """How far below a zone's own passive trip, where the kernel slows the whole board down, training is slowed."""
@@ -68,15 +68,15 @@ class Sensors:
         self._thermal = root / "sys/class/thermal"
         self._hwmon = root / "sys/class/hwmon"
         self._tegrastats = tegrastats or shutil.which("tegrastats")
-        self._jtop = jtop.is_present(root)
+        self._jtop = Jtop() if is_present(root) else None
 
     def read(self) -> Reading:
         """Return what the sensors say now; takes milliseconds, seconds where ``tegrastats`` or jtop must be asked."""
         zones, power_w = self._zones(), self._power_w()
         if not zones and power_w is None and self._tegrastats is not None:
             zones, power_w = parse_tegrastats(_first_line(self._tegrastats))
-        if not zones and power_w is None and self._jtop:
-            degrees, power_w = jtop.ask()
+        if not zones and power_w is None and self._jtop is not None:
+            degrees, power_w = self._jtop.read()
             zones = {name: (temp, None) for name, temp in degrees.items() if not name.lower().startswith(_DUMMY_ZONES)}
         if not zones:
             return Reading(power_w=power_w)
@@ -87,6 +87,11 @@ class Sensors:
             return Reading(temperature_c, zone, None, power_w)
         zone = max(bounded, key=lambda name: bounded[name])
         return Reading(zones[zone][0], zone, bounded[zone], power_w)
+
+    def close(self) -> None:
+        """End what a reading started. Idempotent."""
+        if self._jtop is not None:
+            self._jtop.close()
 
     def _limit_c(self, trip_c: float | None) -> float | None:
         limits = [self._allowance.max_temperature_c, None if trip_c is None else trip_c - BELOW_TRIP_C]

@@ -125,7 +125,8 @@ class ClientService:
         self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._inbox.put)))
         self.client = Client(self._parts)
         allowance = identity.compute.allowance
-        self._brake = TrainingBrake(Sensors(allowance).read, Throttle(allowance), self._parts.training)
+        self._sensors = Sensors(allowance)
+        self._brake = TrainingBrake(self._sensors.read, Throttle(allowance), self._parts.training)
         self._control, self._data = self._sessions(connect)
 
     @property
@@ -239,6 +240,7 @@ class ClientService:
         self.client.stop()
         self._slot.clear()
         self._brake.stop()
+        self._sensors.close()
         self._parts.training.stop()
         self._jobs.stop()
         self._write_status(now)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from devices import jtop
 from devices.budget import TrainingAllowance
+from devices.jtop import Jtop
 from devices.limits import Reading, Sensors, Throttle, parse_tegrastats
 
 ORIN_LINE = (
@@ -100,12 +100,14 @@ def test_tegrastats_is_asked_where_sysfs_tells_nothing_and_does_not_stay(tmp_pat
 
 
 JTOP = """
+import time
 class jtop:
+    def __init__(self, interval): self.interval = interval / 20
     temperature = {"cpu": {"temp": 61.5, "online": True}, "cv0": {"temp": -256, "online": False}, "PMIC": {"temp": 100}}
     power = {"rail": {}, "tot": {"power": 7250, "avg": 7000}}
     def __enter__(self): return self
     def __exit__(self, *_): return None
-    def ok(self): return True
+    def ok(self): time.sleep(self.interval); return True
 """
 
 
@@ -121,15 +123,25 @@ def test_jtop_is_asked_where_its_socket_is_all_that_a_container_sees(
     assert Sensors(allowance, root, tegrastats="/does/not/exist").read() == Reading()
     (root / "run").mkdir(parents=True)
     (root / "run/jtop.sock").touch()
-    assert Sensors(allowance, root, tegrastats="/does/not/exist").read() == Reading(61.5, "cpu", 1.5, 7.25)
+    sensors = Sensors(allowance, root, tegrastats="/does/not/exist")
+    for _ in range(2):
+        assert sensors.read() == Reading(61.5, "cpu", 1.5, 7.25)
+    sensors.close()
 
 
-def test_a_jtop_that_hangs_or_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("client", "why"), [("import time; time.sleep(600)", "no reading within 1 s"), ("raise SystemExit(3)", "ended")]
+)
+def test_a_jtop_that_hangs_or_fails_is_told_of_once_and_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, client: str, why: str
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "jtop.py").write_text("import time; time.sleep(600)")
-    assert jtop.ask(timeout_s=1.0) == ({}, None)
-    (tmp_path / "jtop.py").write_text("raise SystemExit(3)")
-    assert jtop.ask() == ({}, None)
+    (tmp_path / "jtop.py").write_text(client)
+    jtop = Jtop(timeout_s=1.0 if "sleep" in client else 20.0)
+    for _ in range(3):
+        assert jtop.read() == ({}, None)
+    assert len(caplog.records) == 1
+    assert why in caplog.text
 
 
 def test_lines_of_tegrastats_old_and_new() -> None:
