@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "aggregation": ([], ["--repeats", "1"]),
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
+    "simulated_clients": ([], ["--epochs", "1", "--repeats", "1"]),
     "live_camera": ([], ["--seconds", "3"]),
     "served_stream": ([], ["--seconds", "3"]),
     "serving_while_training": ([], ["--seconds", "3"]),

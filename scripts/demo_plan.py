@@ -98,7 +98,7 @@ class Plan:
         return [
             "fleet-sim", BASELINE, "--scenario", SCENARIO, "--dataset", DATASET, "--settings", self.preset,
             "--clients", str(self.clients), "--rounds", str(self.rounds), "--seed", str(self.seed),
-            "--set", f"samples_per_class={self.samples}", *self._test_part(), "--threads", "1",
+            "--set", f"samples_per_class={self.samples}", *self._test_part(), "--threads", "1", "--workers", "1",
             "--out", str(self.out / BASELINE), *self._data(),
         ]  # fmt: skip
 

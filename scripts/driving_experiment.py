@@ -240,7 +240,7 @@ def driving_parser(description: str | None, experiment: Experiment, out: str) ->
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data-root", type=Path, help="folder that holds carla/; else $REPLAYFLEET_DATA")
     parser.add_argument("--torch-device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; each gets cores / jobs threads")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; each trains cores / jobs clients")
     return parser
 
 
@@ -256,7 +256,7 @@ def choice_of(options: argparse.Namespace, overrides: Sequence[str] = ()) -> Cho
         overrides=(*overrides, *options.overrides),
         data_root=options.data_root,
         torch_device=options.torch_device,
-        threads=max(1, (os.cpu_count() or 1) // max(1, options.jobs)),
+        workers=None if options.torch_device != "cpu" else max(1, (os.cpu_count() or 1) // max(1, options.jobs)),
     )
 
 

@@ -7,6 +7,7 @@ Torch, NumPy and the methods are imported when a run begins, so that ``--help`` 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _SAMPLERS = ("eager", "onnx")
 _TABLE = "table"
+_PATIENCE_S = 1.0
+"""For threads that have nothing to do any more."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -45,7 +48,12 @@ _TABLE = "table"
 @click.option("--download", is_flag=True, help="Let torchvision fetch a data set that is not found.")
 @click.option("--image-size", type=int, help="Side in pixels, for --dataset folder: 32 or 64.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting; repeatable.")
-@click.option("--threads", type=int, default=2, help="Of torch and ONNX Runtime; results depend on it.")
+@click.option("--threads", type=int, default=1, help="Of one operation; results depend on it.")
+@click.option(
+    "--workers",
+    type=int,
+    help="Clients that train at the same time; results don't depend on it.  [default: cores / threads; 1 on a GPU]",
+)
 @click.option("--torch-device", default="cpu", help="Where methods compute: cpu, cuda, cuda:1, ...")
 @click.option(
     "--in-step/--one-by-one",
@@ -71,6 +79,8 @@ def fleet_sim(**options: Any) -> None:
         raise SettingsError(f"unknown sampler {options['sampler']!r}{nearest(options['sampler'], _SAMPLERS)}")
     if options["threads"] < 1:
         raise SettingsError(f"--threads is {options['threads']}, expected at least 1")
+    if options["workers"] is not None and options["workers"] < 1:
+        raise SettingsError(f"--workers is {options['workers']}, expected at least 1")
     from federation.service.torch_setup import let_idle_threads_sleep
 
     let_idle_threads_sleep()
@@ -93,7 +103,7 @@ def main() -> None:
     except click.Abort:
         how = "the same command" if is_table else "--resume"
         click.echo(f"fleet-sim: stopped; {how} continues after the last complete round", err=True)
-        sys.exit(130)
+        _leave(130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -105,7 +115,17 @@ def _table_command(arguments: list[str]) -> Any:
 
 def _fail(message: str) -> NoReturn:
     click.echo(f"fleet-sim: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    _leave(2)
+
+
+def _leave(code: int) -> NoReturn:
+    """End with ``code``, not waiting for clients that are in a local round; what is complete is on disk."""
+    threads = sys.modules.get("federation.scenarios.client_threads")
+    if threads is not None and threads.still_training(_PATIENCE_S):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(job: Job) -> None:

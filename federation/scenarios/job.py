@@ -60,7 +60,8 @@ class Options:
     download: bool = False
     image_size: int | None = None
     overrides: Sequence[str] = ()
-    threads: int = 2
+    threads: int = 1
+    workers: int | None = None
     torch_device: str = "cpu"
     in_step: bool | None = None
     minutes: float | None = None
@@ -240,9 +241,16 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
         run_seed=options.seed,
         sampler=_sampler(options.sampler, method, options.threads),
         num_threads=options.threads,
+        num_workers=_num_workers(options, on_gpu=on_gpu),
         torch_device=options.torch_device,
         in_step=on_gpu if options.in_step is None else options.in_step,
     )
+
+
+def _num_workers(options: Options, *, on_gpu: bool) -> int:
+    if options.workers is not None:
+        return options.workers
+    return 1 if on_gpu else max(1, (os.cpu_count() or 1) // options.threads)
 
 
 def _method(name: str) -> type[Any]:

@@ -16,6 +16,7 @@ from federation.methods.seeding import seeded_generator
 from federation.methods.steps.memory import sampler_of
 from federation.scenarios.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
 from federation.scenarios.checkpoints import Checkpoints, Snapshot
+from federation.scenarios.client_threads import ClientThreads, client_threads
 from federation.scenarios.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from federation.scenarios.evaluation import Evaluation, evaluate
 from federation.scenarios.ledger import Ledger, Traffic
@@ -87,6 +88,7 @@ class Simulation:
         run_seed: of models and training; the stream has a seed of its own.
         sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
         num_threads: of torch; results depend on it.
+        num_workers: clients that train at the same time, with ``num_threads`` each; results don't depend on it.
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         torch_device: where methods compute.
         in_step: train what clients ask for at the same time as one network, where the method can
@@ -99,7 +101,8 @@ class Simulation:
     stream: AnyStream
     run_seed: int
     sampler: Sampler
-    num_threads: int = 2
+    num_threads: int = 1
+    num_workers: int = 1
     evaluates: bool = True
     torch_device: str = "cpu"
     in_step: bool = False
@@ -118,7 +121,7 @@ class Simulation:
         Args:
             checkpoints: where to keep the state after every round; its ``begin`` was called.
             on_round: called after every round that was run now.
-            on_client: called with the round before each client's local round.
+            on_client: called with the round before each client's local round, by the thread that runs it.
             should_stop: asked after every round; True ends the run early.
 
         Returns:
@@ -131,12 +134,13 @@ class Simulation:
             raise ValueError("checkpoints keep accuracies, but this run doesn't evaluate")
         prepare_torch(self.num_threads)
         state = self._restored(checkpoints) if checkpoints is not None else self._initial(TensorAccounts())
-        for round_index in range(len(state.records), self.stream.num_rounds):
-            outcome = self._round(round_index, state, checkpoints, on_client)
-            if on_round is not None:
-                on_round(outcome)
-            if should_stop():
-                break
+        with client_threads(self.num_workers, self.num_threads) as threads:
+            for round_index in range(len(state.records), self.stream.num_rounds):
+                outcome = self._round(round_index, state, threads, checkpoints, on_client)
+                if on_round is not None:
+                    on_round(outcome)
+                if should_stop():
+                    break
         return state.records
 
     def _clients(self) -> list[tuple[ClientId, int]]:
@@ -165,11 +169,12 @@ class Simulation:
         self,
         round_index: int,
         state: _State,
+        threads: ClientThreads,
         checkpoints: Checkpoints | None,
         on_client: Callable[[int, ClientId], None] | None,
     ) -> RoundOutcome:
         started = self.clock()
-        local_rounds = self._local_rounds(round_index, state, on_client)
+        local_rounds = self._local_rounds(round_index, state, threads, on_client)
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
         aggregation_started = self.clock()
@@ -207,22 +212,30 @@ class Simulation:
         return self.method.download_for(aggregator, name, self._initial_download())
 
     def _local_rounds(
-        self, round_index: int, state: _State, on_client: Callable[[int, ClientId], None] | None
+        self,
+        round_index: int,
+        state: _State,
+        threads: ClientThreads,
+        on_client: Callable[[int, ClientId], None] | None,
     ) -> dict[ClientId, _LocalRound]:
         """Run the local rounds of all clients that are there, and keep their states."""
         present = self.stream.present(round_index)
         indices = {name: index for name, index in self._clients() if index in present}
         if self.in_step and hasattr(self.method, "local_work"):
             return self._local_rounds_in_step(round_index, indices, state)
-        local_rounds = {}
-        for name, index in indices.items():
-            if on_client is not None:
-                on_client(round_index, name)
-            arguments, rng = self._arguments(round_index, name, index, state)
+
+        def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float]:
+            name, index = client
+            with threads.turn:
+                if on_client is not None:
+                    on_client(round_index, name)
+                arguments, rng = self._arguments(round_index, name, index, state)
             started = self.clock()
             result = self.method.local_round(*arguments, rng, sampler=self.sampler)
-            local_rounds[name] = self._kept(name, result, self.clock() - started, state)
-        return local_rounds
+            return result, self.clock() - started
+
+        results = threads.map(local_round, indices.items())
+        return {name: self._kept(name, *done, state) for name, done in zip(indices, results, strict=True)}
 
     def _local_rounds_in_step(
         self, round_index: int, indices: Mapping[ClientId, int], state: _State

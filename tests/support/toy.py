@@ -8,7 +8,7 @@ import torch
 
 from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.memory import sampler_of
 from federation.methods.steps.task_model import judge_with
 from models.specs import TaskSpec
 
@@ -43,7 +43,7 @@ def run_rounds(
     initial = method.initial_download(seeded_generator(run_seed, 0, "initial"))
     states: dict[str, Any] = {}
     downloads: dict[str, Any] = {}
-    sampler = eager_sampler(method.task)
+    sampler = sampler_of(method)
     for index, clients in enumerate(rounds):
         uploads = {}
         for position, (client, counts) in enumerate(sorted(clients.items())):

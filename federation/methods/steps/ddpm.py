@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from federation.methods.pace import ShouldStop, never
@@ -145,21 +144,21 @@ def solver_schedule(num_steps: int) -> tuple[list[int], list[float]]:
 
 
 def denoising_sampler(spec: TaskSpec, width: int, num_steps: int) -> Sampler:
-    """Return a sampler that runs denoisers in PyTorch.
+    """Return a sampler that runs denoisers in PyTorch; threads can share it, but not one draw.
 
     Args:
         spec: image shape.
         width: of the denoiser.
         num_steps: calls of the denoiser per sample.
     """
-    module = build_denoiser(spec, width, device="meta").eval()
 
     def bind(parameters: Parameters) -> Draw:
-        fixed = dict(parameters)
-        device = next(iter(fixed.values())).device
+        module = build_denoiser(spec, width, device="meta").eval()
+        module.load_state_dict(parameters, assign=True)
+        device = next(iter(parameters.values())).device
 
         def predict(images: Tensor, timesteps: Tensor) -> Tensor:
-            noise: Tensor = functional_call(module, fixed, (images, timesteps))
+            noise: Tensor = module(images, timesteps)
             return noise
 
         return lambda latents: denoised(predict, start_noise(latents, spec.image_shape).to(device), num_steps)

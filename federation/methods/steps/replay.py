@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from federation.methods.records import Draw, Judge, Parameters, Sampler
 from models.build import build_generator
@@ -65,17 +64,16 @@ def counts_for_distribution(seen: Mapping[int, int], total: int) -> dict[int, in
 
 
 def eager_sampler(spec: TaskSpec) -> Sampler:
-    """Return a sampler that runs sub-generators in PyTorch, in eval mode."""
-    with torch.device("meta"):
-        module = build_generator(spec).eval()
+    """Return a sampler that runs sub-generators in PyTorch, in eval mode; threads can share it, but not one draw."""
 
     def bind(parameters: Parameters) -> Draw:
-        fixed = dict(parameters)
-        device = next(iter(fixed.values())).device
+        module = build_generator(spec, device="meta").eval()
+        module.load_state_dict(parameters, assign=True)
+        device = next(iter(parameters.values())).device
 
         @torch.no_grad()
         def draw(latents: Tensor) -> Tensor:
-            images: Tensor = functional_call(module, fixed, (latents.to(device),))
+            images: Tensor = module(latents.to(device))
             return images
 
         return draw

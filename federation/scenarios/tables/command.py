@@ -58,7 +58,7 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
     default=None,
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
-@click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each gets cores / jobs threads.")
+@click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
 @click.option("--minutes", type=float, help="Stop after the rounds in which so many have passed; 0 runs nothing.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
@@ -91,8 +91,7 @@ def table(**options: Any) -> int:
     if options["out"] is None:
         raise SettingsError("--out is missing; say where runs and tables are to be written")
     execution = {name: options.pop(name) for name in ("num_jobs", "minutes", "dry_run", "features")}
-    threads = max(1, (os.cpu_count() or 1) // execution["num_jobs"])
-    return _run_table(number, _choice(options, threads), **execution)
+    return _run_table(number, _choice(options, execution["num_jobs"]), **execution)
 
 
 def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:
@@ -111,7 +110,7 @@ def _titles() -> dict[str, str]:
     return dict(sorted(titles.items(), key=lambda item: (not item[0].isdecimal(), int(item[0].removeprefix("v1-")))))
 
 
-def _choice(options: dict[str, Any], threads: int) -> Choice:
+def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
     from federation.scenarios.tables.plan import Choice
 
     try:
@@ -120,7 +119,8 @@ def _choice(options: dict[str, Any], threads: int) -> Choice:
         raise SettingsError(f"--seeds: {error}; expected whole numbers with commas between") from error
     if not seeds:
         raise SettingsError("--seeds is empty, expected at least one")
-    return Choice(seeds=seeds, threads=threads, **options)
+    workers = None if options["torch_device"] != "cpu" else max(1, (os.cpu_count() or 1) // num_jobs)
+    return Choice(seeds=seeds, workers=workers, **options)
 
 
 def _run_table(

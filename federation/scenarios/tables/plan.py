@@ -40,7 +40,7 @@ class Choice:
 
     Attributes:
         overrides: of all runs; a setting that a method lacks is left out there.
-        threads: of one run that begins now.
+        workers: clients of one run that train at the same time; None is one per core.
     """
 
     out: Path
@@ -56,7 +56,7 @@ class Choice:
     download: bool = False
     torch_device: str = "cpu"
     in_step: bool | None = None
-    threads: int = 1
+    workers: int | None = None
 
 
 class State(str, Enum):
@@ -124,6 +124,7 @@ class PlannedRun:
             ("--data-root", options.data_root),
             *(("--set", override) for override in options.overrides),
             ("--threads", options.threads),
+            ("--workers", options.workers),
             ("--torch-device", None if options.torch_device == "cpu" else options.torch_device),
             ("--minutes", None if options.minutes is None else f"{options.minutes:.3f}"),
             ("--out", options.out),
@@ -273,7 +274,7 @@ class Planner:
             data_root=choice.data_root,
             download=choice.download,
             overrides=[f"{key}={text}" for key, text in overrides.items()],
-            threads=choice.threads,
+            workers=choice.workers,
             torch_device=choice.torch_device,
             in_step=choice.in_step,
         )

@@ -140,10 +140,22 @@ def test_finished_runs_are_not_run_again_and_serve_other_tables(table: Table):
     assert "0 runs to do, 1 finished before" in out
 
 
-def test_more_threads_are_no_other_run(table: Table):
+def test_more_threads_are_no_other_run(table: Table, tmp_path: Path):
     arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE]
     table(*arguments, "--jobs", "1")
     assert "0 runs to do, 1 finished before" in table(*arguments, "--jobs", "64")[1]
+    path = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "run": {**result["run"], "num_threads": 7}}))
+    assert "0 runs to do, 1 finished before" in table(*arguments)[1]
+
+
+def test_runs_share_the_cores_and_leave_the_number_to_the_run_on_a_gpu(table: Table, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE, "--dry-run"]
+    assert "--threads 1 --workers 4 " in table(*arguments, "--jobs", "2")[1]
+    assert "--threads 1 --workers 1 " in table(*arguments, "--jobs", "64")[1]
+    assert "--workers" not in table(*arguments, "--torch-device", "meta")[1]
 
 
 def test_a_setting_that_changes_nothing_makes_no_folder_of_its_own(tmp_path: Path):
@@ -380,9 +392,12 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    (begun,) = Planner(choice(tmp_path, scenario="gradual", threads=2)).runs(paper_table("1"))
+    path = folder / "state/run.json"
+    run = json.loads(path.read_text())
+    path.write_text(json.dumps({**run, "num_threads": 3}))
+    (begun,) = Planner(choice(tmp_path, scenario="gradual")).runs(paper_table("1"))
     assert begun.state is State.BEGUN
-    assert begun.options.threads == 1
+    assert begun.options.threads == 3
     monkeypatch.setattr(running, "_MAIN", _CHILD.format(tests=tests, slow_from=99))
     assert running.Runner([begun], 1, running.launch_process, show=lambda _line: None).run_all() == []
     log = (folder / running.LOG).read_text()

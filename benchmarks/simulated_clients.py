@@ -1,0 +1,85 @@
+"""The local rounds of a simulation on two cores: more threads per operation, or more clients at a time.
+
+pFedGRP at size ``small`` on Fashion-MNIST, its first round (new classes, so sub-generators too) with fewer epochs per
+sub-generator; in turns, so that all meet the same noise. Idle threads are to sleep, as in ``fleet-sim``.
+
+    OMP_WAIT_POLICY=PASSIVE python -m benchmarks.simulated_clients [--out benchmarks/results/simulated_clients.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import write_result
+from federation.methods import METHODS
+from federation.methods.steps.memory import sampler_of
+from federation.scenarios.settings import SIZES, method_from
+from federation.scenarios.simulator import Simulation
+from federation.streams.datasets import Dataset, load_dataset
+from federation.streams.stream import Stream, StreamSettings
+
+WAYS = {
+    "one client, one thread": (1, 1),
+    "one client, two threads": (1, 2),
+    "two clients, one thread each": (2, 1),
+}
+"""Name -> (clients at a time, threads of one operation)."""
+
+
+def seconds(dataset: Dataset, num_epochs: int, num_workers: int, num_threads: int) -> float:
+    """Return the wall time of all clients' local rounds in round 0."""
+    size = SIZES["small"]
+    settings = StreamSettings(
+        scenario="circulating",
+        num_clients=size.num_clients,
+        num_rounds=1,
+        samples_per_class=size.samples_per_class,
+        test_samples_per_class=1,
+    )
+    overrides = {"sub_generator_epochs": str(num_epochs)}
+    method = method_from(METHODS["pfedgrp"], dataset.task, "small", overrides)
+    (record,) = Simulation(
+        method=method,
+        dataset=dataset,
+        stream=Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes),
+        run_seed=0,
+        sampler=sampler_of(method),
+        num_threads=num_threads,
+        num_workers=num_workers,
+        evaluates=False,
+    ).run()
+    return record.round_s - record.aggregate_s
+
+
+def main() -> None:
+    """Print times and ratios; write JSON with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--epochs", type=int, default=10, help="per sub-generator")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    dataset = load_dataset("fashion-mnist", data_root=options.data_root)
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    for warm in [True] + [False] * options.repeats:
+        for name, way in WAYS.items():
+            taken = seconds(dataset, 1 if warm else options.epochs, *way)
+            if not warm:
+                times[name].append(taken)
+    first, *others = WAYS
+    ratios: dict[str, Any] = {}
+    for name in others:
+        pairs = zip(times[first], times[name], strict=True)
+        ratios[name] = statistics.median(alone / taken for alone, taken in pairs)
+    for name, values in times.items():
+        faster = f", {ratios[name]:.2f}x as fast" if name in ratios else ""
+        print(f"{name}: {statistics.median(values):.1f} s{faster}")
+    if options.out:
+        write_result(options.out, {"epochs": options.epochs, "seconds": times, "ratios": ratios})
+
+
+if __name__ == "__main__":
+    main()
