@@ -30,6 +30,7 @@ import torch
 
 from federation.methods import checks, packing
 from federation.methods import pfedgrp_records as grp
+from federation.methods.each import each
 from federation.methods.lockstep import InStep, TrainSubGenerators, TrainTaskModel, Work
 from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
@@ -162,13 +163,12 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
         average = weighted_average(models, torch.full((len(models),), 1 / len(models), dtype=torch.float64))
 
         replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
-        replays = [
-            (
-                mixed_ids.index(client_id),
-                self._client_replay(clients[client_id], average, split_generator(rng), sampler),
-            )
-            for client_id in replayed
-        ]
+
+        def replay(drawn: tuple[ClientId, torch.Generator]) -> tuple[int, Replay]:
+            client_id, own_rng = drawn
+            return mixed_ids.index(client_id), self._client_replay(clients[client_id], average, own_rng, sampler)
+
+        replays = each(replay, [(client_id, split_generator(rng)) for client_id in replayed])
         mixtures = personalise_all(self.task, StackedParameters(models), replays, self._search(), split_generator(rng))
         for client_id, mixture in zip(replayed, mixtures, strict=True):
             exact = mixture.weights.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Clients of a simulation that train at the same time, each on a thread of its own.
+"""Clients of a simulation that are trained or mixed for at the same time, each on a thread of its own.
 
 The networks are small: the threads of one operation wait for each other most of the time, while whole clients have
 nothing to do with each other. PyTorch and ONNX Runtime leave the interpreter to other threads while they compute.
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ClientThreads:
-    """What runs the client halves of a round.
+    """What does a round's work for each client.
 
     Attributes:
         turn: hold it for what one client does at a time.

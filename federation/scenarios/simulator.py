@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from federation.methods.each import spread_by
 from federation.methods.lockstep import together
 from federation.methods.packing import SUB_GENERATOR
 from federation.methods.records import ClientId, RoundData, Sampler
@@ -88,7 +89,8 @@ class Simulation:
         run_seed: of models and training; the stream has a seed of its own.
         sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
         num_threads: of torch; results depend on it.
-        num_workers: clients that train at the same time, with ``num_threads`` each; results don't depend on it.
+        num_workers: clients that are trained, or mixed for, at the same time, with ``num_threads`` each; results don't
+            depend on it.
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         torch_device: where methods compute.
         in_step: train what clients ask for at the same time as one network, where the method can
@@ -179,9 +181,10 @@ class Simulation:
 
         aggregation_started = self.clock()
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
-        state.aggregator, downloads = self.method.aggregate(
-            state.aggregator, uploads, rng, sampler=state.aggregator_sampler
-        )
+        with spread_by(threads.map):
+            state.aggregator, downloads = self.method.aggregate(
+                state.aggregator, uploads, rng, sampler=state.aggregator_sampler
+            )
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s = self.clock() - aggregation_started
 

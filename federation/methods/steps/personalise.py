@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from federation.methods.each import each
 from federation.methods.records import Parameters
 from federation.methods.seeding import split_generator
 from federation.methods.steps.averaging import check_equal_layouts
@@ -164,10 +165,12 @@ def personalise_all(
 
     Every client gets a generator of its own split off ``rng``, so one client's replay never changes another's weights.
     """
-    return [
-        personalised_weights(spec, stacked, own_index, replay, search, split_generator(rng))
-        for own_index, replay in replays
-    ]
+
+    def weights(client: tuple[int, Replay, torch.Generator]) -> Mixture:
+        own_index, replay, own_rng = client
+        return personalised_weights(spec, stacked, own_index, replay, search, own_rng)
+
+    return each(weights, [(own_index, replay, split_generator(rng)) for own_index, replay in replays])
 
 
 @torch.no_grad()
