@@ -7,7 +7,6 @@ OUT/runs/<method>/driving/<data set>/seed-<K>. Finished runs are not run again a
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from federation.scenarios.result import Result
 from federation.scenarios.settings import default_settings
 from federation.scenarios.tables.measured import Results, mean_curve, why
 from federation.scenarios.tables.paper import Column, PaperTable, Row
-from federation.scenarios.tables.plan import Choice, PlannedRun, Planner, State, distinct
+from federation.scenarios.tables.plan import Choice, PlannedRun, Planner, State, distinct, workers_each
 from federation.scenarios.tables.running import Failure, Runner, earlier_work, launch_process
 from federation.service.atomic import write_atomic
 from federation.streams.stream import DRIVING
@@ -256,7 +255,7 @@ def choice_of(options: argparse.Namespace, overrides: Sequence[str] = ()) -> Cho
         overrides=(*overrides, *options.overrides),
         data_root=options.data_root,
         torch_device=options.torch_device,
-        workers=None if options.torch_device != "cpu" else max(1, (os.cpu_count() or 1) // max(1, options.jobs)),
+        workers=workers_each(options.jobs, options.torch_device),
     )
 
 

@@ -5,7 +5,6 @@ Torch and the methods are imported when runs are planned, so that ``--help`` and
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +110,7 @@ def _titles() -> dict[str, str]:
 
 
 def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
-    from federation.scenarios.tables.plan import Choice
+    from federation.scenarios.tables.plan import Choice, workers_each
 
     try:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.pop("seeds")))
@@ -119,8 +118,7 @@ def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
         raise SettingsError(f"--seeds: {error}; expected whole numbers with commas between") from error
     if not seeds:
         raise SettingsError("--seeds is empty, expected at least one")
-    workers = None if options["torch_device"] != "cpu" else max(1, (os.cpu_count() or 1) // num_jobs)
-    return Choice(seeds=seeds, workers=workers, **options)
+    return Choice(seeds=seeds, workers=workers_each(num_jobs, options["torch_device"]), **options)
 
 
 def _run_table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,6 +138,11 @@ class PlannedRun:
             "--resume": self.state is State.BEGUN,
         }
         return [options.method, *words, *(flag for flag, is_given in flags.items() if is_given)]
+
+
+def workers_each(num_jobs: int, torch_device: str) -> int | None:
+    """Return how many clients each of ``num_jobs`` runs trains at a time; None on a GPU, where each run decides."""
+    return max(1, (os.cpu_count() or 1) // max(1, num_jobs)) if torch_device == "cpu" else None
 
 
 class Planner:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.image_sets import small_dataset
+from support.image_sets import small_dataset, write_fashion_mnist
 
 from federation.methods import METHODS
 from federation.methods.steps.memory import sampler_of
@@ -104,16 +104,23 @@ def test_who_still_trains_after_an_error_is_known() -> None:
 
 
 def test_ctrl_c_ends_a_run_whose_clients_would_train_for_minutes(tmp_path: Path) -> None:
-    words = ["pfedgrp", "--settings", "small", "--out", str(tmp_path / "run"), "--workers", "2"]
+    write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
+    words = ["pfedgrp", "--settings", "tiny", "--clients", "2", "--workers", "2", "--out", str(tmp_path / "run")]
+    for setting in ("samples_per_class=3", "test_samples_per_class=1", "sub_generator_epochs=100000"):
+        words += ["--set", setting]
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'fleet-sim'; "
     code += "from federation.scenarios.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "REPLAYFLEET_DATA": str(tmp_path / "data")},
     )
     try:
         assert process.stdout is not None
-        assert "2" in process.stdout.readline()
-        time.sleep(1)
+        assert "2 clients" in process.stdout.readline()
+        time.sleep(3)
         process.send_signal(signal.SIGINT)
         started = time.monotonic()
         _, err = process.communicate(timeout=20)
