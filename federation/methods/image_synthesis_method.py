@@ -26,36 +26,69 @@ from federation.methods.steps.task_model import trained_parameters
 from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
 from federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
 from federation.methods.task_method import TaskMethod
+from models.resnet import ResNet20
+
+PASSES = ("apart", "joined")
+"""How a step's real and synthetic images go through the task model.
+
+``apart``, the references' way: one after the other, so BatchNorm normalises each batch by its own statistics and its
+running ones see both. ``joined``: in one batch, so BatchNorm normalises them alike.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweredPool:
-    """Synthetic images with what the average model said about them.
+class Answered:
+    """Synthetic images of one step with what the average model says about them.
 
     Attributes:
         images: (B, C, H, W) float32.
-        answered: the average model's features and logits of them.
+        by: the average model's features and logits of them.
+        known: (S,) int64, the classes whose logits are distilled.
+        temperature: of the distillation.
+    """
+
+    images: Tensor
+    by: Observation
+    known: Tensor
+    temperature: float
+
+    def distillation(self, logits: Tensor) -> Tensor:
+        """Return the soft cross-entropy of logits (B, K), now given for the images, with the answers."""
+        return soft_cross_entropy(logits[:, self.known], self.by.logits[:, self.known], self.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPool:
+    """Synthetic images and the average model, which is asked about those that a step draws.
+
+    Attributes:
+        images: (N, C, H, W) float32 in [-1, 1].
+        teacher: the average model, frozen.
         known: (S,) int64, the classes whose logits are distilled.
         temperature: of the distillation.
         batch_size: images per step.
+        padding: images are shifted by up to so many pixels and mirrored, drawn anew for every step; None leaves them.
         rng: draws each step's.
     """
 
     images: Tensor
-    answered: Observation
+    teacher: ResNet20
     known: Tensor
     temperature: float
     batch_size: int
+    padding: int | None
     rng: torch.Generator
 
-    def draw(self) -> Tensor:
-        """Return the indices (B,) of a step's images, drawn anew."""
-        return torch.randperm(len(self.images), generator=self.rng)[: self.batch_size].to(self.images.device)
-
-    def distillation(self, logits: Tensor, batch: Tensor) -> Tensor:
-        """Return the soft cross-entropy of logits (B, K), now given for the images ``batch``, with the answers."""
-        earlier = self.answered.logits[batch][:, self.known]
-        return soft_cross_entropy(logits[:, self.known], earlier, self.temperature)
+    def draw(self) -> Answered:
+        """Return a step's images, drawn anew."""
+        batch = torch.randperm(len(self.images), generator=self.rng)[: self.batch_size]
+        images = self.images[batch.to(self.images.device)]
+        if self.padding is not None:
+            images = 2 * data_free.augmented((images + 1) / 2, self.padding, self.rng) - 1
+        with torch.no_grad():
+            features = self.teacher.features(images)
+            answers = Observation(features, self.teacher.head(features), ())
+        return Answered(images, answers, self.known, self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +100,8 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
     Attributes:
         logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
+        passes: one of ``PASSES``.
+        replay_augmented: whether clients shift and mirror the images anew for every step, as synthesis does.
         temperature: of the distillation.
         synthesis_rounds: rounds of synthesis per round; each leaves one batch of images.
         synthesis_steps: steps of each.
@@ -82,12 +117,14 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         adversarial_weight: of the adversarial term.
         adversarial_where: ``agree`` or ``disagree``: the images on which it counts.
         warm_up_rounds: rounds of synthesis before student and adversarial term.
-        padding: pixels by which synthesis shifts images before the task model sees them.
+        padding: pixels by which images are shifted before a task model sees them.
         student_steps: the student's steps after each round of synthesis.
     """
 
     logits: str = "all"
     synthetic_batch_size: int = 128
+    passes: str = "apart"
+    replay_augmented: bool = True
     temperature: float = 2.0
     synthesis_rounds: int = 10
     synthesis_steps: int = 10
@@ -109,6 +146,7 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
         checks.one_of(LOGITS, self, "logits")
+        checks.one_of(PASSES, self, "passes")
         checks.at_least(0, self, ["warm_up_rounds", "padding", "student_steps"])
         checks.at_least(1, self, ["synthesis_rounds", "synthesis_steps", "generator_width", "latent_size"])
         checks.at_least(2, self, ["synthetic_batch_size", "synthesis_batch_size"])
@@ -165,11 +203,25 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         trained = trained_parameters(module)
         return (trained if data_free.all_finite(trained) else generator), images
 
-    def _replay(self, download: SynthesisDownload, rng: torch.Generator) -> AnsweredPool:
+    def features_of(self, module: ResNet20, real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features of a step's real and of its synthetic images, as ``passes`` says."""
+        if self.passes == "apart":
+            return module.features(real), module.features(synthetic)
+        features, size = module.features(torch.cat([real, synthetic])), len(real)
+        return features[:size], features[size:]
+
+    def _replay(self, download: SynthesisDownload, rng: torch.Generator) -> ReplayPool:
         pool = data_free.from_bytes(download.synthetic[IMAGES])
-        answered = data_free.answers(self.task, download.task_parameters, pool)
-        known = torch.tensor(distilled_classes(download.seen, self.task.num_classes, self.logits), device=pool.device)
-        return AnsweredPool(pool, answered, known, self.temperature, self.synthetic_batch_size, rng)
+        known = distilled_classes(download.seen, self.task.num_classes, self.logits)
+        return ReplayPool(
+            images=pool,
+            teacher=data_free.frozen_task_model(self.task, download.task_parameters),
+            known=torch.tensor(known, device=pool.device),
+            temperature=self.temperature,
+            batch_size=self.synthetic_batch_size,
+            padding=self.padding if self.replay_augmented else None,
+            rng=rng,
+        )
 
     def _synthesis(self) -> Synthesis:
         return Synthesis(
@@ -182,6 +234,8 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
             adversarial_weight=self.adversarial_weight,
             adversarial_where=self.adversarial_where,
             warm_up_rounds=self.warm_up_rounds,
+            keep_warm_up=True,
+            balance_labels=False,
             padding=self.padding,
             student_steps=self.student_steps,
         )

@@ -33,7 +33,8 @@ The parameter count that pFedGRP's Table 6 gives (130.8 M) isn't reproduced: wit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -41,19 +42,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from federation.methods import checks
-from federation.methods.image_synthesis_method import AnsweredPool, ImageSynthesisMethod
+from federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod
 from federation.methods.pace import Pace
 from federation.methods.records import Parameters, RoundData, Sampler
 from federation.methods.seeding import split_generator
 from federation.methods.steps import data_free
 from federation.methods.steps.data_free import Observation
 from federation.methods.steps.incremental import absent_classes, current_loss
-from federation.methods.steps.synthesis import OpenRound
+from federation.methods.steps.synthesis import OpenRound, Synthesis
 from federation.methods.steps.task_model import Optimisation, descend
 from federation.methods.synthesis_method import built_generator
 from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from federation.methods.task_records import NoState
-from models.build import build_module, initialise
 from models.data_free import LanderGenerator
 from models.resnet import WIDTHS, ResNet20
 
@@ -74,11 +74,14 @@ class Lander(ImageSynthesisMethod):
         samples_per_layer: images that share a noise layer.
         scale_learning_rate: of the learnt scale of pixels.
         batch_norm_weight: of the distance between BatchNorm statistics.
-        warm_up_rounds: rounds of synthesis before student and adversarial term.
+        warm_up_rounds: rounds of synthesis before the ``synthesis_rounds``, whose images aren't kept; student and
+            adversarial term come after them.
     """
 
     name: ClassVar[str] = "lander"
 
+    synthetic_batch_size: int = 64
+    student_steps: int = 50
     anchor_weight: float = 5.0
     anchor_radius: float = 0.015
     anchor_norm: float = 5.0
@@ -108,22 +111,20 @@ class Lander(ImageSynthesisMethod):
         counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
         anchors = self.anchors().to(data.images.device)[data.labels]
         replay = self._replay(download, split_generator(rng)) if download.synthetic else None
-        current_share, earlier_share = scales(len(counts), len(download.seen)) if replay else (1.0, 0.0)
+        current_share, earlier_share = scales(download.seen, counts) if replay else (1.0, 0.0)
         absent = absent_classes(download.seen, counts, self.logits) if replay else ()
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            images, replayed = data.images[batch], None
-            if replay is not None:
-                replayed = replay.draw()
-                images = torch.cat([images, replay.images[replayed]])
-            features = module.features(images)
-            logits, size = module.head(features), len(batch)
-            current = current_loss(logits[:size], data.labels[batch], absent)
-            bound = data_free.bounding_loss(features[:size], anchors[batch], self.anchor_radius)
-            loss = current_share * (current + self.anchor_weight * bound)
-            if replay is None or replayed is None:
-                return loss
-            return loss + earlier_share * replay_loss(replay, features[size:], logits[size:], replayed)
+            if replay is None:
+                return current_share * current_loss_of(module, module.features(data.images[batch]), batch)
+            replayed = replay.draw()
+            real, synthetic = self.features_of(module, data.images[batch], replayed.images)
+            current = current_share * current_loss_of(module, real, batch)
+            return current + earlier_share * replay_loss(replayed, synthetic, module.head(synthetic))
+
+        def current_loss_of(module: ResNet20, features: Tensor, batch: Tensor) -> Tensor:
+            bound = data_free.bounding_loss(features, anchors[batch], self.anchor_radius)
+            return current_loss(module.head(features), data.labels[batch], absent) + self.anchor_weight * bound
 
         optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
@@ -136,11 +137,18 @@ class Lander(ImageSynthesisMethod):
         def open_round(labels: Tensor) -> NoisyRound:
             for layer in module.noise:
                 assert isinstance(layer, nn.Linear)
-                fresh = build_module(lambda: nn.Linear(NUM_FEATURES, self.latent_size))
-                layer.load_state_dict(initialise(fresh, rng).state_dict())
+                draw_noise(layer, rng)
             return NoisyRound(self, module, anchors[labels])
 
         return open_round
+
+    def _synthesis(self) -> Synthesis:
+        return replace(
+            ImageSynthesisMethod._synthesis(self),
+            num_rounds=self.warm_up_rounds + self.synthesis_rounds,
+            keep_warm_up=False,
+            balance_labels=True,
+        )
 
     def anchors(self) -> Tensor:
         """Return the anchors of all classes, (K, D); the same everywhere and always."""
@@ -163,20 +171,30 @@ class Lander(ImageSynthesisMethod):
         )
 
 
-def scales(num_new: int, num_earlier: int) -> tuple[float, float]:
+def scales(seen: Collection[int], now: Collection[int]) -> tuple[float, float]:
     """Return (cur, pre): ``a = log2(C/2 + 1)``, ``b = sqrt(K/C)``, ``cur = 0.2 (1 + 1/a) / b``, ``pre = 0.4 a b``.
 
+    C counts all classes up to and with this round, K those before it, so ``b`` is at most 1.
+
     Args:
-        num_new: C, classes of this round.
-        num_earlier: K, classes seen before it.
+        seen: classes met before this round, at least one.
+        now: classes of this round.
     """
-    spread, share = math.log2(num_new / 2 + 1), math.sqrt(num_earlier / num_new)
+    num_all, num_earlier = len({*seen, *now}), len(set(seen))
+    spread, share = math.log2(num_all / 2 + 1), math.sqrt(num_earlier / num_all)
     return 0.2 * (1 + 1 / spread) / share, 0.4 * spread * share
 
 
-def replay_loss(pool: AnsweredPool, features: Tensor, logits: Tensor, batch: Tensor) -> Tensor:
-    """Return ``soft CE + feature MSE`` of the pool's images ``batch`` with these features (B, D) and logits (B, K)."""
-    return pool.distillation(logits, batch) + F.mse_loss(features, pool.answered.features[batch])
+def replay_loss(replayed: Answered, features: Tensor, logits: Tensor) -> Tensor:
+    """Return ``soft CE + feature MSE`` of replayed images with these features (B, D) and logits (B, K)."""
+    return replayed.distillation(logits) + F.mse_loss(features, replayed.by.features)
+
+
+@torch.no_grad()
+def draw_noise(layer: nn.Linear, rng: torch.Generator) -> None:
+    """Draw a noise layer anew: weights from N(0, 1), no bias. Weights so large stay about as drawn in a short round."""
+    layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng))
+    layer.bias.zero_()
 
 
 class NoisyRound:

@@ -20,7 +20,7 @@ Differences from the paper:
    (``adversarial_where``). The student learns as in SDD, at a tenth of its step size (``steps/synthesis.py``).
 4. The generator is trained on from round to round, and optimisers are made anew.
 5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images.
-6. Real and synthetic images go through the task model in one batch, so that BatchNorm normalises them alike.
+6. With ``passes = "joined"`` real and synthetic images go through the task model in one batch.
 7. Images travel as bytes, and are kept in [-1, 1] as real ones: ``x -> 2 x - 1`` of the sigmoid's.
 8. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
 """
@@ -97,10 +97,10 @@ class Target(ImageSynthesisMethod):
         absent = absent_classes(download.seen, counts, self.logits)
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            replayed, size = replay.draw(), len(batch)
-            logits = module(torch.cat([data.images[batch], replay.images[replayed]]))
-            current = current_loss(logits[:size], data.labels[batch], absent)
-            return current + self.distillation_weight * replay.distillation(logits[size:], replayed)
+            replayed = replay.draw()
+            real, synthetic = self.features_of(module, data.images[batch], replayed.images)
+            current = current_loss(module.head(real), data.labels[batch], absent)
+            return current + self.distillation_weight * replayed.distillation(module.head(synthetic))
 
         optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)

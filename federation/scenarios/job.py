@@ -38,7 +38,7 @@ from federation.streams.stream import StreamSettings, client_id, plain_settings
 _RESULT = "result.json"
 _CHART = "accuracy.png"
 _STATE = "state"
-_LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0}
+_LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
 """Settings that methods got after results were kept, with what all runs did before."""
 
 

@@ -73,7 +73,7 @@ _DEMO: dict[str, Fields] = {
         "aggregation_learning_rate": 0.07,
         "aggregation_momentum": 0.8,
     },
-    "lander": {"warm_up_rounds": 1, "student_steps": 2},
+    "lander": {"warm_up_rounds": 1, "student_steps": 10, "synthetic_batch_size": 32},
     # As many generator steps as TARGET's and LANDER's.
     "mfcl": {"generator_steps": 40, "generator_batch_size": 64, "generator_width": 16, "synthetic_batch_size": 64},
     # Task models of their own: ten times the reference's step size, for fewer and cheaper mini-batches.
@@ -85,6 +85,7 @@ _SMALLER: dict[str, Fields] = {
     "task-model": {"local_epochs": 2, "batch_size": 16},
     "memory": {"gan_batch_size": 16, "sub_generator_epochs": 50},  # 350 critic steps on 100 images
     "images": {"synthetic_batch_size": 32},
+    "lander": {"synthetic_batch_size": 16},
     "mfcl": {"synthetic_batch_size": 32},
 }
 """What ``small`` has in place of ``demo``'s: mini-batches of half the size, and shorter schedules."""
@@ -112,7 +113,7 @@ _TINY: dict[str, Fields] = {
     "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2},
     "fedgp": {"reference_samples": 8},
     "target": {"synthesis_rounds": 2},
-    "lander": {"synthesis_rounds": 3, "warm_up_rounds": 1, "student_steps": 1},
+    "lander": {"synthesis_rounds": 2, "warm_up_rounds": 1, "student_steps": 1},
     "mfcl": {"generator_steps": 2, "generator_batch_size": 16, "generator_width": 4, "synthetic_batch_size": 8},
     "fedcil": {"width": 4, "local_iterations": 4, "gan_batch_size": 8, "server_iterations": 2},
     "affcl": {"flow_hidden": 16, "local_iterations": 3, "replay_batch_size": 8},

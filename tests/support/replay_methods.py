@@ -100,6 +100,14 @@ def real_replay() -> dict[str, Tensor]:
     return {"images": data_free.to_bytes(toy_data({0: 24, 1: 24}, seed=7).images)}
 
 
+@torch.no_grad()
+def answered(parameters: Parameters, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features and logits of images by the task model with these parameters, in eval mode."""
+    module = data_free.frozen_task_model(TOY, parameters)
+    features = module.features(images)
+    return features, module.head(features)
+
+
 def what_it_remembers(method: Any, download: SynthesisDownload) -> float:
     """Return the accuracy on all four classes after a local round on classes 2 and 3."""
     state = method.initial_states()[0]

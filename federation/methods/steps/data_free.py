@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from federation.methods.records import Parameters
-from federation.methods.steps.task_model import EVALUATION_BATCH, trainable_task_model
+from federation.methods.steps.task_model import trainable_task_model
 from models.resnet import ResNet20
 from models.specs import TaskSpec
 
@@ -90,14 +90,6 @@ def observe(teacher: ResNet20, images: Tensor) -> Observation:
         for handle in handles:
             handle.remove()
     return Observation(features, logits, tuple(layers))
-
-
-@torch.no_grad()
-def answers(spec: TaskSpec, parameters: Parameters, images: Tensor) -> Observation:
-    """Return a frozen task model's features and logits of images (B, C, H, W), in parts; statistics are left out."""
-    teacher = frozen_task_model(spec, parameters)
-    features = torch.cat([teacher.features(part) for part in images.split(EVALUATION_BATCH)])
-    return Observation(features, teacher.head(features), ())
 
 
 def batch_norm_divergence(layers: Sequence[LayerStatistics]) -> Tensor:
@@ -216,19 +208,19 @@ def bounding_loss(features: Tensor, anchors: Tensor, radius: float) -> Tensor:
 
 
 def label_anchors(num_classes: int, num_features: int, norm: float) -> Tensor:
-    """Return one vector of length ``norm`` per label, (K, D), orthogonal as long as K <= D.
+    """Return one vector of length ``norm`` per label, (K, D), orthogonal as long as K <= D, with no entry below 0.
 
     They stand in for a language model's embeddings of the class names (LANDER): the same for everybody at all times,
-    told apart as well as possible, and without meaning. More classes than features get independent directions.
+    told apart as well as possible, and without meaning. Features are means after a ReLU, so a ball around a vector
+    with negative entries could never be entered. Each label has features of its own: ``d % K == k`` for label k. More
+    classes than features get independent directions.
     """
+    if num_classes <= num_features:
+        own = torch.arange(num_features)[None] % num_classes == torch.arange(num_classes)[:, None]
+        return norm * F.normalize(own.to(torch.float32), dim=1)
     rng = torch.Generator()
     rng.manual_seed(0)
-    rows = torch.randn(num_classes, num_features, generator=rng, dtype=torch.float64)
-    for index in range(min(num_classes, num_features)):
-        for earlier in range(index):
-            rows[index] -= (rows[index] @ rows[earlier]) * rows[earlier]
-        rows[index] /= rows[index].norm()
-    return (norm * F.normalize(rows, dim=1)).to(torch.float32)
+    return norm * F.normalize(torch.randn(num_classes, num_features, generator=rng).abs(), dim=1)
 
 
 def augmented(images: Tensor, padding: int, rng: torch.Generator) -> Tensor:

@@ -51,7 +51,7 @@ class Synthesis:
     """Length and loss of the synthesis of one replay set.
 
     Attributes:
-        num_rounds: rounds, each of which leaves one batch of images.
+        num_rounds: rounds, each of which leaves one batch of images; those of the warm-up only if they are kept.
         steps_per_round: steps of a round.
         batch_size: images of a round.
         batch_norm_weight: of TARGET's distance between BatchNorm statistics.
@@ -60,6 +60,8 @@ class Synthesis:
         adversarial_weight: of the adversarial term.
         adversarial_where: one of ``data_free.AGREEMENTS``.
         warm_up_rounds: rounds before the student is trained; one later the adversarial term begins to count.
+        keep_warm_up: whether the images of those rounds are kept.
+        balance_labels: whether labels go through the classes in turn; else they are drawn.
         padding: of the augmentation's shifts; see ``data_free.augmented``.
         student_steps: the student's steps after each round, once warmed up.
     """
@@ -73,6 +75,8 @@ class Synthesis:
     adversarial_weight: float
     adversarial_where: str
     warm_up_rounds: int
+    keep_warm_up: bool
+    balance_labels: bool
     padding: int
     student_steps: int
 
@@ -155,14 +159,14 @@ def synthesise(
         rng: draws labels and augmentation.
 
     Returns:
-        (B * rounds, C, H, W); fewer if no step of a round had a finite loss.
+        (B * kept rounds, C, H, W); fewer if no step of a round had a finite loss.
     """
     device = teacher.head.weight.device
     known = torch.tensor(classes, device=device)
     history: list[tuple[Tensor, Tensor]] = []
     pool: list[Tensor] = []
     for index in range(synthesis.num_rounds):
-        targets = torch.randint(len(classes), (synthesis.batch_size,), generator=rng).to(device)
+        targets = labels_of_round(len(classes), synthesis, rng).to(device)
         rival = student if index > synthesis.warm_up_rounds and synthesis.adversarial_weight > 0 else None
         source = open_round(known[targets])
 
@@ -186,12 +190,23 @@ def synthesise(
         best, judged = _best_of_round(teacher, source, loss_of, synthesis, split_generator(rng))
         if best is None:
             continue
-        pool.append(best)
+        if synthesis.keep_warm_up or index >= synthesis.warm_up_rounds:
+            pool.append(best)
         blended = data_free.blend_statistics(history, judged.layers, synthesis.batch_norm_momentum)
         history = [(mean.detach(), variance.detach()) for mean, variance in blended]
         if index >= synthesis.warm_up_rounds and synthesis.adversarial_weight > 0:
             student.learn(teacher, torch.cat(pool), known, synthesis.student_steps, synthesis.batch_size)
     return torch.cat(pool) if pool else torch.empty(0, dtype=torch.uint8)
+
+
+def labels_of_round(num_classes: int, synthesis: Synthesis, rng: torch.Generator) -> Tensor:
+    """Return the labels of a round, (B,) int64 below ``num_classes``.
+
+    Balanced ones go 0, 1, ..., K - 1, 0, 1, ..., so that no K neighbours are alike; what is left at the end is drawn.
+    """
+    in_turn = synthesis.batch_size // num_classes * num_classes if synthesis.balance_labels else 0
+    drawn = torch.randint(num_classes, (synthesis.batch_size - in_turn,), generator=rng)
+    return torch.cat([torch.arange(in_turn) % num_classes, drawn])
 
 
 def _best_of_round(

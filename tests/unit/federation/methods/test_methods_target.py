@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from federation.methods import packing
+from federation.methods.image_synthesis_method import PASSES
 from federation.methods.steps import data_free
-from federation.methods.steps.synthesis import Student, StudentTraining, synthesise
+from federation.methods.steps.synthesis import Student, StudentTraining, labels_of_round, synthesise
 from federation.methods.synthesis_records import SynthesisDownload
 from federation.methods.target import FastRound
 from models.data_free import TargetGenerator
@@ -16,6 +17,7 @@ from models.resnet import ResNet20
 from tests.support.replay_methods import (
     LEARNING,
     ONE_STEP,
+    answered,
     assert_descends,
     old_model,
     random_task_model,
@@ -41,22 +43,54 @@ def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
 
 
 @pytest.mark.parametrize(("logits", "new", "old"), [("all", [0, 1, 2, 3], [0, 1, 2, 3]), ("split", [2, 3], [0, 1])])
-def test_a_client_descends_cross_entropy_and_distillation(logits: str, new: list[int], old: list[int]) -> None:
-    """The closed form, with classes 2 and 3 now and 0 and 1 earlier: which logits take part is all that differs."""
+@pytest.mark.parametrize("passes", PASSES)
+def test_a_client_descends_cross_entropy_and_distillation(
+    logits: str, new: list[int], old: list[int], passes: str
+) -> None:
+    """The closed form, with classes 2 and 3 now and 0 and 1 earlier: which logits take part, and which batches."""
     start, data = random_task_model(), toy_data({2: 6, 3: 6}, seed=3)
     images = real_replay()["images"][::4]
     pool = data_free.from_bytes(images)
-    answers = (data_free.answers(TOY, start, pool).logits[:, old] / 2).softmax(dim=1)
+    answers = (answered(start, pool)[1][:, old] / 2).softmax(dim=1)
 
     def loss_of(module: ResNet20) -> torch.Tensor:
-        real, synthetic = module(torch.cat([data.images, pool])).split(12)
+        if passes == "joined":
+            real, synthetic = module(torch.cat([data.images, pool])).split(12)
+        else:
+            real, synthetic = module(data.images), module(pool)
         places = torch.tensor([new.index(label) for label in data.labels.tolist()])
         cross_entropy = -real[:, new].log_softmax(dim=1)[torch.arange(12), places].mean()
         distillation = -(answers * (synthetic[:, old] / 2).log_softmax(dim=1)).sum(dim=1).mean()
         return cross_entropy + 3 * distillation
 
-    method = short_target(**ONE_STEP, synthetic_batch_size=12, distillation_weight=3.0, logits=logits)
+    replay = {"synthetic_batch_size": 12, "replay_augmented": False, "passes": passes}
+    method = short_target(**ONE_STEP, **replay, distillation_weight=3.0, logits=logits)
     assert_descends(method, data, SynthesisDownload(start, synthetic={"images": images}, seen=(0, 1)), loss_of)
+
+
+def test_each_steps_images_are_shifted_and_mirrored_anew_and_the_average_model_is_asked_about_those() -> None:
+    images = real_replay()["images"][::4]
+    download = SynthesisDownload(old_model(), synthetic={"images": images}, seen=(0, 1))
+    pool = short_target(synthetic_batch_size=12, padding=4)._replay(download, rng())
+    first, second = pool.draw(), pool.draw()
+    assert not torch.equal(first.images, second.images)
+    plain = short_target(synthetic_batch_size=12, replay_augmented=False)._replay(download, rng()).draw()
+    assert plain.images.sum() == pytest.approx(float(data_free.from_bytes(images).sum()), rel=1e-5)
+    for drawn in (first, second, plain):
+        assert float(drawn.images.min()) >= -1
+        assert float(drawn.images.max()) <= 1
+        features, logits = answered(old_model(), drawn.images)
+        torch.testing.assert_close(drawn.by.features, features)
+        torch.testing.assert_close(drawn.by.logits, logits)
+
+
+def test_balanced_labels_go_through_the_classes_in_turn_and_draw_the_rest() -> None:
+    synthesis = replace(short_target()._synthesis(), batch_size=11, balance_labels=True)
+    labels = labels_of_round(4, synthesis, rng())
+    assert labels[:8].tolist() == [0, 1, 2, 3] * 2
+    assert len(labels) == 11
+    assert labels_of_round(12, synthesis, rng()).max() < 12
+    assert labels_of_round(4, replace(synthesis, balance_labels=False), rng()).tolist() != labels.tolist()
 
 
 def test_the_generator_moves_by_the_sum_of_its_copys_gradients() -> None:
