@@ -8,23 +8,28 @@ In round 0 there is nothing to replay: plain cross-entropy and the anchors.
 
 Differences from the paper:
 
-1. Anchors are random orthogonal vectors, one per class, not a language model's embeddings of the class names: class
-   names aren't always words, and no such model ships with this. So the anchors tell labels apart but know nothing of
-   their kinship. They have as many entries as the task model's features (128; CLIP's and ResNet-18's have 512), and
-   ``anchor_norm`` makes their entries about as large as a raw CLIP embedding's.
+1. Anchors are orthogonal vectors, one per class, not a language model's embeddings of the class names: class names
+   aren't always words, and no such model ships with this. So the anchors tell labels apart but know nothing of their
+   kinship. The reference pulls a linear map of the features towards them, which its networks have beside their head;
+   here they pull the features themselves (128; CLIP's and ResNet-18's have 512), for the task model is what devices
+   serve, and so anchors have no negative entries, which means after a ReLU couldn't reach. ``anchor_norm`` makes their
+   mean square per entry about that of a raw CLIP embedding.
 2. A round here is a task there: the images are made anew after every round, and the teacher of the distillation is the
-   average model that the round started from. C, the number of new classes, is that of this client's round; K, that of
-   earlier ones, is the number of classes seen by anybody before it.
-3. Synthesis takes 10 rounds of 10 steps, pFedGRP's 100 epochs, with the reference's share of a fifth for warm-up; the
-   reference takes 50 rounds of 40 steps. Its step size isn't reported; TARGET's stands. The adversarial term counts
-   where student and teacher agree, and the student learns as TARGET's here.
+   average model that the round started from. K counts the classes that anybody met before the round, C those and this
+   client's.
+3. Synthesis takes 10 rounds of 10 steps, pFedGRP's 100 epochs, after a fifth as many for warm-up, whose images aren't
+   kept; the reference takes 40 rounds of 40 steps after 10. The adversarial term counts where student and teacher
+   agree, from the second round after the warm-up (the reference's: the third). The student learns as TARGET's here,
+   without the reference's distance of features.
 4. The learnt scale of pixels starts at mean 0.5 and standard deviation 0.5, our [-1, 1]; the reference's 0.2 is that of
-   images normalised by their own statistics.
+   images normalised by their own statistics. Images are kept in the learnt scale, cut to [-1, 1]; the reference keeps
+   them in [0, 1] and normalises them as real ones.
 5. The bounding loss takes its radius sample by sample.
 6. SGD is that of all methods here (pFedGRP's B.2), and every round's model is kept, not the one of least loss.
 7. The generator is trained on from round to round (noise layers are drawn anew, as in the paper); images travel as
    bytes.
-8. Real and synthetic images go through the task model in one batch, so that BatchNorm normalises them alike.
+8. With ``passes = "joined"`` real and synthetic images go through the task model in one batch. Real images aren't
+   cropped and mirrored, as in all methods here; synthetic ones are.
 9. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
 
 The parameter count that pFedGRP's Table 6 gives (130.8 M) isn't reproduced: with the reference's sizes it is 5.7 M.
@@ -114,17 +119,17 @@ class Lander(ImageSynthesisMethod):
         current_share, earlier_share = scales(download.seen, counts) if replay else (1.0, 0.0)
         absent = absent_classes(download.seen, counts, self.logits) if replay else ()
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            if replay is None:
-                return current_share * current_loss_of(module, module.features(data.images[batch]), batch)
-            replayed = replay.draw()
-            real, synthetic = self.features_of(module, data.images[batch], replayed.images)
-            current = current_share * current_loss_of(module, real, batch)
-            return current + earlier_share * replay_loss(replayed, synthetic, module.head(synthetic))
-
-        def current_loss_of(module: ResNet20, features: Tensor, batch: Tensor) -> Tensor:
+        def loss_of_real(module: ResNet20, features: Tensor, batch: Tensor) -> Tensor:
             bound = data_free.bounding_loss(features, anchors[batch], self.anchor_radius)
             return current_loss(module.head(features), data.labels[batch], absent) + self.anchor_weight * bound
+
+        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+            if replay is None:
+                return loss_of_real(module, module.features(data.images[batch]), batch)
+            replayed = replay.draw()
+            real, synthetic = self.features_of(module, data.images[batch], replayed.images)
+            current = current_share * loss_of_real(module, real, batch)
+            return current + earlier_share * replay_loss(replayed, synthetic, module.head(synthetic))
 
         optimisation = optimisation.paced(len(data.labels), pace)
         parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)

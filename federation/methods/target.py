@@ -19,7 +19,8 @@ Differences from the paper:
 3. The adversarial term counts where student and teacher agree, as the reference has it; the paper's text says disagree
    (``adversarial_where``). The student learns as in SDD, at a tenth of its step size (``steps/synthesis.py``).
 4. The generator is trained on from round to round, and optimisers are made anew.
-5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images.
+5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images; those of
+   synthetic images stay (``replay_augmented``).
 6. With ``passes = "joined"`` real and synthetic images go through the task model in one batch.
 7. Images travel as bytes, and are kept in [-1, 1] as real ones: ``x -> 2 x - 1`` of the sigmoid's.
 8. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
