@@ -16,11 +16,14 @@ import msgspec
 
 from federation.errors import SettingsError
 from federation.protocol.tensors import digest
+from federation.scenarios.parts import forget_parts
 from federation.scenarios.records import RoundRecord
 from federation.service.artefact_codec import EncodedArtefacts
 from federation.service.atomic import write_atomic
 
 _RUN = "run.json"
+"""Written first: a folder without it holds no run."""
+
 _LOCK = "lock"
 
 
@@ -50,16 +53,26 @@ class Checkpoints:
     def begin(self, run: dict[str, Any], *, resume: bool) -> None:
         """Claim the folder for ``run`` (JSON values): empty it, or with ``resume`` check that it holds the same run.
 
+        What a killed process left half written is removed.
+
         Raises:
             SettingsError: There is nothing to resume, or it is another run; names what differs. Nothing is changed.
         """
         if resume:
             self._check_same(run)
+        for path in [*self._folder.glob(".*.tmp"), *self._blobs.glob(".*.tmp")]:
+            path.unlink()
+        if resume:
             return
         for path in [*self._folder.glob("round-*.json"), *self._blobs.glob("*.safetensors")]:
             path.unlink()
+        forget_parts(self._folder)
         self._blobs.mkdir(parents=True, exist_ok=True)
         write_atomic(self._folder / _RUN, msgspec.json.format(msgspec.json.encode(run)))
+
+    def num_rounds(self) -> int:
+        """Return how many rounds are complete."""
+        return sum(1 for _ in self._folder.glob("round-*.json"))
 
     def put(self, data: bytes) -> str:
         """Store a blob durably; returns its digest."""
@@ -141,6 +154,11 @@ def claimed(folder: Path) -> Iterator[None]:
                 f"{folder} is in use: another process runs there; wait for it, stop it, or choose another --out"
             ) from None
         yield
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder; a process that died before it had begun leaves a lock only."""
+    return (folder / _RUN).exists()
 
 
 def _read_snapshot(path: Path) -> Snapshot:

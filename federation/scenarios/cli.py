@@ -60,7 +60,7 @@ _PATIENCE_S = 1.0
     default=None,
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
-@click.option("--minutes", type=float, help="Stop after the round in which so many have passed; --resume goes on.")
+@click.option("--minutes", type=float, help="Begin no round that would end later, but one; --resume goes on.")
 @click.option("--sampler", default="eager", help="What runs sub-generators: eager (PyTorch) or onnx (as on a device).")
 @click.option(
     "--compare",
@@ -81,6 +81,8 @@ def fleet_sim(**options: Any) -> None:
         raise SettingsError(f"--threads is {options['threads']}, expected at least 1")
     if options["workers"] is not None and options["workers"] < 1:
         raise SettingsError(f"--workers is {options['workers']}, expected at least 1")
+    if options["minutes"] is not None and not options["minutes"] >= 0:
+        raise SettingsError(f"--minutes is {options['minutes']:g}, expected 0 or more")
     from federation.service.torch_setup import let_idle_threads_sleep
 
     let_idle_threads_sleep()
@@ -137,7 +139,7 @@ def _run(job: Job) -> None:
     click.echo(job.headline)
     result = job.run(on_round=progress.round_done, on_client=progress.client_begins)
     if result is None:
-        click.echo(f"stopped: {job.minutes:g} minutes have passed; the same command with --resume goes on")
+        click.echo(f"stopped: {job.minutes:g} minutes leave no time for more; the same command with --resume goes on")
         sys.exit(UNFINISHED)
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""

@@ -21,9 +21,10 @@ from federation.methods import METHODS
 from federation.methods.records import Sampler
 from federation.methods.steps.memory import kind_of, sampler_of
 from federation.scenarios.charts import accuracy_chart
-from federation.scenarios.checkpoints import Checkpoints, claimed
+from federation.scenarios.checkpoints import Checkpoints, claimed, holds_run
 from federation.scenarios.detection_metrics import require_metric
-from federation.scenarios.placement import torch_device
+from federation.scenarios.parts import Part, noted_parts
+from federation.scenarios.placement import device_type, torch_device
 from federation.scenarios.records import LateChange, RoundRecord, kept_accuracy
 from federation.scenarios.result import Result, commit, hardware, read_result, summary_beside, versions
 from federation.scenarios.settings import method_from, settings_of, stream_settings
@@ -126,34 +127,51 @@ class Job:
     def _run(self, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
         started = time.monotonic()
         checkpoints = Checkpoints(self.out / _STATE)
-        checkpoints.begin(self.identity, resume=self.resume)
+        if self.resume:
+            checkpoints.begin(self.identity, resume=True)
         for name in (_RESULT, _CHART):
             (self.out / name).unlink(missing_ok=True)
-        limit_s = math.inf if self.minutes is None else 60 * self.minutes
+        if not self.resume:
+            checkpoints.begin(self.identity, resume=False)
+        stream, limit = self.simulation.stream, _Limit(started, self.minutes)
+        num_before = checkpoints.num_rounds()
+        parts = noted_parts(self.out / _STATE, self._part(num_before), num_rounds=stream.num_rounds)
+
+        def note_round(outcome: RoundOutcome) -> None:
+            limit.last_round_s = outcome.record.round_s
+            on_round(outcome)
+
         records = self.simulation.run(
-            checkpoints=checkpoints,
-            on_round=on_round,
-            on_client=on_client,
-            should_stop=lambda: time.monotonic() - started > limit_s,
+            checkpoints=checkpoints, on_round=note_round, on_client=on_client, should_stop=limit.is_near
         )
-        stream = self.simulation.stream
         if len(records) < stream.num_rounds:
             return None
+        last = parts[-1]
         result = Result(
             run=self.identity,
             stream=_described(stream),
             rounds=records,
             summary=summary_beside(records, self.compared) | _kept(stream, records),
-            hardware=hardware(),
-            versions=versions(),
-            commit=commit(),
-            wall_s=time.monotonic() - started,
-            command=self.command,
+            hardware=last.hardware,
+            versions=last.versions,
+            commit=last.commit,
+            wall_s=time.monotonic() - started + sum(record.round_s for record in records[:num_before]),
+            command=last.command,
             label=self.label,
+            parts=parts if len(parts) > 1 else [],
         )
         write_atomic(self.out / _CHART, self._chart(result))
         write_atomic(self.out / _RESULT, result.encode())
         return result
+
+    def _part(self, first_round: int) -> Part:
+        return Part(
+            first_round=first_round,
+            hardware=hardware(self.simulation.torch_device),
+            versions=versions(),
+            commit=commit(),
+            command=self.command,
+        )
 
     def _chart(self, result: Result) -> bytes:
         stream = self.simulation.stream
@@ -165,6 +183,26 @@ class Job:
             change_name=stream.change_name,
             measure=self.measure,
         )
+
+
+@dataclass(slots=True)
+class _Limit:
+    """When a run has to stop.
+
+    Attributes:
+        started: when it began, in seconds of ``time.monotonic``.
+        minutes: that it may take; None is without end.
+        last_round_s: how long the next round will probably take.
+    """
+
+    started: float
+    minutes: float | None
+    last_round_s: float = 0.0
+
+    def is_near(self) -> bool:
+        """Whether another round would end too late."""
+        limit_s = math.inf if self.minutes is None else 60 * self.minutes
+        return time.monotonic() - self.started + self.last_round_s > limit_s
 
 
 def prepare(options: Options, command: Sequence[str] = ()) -> Job:
@@ -180,6 +218,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
         options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
     )
     simulation = simulation_of(options, wanted, data)
+    torch_device(options.torch_device)
     identity = identity_of(options, simulation)
     return Job(
         simulation=simulation,
@@ -225,7 +264,7 @@ def wanted_stream(options: Options) -> StreamSettings:
 
 
 def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) -> Simulation:
-    """Return what is to be run; nothing is trained or written yet.
+    """Return what is to be run; nothing is trained or written yet, and a GPU needn't be there.
 
     Raises:
         SettingsError: The method refuses a setting, the data don't last, or what measures detectors isn't installed.
@@ -233,7 +272,8 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
     if isinstance(data, BoxDataset):
         require_metric()
     method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
-    on_gpu = torch_device(options.torch_device).type != "cpu"
+    on_gpu = device_type(options.torch_device) != "cpu"
+    in_step = on_gpu if options.in_step is None else options.in_step
     return Simulation(
         method=method,
         dataset=data,
@@ -243,7 +283,7 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
         num_threads=options.threads,
         num_workers=_num_workers(options, on_gpu=on_gpu),
         torch_device=options.torch_device,
-        in_step=on_gpu if options.in_step is None else options.in_step,
+        in_step=in_step and hasattr(method, "local_work"),
     )
 
 
@@ -277,7 +317,7 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
         "num_threads": options.threads,
     }
     if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
-        identity |= {"torch_device": simulation.torch_device, "in_step": simulation.in_step}
+        identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 
@@ -329,11 +369,11 @@ def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
     parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise SettingsError(f"out dir {out} can't be made: {parent} is not writable; choose another with --out")
-    holds_run = (out / _RESULT).exists() or (out / _STATE).exists()
-    if holds_run and not resume and not overwrite:
+    is_taken = (out / _RESULT).exists() or holds_run(out / _STATE)
+    if is_taken and not resume and not overwrite:
         raise SettingsError(
             f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "
             "or choose another with --out"
         )
-    if resume and not holds_run:
+    if resume and not is_taken:
         raise SettingsError(f"out dir {out} holds no run to resume; leave --resume out")

@@ -10,6 +10,18 @@ from federation.errors import SettingsError
 from federation.methods.records import Artefacts, RoundData
 
 
+def device_type(name: str) -> str:
+    """Return what kind of device ``name`` is: ``cuda`` for ``cuda:1``. This machine may have none of it.
+
+    Raises:
+        SettingsError: PyTorch knows no such device.
+    """
+    try:
+        return torch.device(name).type
+    except RuntimeError as error:
+        raise _unusable(name, error) from error
+
+
 def torch_device(name: str) -> torch.device:
     """Return the device ``name``.
 
@@ -20,9 +32,13 @@ def torch_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # PyTorch built without CUDA asserts
-        first_line = str(error).strip().splitlines()[0]
-        raise SettingsError(f"torch device {name!r} can't be used ({first_line}); choose cpu, or a GPU") from error
+        raise _unusable(name, error) from error
     return device
+
+
+def _unusable(name: str, error: Exception) -> SettingsError:
+    first_line = str(error).strip().splitlines()[0]
+    return SettingsError(f"torch device {name!r} can't be used ({first_line}); choose cpu, or a GPU")
 
 
 def placed(value: Any, device: torch.device) -> Any:

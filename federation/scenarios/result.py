@@ -15,6 +15,7 @@ import msgspec
 from federation.errors import SettingsError
 from federation.scenarios import metrics
 from federation.scenarios.charts import Curve
+from federation.scenarios.parts import Part
 from federation.scenarios.records import RoundRecord, summarise
 
 SCHEMA = 1
@@ -33,11 +34,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         stream: ``changes`` (rounds) and ``change_name``, for charts; where clients drive, ``routes``: client -> towns.
         rounds: one record per round.
         summary: ``summarise``, and ``average_regret`` where a run of Centralized was compared.
-        hardware: machine, processor, cores.
+        hardware: machine, processor, cores; GPU, if it computed on one. Of a resumed run this and the next two are
+            those of its last part.
         versions: of Python and the packages that compute.
         commit: of the checkout that ran, empty outside one.
-        wall_s: of this process; a resumed run counts only its last part.
-        command: what was typed.
+        wall_s: of the last process, and of the rounds before it.
+        command: what was typed last.
+        parts: the processes that ran rounds, in their order; empty if it was one.
         label: the variant's or method's name that was typed; empty in results of version 0.1.0.
     """
 
@@ -51,6 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     command: list[str]
     label: str = ""
+    parts: list[Part] = []
     schema: int = SCHEMA
 
     def encode(self) -> bytes:
@@ -95,14 +99,21 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
     return other
 
 
-def hardware() -> dict[str, Any]:
-    """Return what this machine is."""
-    return {
+def hardware(torch_device: str = "cpu") -> dict[str, Any]:
+    """Return what this machine is, with its GPU if ``torch_device`` is one of CUDA's."""
+    found = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "num_cores": os.cpu_count(),
     }
+    return found | _gpu(torch_device) if torch_device.startswith("cuda") else found
+
+
+def _gpu(torch_device: str) -> dict[str, Any]:
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(torch_device), "cuda": torch.version.cuda}
 
 
 def versions() -> dict[str, str]:

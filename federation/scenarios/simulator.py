@@ -25,7 +25,7 @@ from federation.scenarios.metrics import weighted_accuracy
 from federation.scenarios.placement import placed, placed_data, torch_device
 from federation.scenarios.records import ClientRecord, RoundRecord
 from federation.scenarios.round_data import round_data
-from federation.service.artefact_codec import EncodedArtefacts, decode_artefacts, encode_artefacts
+from federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
 from federation.service.torch_setup import prepare_torch
 from federation.streams.box_datasets import AnyDataset, BoxDataset
 from federation.streams.driving_stream import AnyStream, DrivingStream
@@ -93,7 +93,7 @@ class Simulation:
             depend on it.
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         torch_device: where methods compute.
-        in_step: train what clients ask for at the same time as one network, where the method can
+        in_step: train what clients ask for at the same time as one network, which the method must be able to
             (``federation.methods.lockstep``); results differ from one by one in rounding.
         clock: seconds, rising.
     """
@@ -123,7 +123,8 @@ class Simulation:
         Args:
             checkpoints: where to keep the state after every round; its ``begin`` was called.
             on_round: called after every round that was run now.
-            on_client: called with the round before each client's local round, by the thread that runs it.
+            on_client: called with the round before each client's local round, by the thread that runs it. In step all
+                clients begin before any trains.
             should_stop: asked after every round; True ends the run early.
 
         Returns:
@@ -224,8 +225,8 @@ class Simulation:
         """Run the local rounds of all clients that are there, and keep their states."""
         present = self.stream.present(round_index)
         indices = {name: index for name, index in self._clients() if index in present}
-        if self.in_step and hasattr(self.method, "local_work"):
-            return self._local_rounds_in_step(round_index, indices, state)
+        if self.in_step:
+            return self._local_rounds_in_step(round_index, indices, state, on_client)
 
         def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float]:
             name, index = client
@@ -241,11 +242,17 @@ class Simulation:
         return {name: self._kept(name, *done, state) for name, done in zip(indices, results, strict=True)}
 
     def _local_rounds_in_step(
-        self, round_index: int, indices: Mapping[ClientId, int], state: _State
+        self,
+        round_index: int,
+        indices: Mapping[ClientId, int],
+        state: _State,
+        on_client: Callable[[int, ClientId], None] | None,
     ) -> dict[ClientId, _LocalRound]:
         started = self.clock()
         works = {}
         for name, index in indices.items():
+            if on_client is not None:
+                on_client(round_index, name)
             arguments, rng = self._arguments(round_index, name, index, state)
             works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
         results = together(works)
@@ -325,11 +332,11 @@ class Simulation:
         last = snapshots[-1]
         unpack = type(self.method).AggregatorState.unpack
         device = torch_device(self.torch_device)
-        aggregator = unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+        aggregator = unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
         state.aggregator = placed(aggregator, device)
         initial = self._initial_download()
         for name, stored in last.clients.items():
-            artefacts = decode_artefacts(stored.blobs, stored.facts, checkpoints)
+            artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
         state.accounts = DigestAccounts(Ledger(last.held))

@@ -56,13 +56,16 @@ def encode_parameters(parameters: Parameters) -> bytes:
     return encode_arrays({name: tensor.detach().cpu().contiguous().numpy() for name, tensor in parameters.items()})
 
 
-def decode_parameters(name: str, data: bytes, layout: Parameters | None = None) -> Parameters:
+def decode_parameters(
+    name: str, data: bytes, layout: Parameters | None = None, *, must_be_finite: bool = True
+) -> Parameters:
     """Return one parameter set, on the CPU, in the layout's order if there is one.
 
     Args:
         name: the set's name, for messages.
         data: safetensors bytes; not trusted.
-        layout: what it must look like; None accepts any finite tensors.
+        layout: what it must look like; None accepts any tensors.
+        must_be_finite: refuse values that are NaN or infinite.
 
     Raises:
         ArtefactRejected: Not safetensors (malformed), other tensors than the layout's (wrong-layout), or a value that
@@ -78,7 +81,7 @@ def decode_parameters(name: str, data: bytes, layout: Parameters | None = None) 
     if layout is not None:
         _check_layout(name, parameters, layout)
         parameters = {key: parameters[key] for key in layout}
-    for key, tensor in parameters.items():
+    for key, tensor in parameters.items() if must_be_finite else ():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ArtefactRejected(Reason.NOT_FINITE, f"{name}: tensor {key!r} has values that are NaN or infinite")
     return parameters
@@ -97,8 +100,23 @@ def encode_artefacts(artefacts: Artefacts, store: BlobWriter) -> EncodedArtefact
     return EncodedArtefacts(tuple(blobs), encode_facts(artefacts.facts))
 
 
+def decode_own(blobs: Sequence[BlobEntry], facts: bytes, store: BlobReader) -> Artefacts:
+    """Return artefacts that this program wrote itself, whatever their values: a run that diverged is resumed too.
+
+    Raises:
+        ArtefactRejected: A set or the facts are malformed.
+        KeyError: A blob is not in the store.
+    """
+    return decode_artefacts(blobs, facts, store, must_be_finite=False)
+
+
 def decode_artefacts(
-    blobs: Sequence[BlobEntry], facts: bytes, store: BlobReader, layout: Layout | None = None
+    blobs: Sequence[BlobEntry],
+    facts: bytes,
+    store: BlobReader,
+    layout: Layout | None = None,
+    *,
+    must_be_finite: bool = True,
 ) -> Artefacts:
     """Return the artefacts that a manifest lists.
 
@@ -107,6 +125,7 @@ def decode_artefacts(
         facts: msgpack.
         store: holds the blobs.
         layout: what every set must look like; None trusts names and shapes, as for blobs that this process wrote.
+        must_be_finite: refuse values that are NaN or infinite.
 
     Raises:
         ArtefactRejected: A set is unknown, malformed or not finite, or the facts are malformed.
@@ -127,7 +146,8 @@ def decode_artefacts(
                 raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter set {entry.name!r} is not known to this method")
         if entry.name in parameter_sets:
             raise ArtefactRejected(Reason.MALFORMED, f"parameter set {entry.name!r} is listed twice")
-        parameter_sets[entry.name] = decode_parameters(entry.name, store.read(entry.digest), expected)
+        data = store.read(entry.digest)
+        parameter_sets[entry.name] = decode_parameters(entry.name, data, expected, must_be_finite=must_be_finite)
     return Artefacts(parameter_sets, decoded_facts)
 
 

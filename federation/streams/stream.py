@@ -324,10 +324,10 @@ class Stream:
     def _checked_num_rounds(self) -> int:
         task_types = [self._task_types(client) for client in range(self.settings.num_clients)]
         wanted = self.settings.num_rounds
-        if wanted is not None and self._lasts(wanted, task_types):
-            return wanted
         quotas = [[min(self._num_parts[c] for c in classes) for classes in own] for own in task_types]
         upper = min(sum(quota) for quota in quotas)
+        if wanted is not None and wanted <= upper and self._lasts(wanted, task_types):
+            return wanted
         if wanted is None:
             upper = min(upper, self._paper_num_rounds() or upper)
         possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, task_types)), 0)

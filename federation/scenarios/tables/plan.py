@@ -20,6 +20,7 @@ import msgspec
 from federation.errors import SettingsError, nearest
 from federation.methods import METHODS
 from federation.scenarios.job import Options, identity_of, simulation_of, wanted_stream
+from federation.scenarios.placement import torch_device
 from federation.scenarios.settings import StreamSize, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
 from federation.service.settings import split_overrides
@@ -159,6 +160,7 @@ class Planner:
         self._used: set[str] = set()
         self._data: dict[str, AnyDataset | SettingsError] = {}
         self._finished = _finished_below(choice.out)
+        self._device_problem = _device_problem(choice.torch_device)
 
     def runs(self, table: PaperTable) -> list[PlannedRun]:
         """Return the runs of a table, seed by seed, so that every method has one seed before any has two."""
@@ -224,6 +226,8 @@ class Planner:
             options = dataclasses.replace(options, threads=earlier["num_threads"])
         elif earlier is not None:
             state, problem = State.IMPOSSIBLE, _another_run(folder, earlier, json.loads(identity))
+        if state in {State.BEGUN, State.MISSING} and self._device_problem:
+            state, problem = State.IMPOSSIBLE, self._device_problem
         stream = json.loads(identity)["stream"]
         return PlannedRun(
             row=row,
@@ -301,6 +305,15 @@ class Planner:
 def distinct(runs: Iterable[PlannedRun], state: State) -> list[PlannedRun]:
     """Return the runs in one state, those that share a folder once."""
     return list({run.folder: run for run in reversed(list(runs)) if run.state is state}.values())[::-1]
+
+
+def _device_problem(torch_device_name: str) -> str:
+    """Return why nothing can be run on this device; empty if it can. What has been run there can be read anywhere."""
+    try:
+        torch_device(torch_device_name)
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 def _require_built(name: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from support.image_sets import write_fashion_mnist
 from support.nudge_method import NudgeMethod
 
 from federation.methods import METHODS
-from federation.scenarios import cli
+from federation.scenarios import cli, job
 from federation.scenarios.checkpoints import claimed
 from federation.scenarios.job import Options, prepare
 from federation.scenarios.simulator import Simulation
@@ -235,10 +236,74 @@ def test_help_answers_at_once_and_without_torch():
 def test_minutes_end_a_run_that_resume_completes(fleet_sim: FleetSim, tmp_path: Path):
     code, out, _ = simulate(fleet_sim, "--minutes", "0")
     assert code == 3
-    assert "0 minutes have passed; the same command with --resume goes on" in out
+    assert "0 minutes leave no time for more; the same command with --resume goes on" in out
     assert not (tmp_path / "out" / "result.json").exists()
     code, _, err = simulate(fleet_sim, "--resume")
     assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_minutes_that_are_none_are_refused(fleet_sim: FleetSim, minutes: str):
+    code, _, err = simulate(fleet_sim, "--minutes", minutes)
+    assert code == 2
+    assert f"--minutes is {minutes}, expected 0 or more" in err
+
+
+def test_no_round_begins_that_would_end_after_the_minutes(fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch):
+    original = Simulation._round
+
+    def lasting(self: Simulation, *arguments: Any) -> Any:
+        outcome = original(self, *arguments)
+        return dataclasses.replace(outcome, record=dataclasses.replace(outcome.record, round_s=40.0))
+
+    monkeypatch.setattr(Simulation, "_round", lasting)
+    code, out, _ = simulate(fleet_sim, "--minutes", "0.5")  # a round is told to take 40 of the 30 seconds
+    assert code == 3
+    assert out.count("\nround ") == 1
+
+
+def test_a_run_that_died_before_it_had_begun_is_no_run(fleet_sim: FleetSim, tmp_path: Path):
+    (tmp_path / "out" / "state").mkdir(parents=True)
+    (tmp_path / "out" / "state" / "lock").touch()
+    code, _, err = simulate(fleet_sim, "--resume")
+    assert code == 2
+    assert "holds no run to resume" in err
+    code, _, err = simulate(fleet_sim)
+    assert (code, err) == (0, "")
+
+
+def test_a_resumed_run_says_who_ran_what_and_what_is_half_written_goes_away(
+    fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    state, result = tmp_path / "out" / "state", tmp_path / "out" / "result.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "commit", lambda: "before")
+        assert simulate(fleet_sim, "--minutes", "0")[0] == 3
+    for left in (state / ".round-0001.json.x.tmp", state / "blobs" / ".ab.safetensors.y.tmp"):
+        left.write_bytes(b"half")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "commit", lambda: "after")
+        assert simulate(fleet_sim, "--resume")[0] == 0
+    found = json.loads(result.read_text())
+    assert [(part["first_round"], part["commit"]) for part in found["parts"]] == [(0, "before"), (1, "after")]
+    assert found["commit"] == "after"
+    assert found["command"][-1] == "--resume"
+    assert found["wall_s"] > found["rounds"][0]["round_s"]
+    assert not list(state.rglob(".*.tmp"))
+    with monkeypatch.context() as patch:  # nothing is left to run: whoever asks again has made nothing of it
+        patch.setattr(job, "commit", lambda: "later")
+        assert simulate(fleet_sim, "--resume")[0] == 0
+    again = json.loads(result.read_text())
+    assert (again["commit"], again["parts"]) == (found["commit"], found["parts"])
+    assert again["wall_s"] >= sum(record["round_s"] for record in found["rounds"])
+
+
+def test_a_run_in_one_part_has_no_list_of_parts_and_one_that_begins_anew_forgets_earlier_ones(
+    fleet_sim: FleetSim, tmp_path: Path
+):
+    assert simulate(fleet_sim, "--minutes", "0")[0] == 3
+    assert simulate(fleet_sim, "--overwrite")[0] == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["parts"] == []
 
 
 def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet_sim: FleetSim, tmp_path: Path):

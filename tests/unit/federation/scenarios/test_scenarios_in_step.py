@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from support.image_sets import small_dataset
@@ -13,8 +14,10 @@ from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.methods.records import RoundData
 from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.job import Options, identity_of, simulation_of, wanted_stream
 from federation.scenarios.placement import placed, placed_data, torch_device
 from federation.scenarios.simulator import Simulation
+from federation.service.artefact_codec import encode_artefacts
 from federation.service.presets import settings_for
 from federation.streams.stream import Stream, StreamSettings
 
@@ -61,6 +64,31 @@ def test_a_run_that_is_told_to_stop_ends_with_its_round_and_goes_on_from_there(t
     checkpoints.begin({}, resume=False)
     assert len(simulated.run(checkpoints=checkpoints, should_stop=lambda: True)) == 1
     assert [record.accuracy for record in simulated.run(checkpoints=checkpoints)] == whole
+
+
+def test_a_run_whose_parameters_are_absurd_goes_on_too(tmp_path: Path) -> None:
+    simulated = simulation("centralized", in_step=False, num_rounds=2)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    outcomes: list[Any] = []
+    simulated.run(checkpoints=checkpoints, on_round=outcomes.append, should_stop=lambda: True)
+    (last,) = checkpoints.load()
+    artefacts = outcomes[0].aggregator_state.pack()
+    next(iter(next(iter(artefacts.parameter_sets.values())).values())).fill_(float("nan"))
+    checkpoints.save(msgspec.structs.replace(last, aggregator=encode_artefacts(artefacts, checkpoints)))
+    assert len(simulated.run(checkpoints=checkpoints)) == 2
+
+
+def test_a_method_that_cant_train_in_step_is_the_same_run_with_and_without_it() -> None:
+    def identity(**asked: Any) -> dict[str, Any]:
+        options = Options(
+            method="mfcl", scenario="circulating", dataset="fashion-mnist", preset="tiny", out=Path("out"), **asked
+        )
+        data = small_dataset(train_per_class=60, test_per_class=40)
+        return identity_of(options, simulation_of(options, wanted_stream(options), data))
+
+    assert identity(in_step=True) == identity()
+    assert identity(torch_device="cuda:1") == identity(torch_device="cuda")  # needs no GPU: nothing is run
 
 
 def test_a_torch_device_that_is_not_there_is_named() -> None:

@@ -126,9 +126,10 @@ def test_a_stream_is_the_same_on_every_machine_and_numpy():
     assert digest == "334a7edc992d1ce7fff601f3dcd0f100653452fd053d0d2b77f9b7dc9c738f17"
 
 
-def test_too_many_rounds_are_refused_with_the_number_that_is_possible():
-    with pytest.raises(SettingsError, match="lasts for 50 rounds on this data, not for 51"):
-        stream(num_rounds=51)
+@pytest.mark.parametrize("too_many", [51, 10**15])
+def test_too_many_rounds_are_refused_with_the_number_that_is_possible(too_many: int):
+    with pytest.raises(SettingsError, match=f"lasts for 50 rounds on this data, not for {too_many}"):
+        stream(num_rounds=too_many)
     assert stream(num_rounds=50).num_rounds == 50
 
 
