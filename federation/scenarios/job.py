@@ -107,7 +107,7 @@ class Job:
         return (
             f"{self.label} on {identity['dataset']}, {size.scenario}{overlap}: "
             f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
-            f"{identity['sampler']} sampler, {identity['num_threads']} threads{storing}"
+            f"{identity['sampler']} sampler, --threads {identity['num_threads']}{storing}"
         )
 
     @property

@@ -5,15 +5,18 @@ Torch and the methods are imported when runs are planned, so that ``--help`` and
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from federation.errors import SettingsError, nearest
 from federation.scenarios.exit_codes import UNFINISHED
 from federation.scenarios.tables.paper import paper_table, paper_tables
+from federation.scenarios.tables.wording import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from federation.scenarios.tables.plan import Choice, PlannedRun
 
 _COST_TABLES = ("6", "7", "8", "9")
+_COST_OPTIONS = {"number", "out", "dry_run"}
 _FID_TABLE = "10"
 _FEATURES = ("task", "inception")
 
@@ -58,15 +62,16 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
-@click.option("--minutes", type=float, help="Stop after the rounds in which so many have passed; 0 runs nothing.")
+@click.option("--minutes", type=float, help="Begin no round that would end later; 0 runs nothing.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
-def table(**options: Any) -> int:
+@click.pass_context
+def table(context: click.Context, /, **options: Any) -> int:
     """Run what table NUMBER of pFedGRP needs (v1-1 to v1-8: of its first version) and set it beside the paper's.
 
     Runs land in OUT/runs/<method>/<scenario>/<dataset>/seed-<K>; those that exist are not run again, and interrupted
     ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written. Exit code 3: --minutes ended runs
-    that the same command goes on with.
+    that the same command goes on with. Tables 6 to 9 need no runs: they are printed, and written if there is an OUT.
     """
     number = options.pop("number")
     if options.pop("listing"):
@@ -77,6 +82,8 @@ def table(**options: Any) -> int:
         raise click.UsageError("Missing argument 'NUMBER'; --list shows the tables")
     if number not in _titles():
         raise SettingsError(f"unknown table {number!r}{nearest(number, _titles())}")
+    if number in _COST_TABLES:
+        _check_cost_options(context, number)
     _check_execution(**{name: options[name] for name in ("num_jobs", "minutes", "features")})
     from federation.service.torch_setup import let_idle_threads_sleep
 
@@ -86,11 +93,22 @@ def table(**options: Any) -> int:
 
         require_inception()
     if number in _COST_TABLES:
-        return _cost_table(number, options["out"])
+        return _cost_table(number, options["out"], dry_run=options["dry_run"])
     if options["out"] is None:
         raise SettingsError("--out is missing; say where runs and tables are to be written")
     execution = {name: options.pop(name) for name in ("num_jobs", "minutes", "dry_run", "features")}
     return _run_table(number, _choice(options, execution["num_jobs"]), **execution)
+
+
+def _check_cost_options(context: click.Context, number: str) -> None:
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in _COST_OPTIONS
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise SettingsError(f"table {number} runs nothing and takes only --out and --dry-run, not {', '.join(given)}")
 
 
 def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:
@@ -159,7 +177,8 @@ def _run_table(
         click.echo(f"FAILED: {failure.run.name}: {failure.reason}", err=True)
     if runner.unfinished:
         click.echo(
-            f"stopped: {minutes:g} minutes have passed; the same command goes on with {len(runner.unfinished)} runs"
+            f"stopped: {minutes:g} minutes have passed; the same command goes on with "
+            f"{count_of(len(runner.unfinished), 'run')}"
         )
     return 1 if failures else UNFINISHED if runner.unfinished else 0
 
@@ -169,7 +188,7 @@ def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate
 
     if verbose:
         for run in to_do:
-            click.echo(f"{run.state.value:>10}  fleet-sim {' '.join(run.arguments())}")
+            click.echo(f"{run.state.value:>10}  {shlex.join(['fleet-sim', *run.arguments()])}")
         for run in distinct(runs, State.FINISHED):
             click.echo(f"{run.state.value:>10}  {run.folder}")
     reasons: dict[str, list[PlannedRun]] = {}
@@ -180,15 +199,15 @@ def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate
         names = ", ".join(dict.fromkeys(f"{run.row.label} on {run.column.title}" for run in group))
         click.echo(f"not possible: {reason} ({names})")
     num_finished = len(distinct(runs, State.FINISHED))
-    click.echo(f"{len(to_do)} runs to do, {num_finished} finished before; {estimate}")
+    click.echo(f"{count_of(len(to_do), 'run')} to do, {num_finished} finished before; {estimate}")
 
 
-def _cost_table(number: str, out: Path | None) -> int:
+def _cost_table(number: str, out: Path | None, *, dry_run: bool) -> int:
     from federation.scenarios.tables.costs_report import cost_report
 
     text = cost_report(number, out)
     click.echo(text, nl=False)
-    if out is not None:
+    if out is not None and not dry_run:
         from federation.service.atomic import write_atomic
 
         out.mkdir(parents=True, exist_ok=True)

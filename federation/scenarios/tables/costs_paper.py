@@ -51,6 +51,11 @@ class SizeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rows: tuple[SizeRow, ...]
     notes: tuple[Note, ...] = ()
 
+    def notes_on(self, model: str, series: str) -> list[Note]:
+        """Return the notes on one model in one series; Tables 7 to 9 print the same figures."""
+        labels, place = [row.label for row in self.rows if row.model == model], self.series.index(series)
+        return [note for note in self.notes if any(note.concerns(label, place) for label in labels)]
+
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One method of Tables 7 to 9.

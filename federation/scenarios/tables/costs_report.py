@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from federation.scenarios.costs import NotBuilt, Size, size_of, training_cost
 from federation.scenarios.metrics import over_seeds
 from federation.scenarios.result import Result
@@ -15,6 +13,8 @@ from federation.scenarios.tables.costs_paper import CostRow, CostTable, amount, 
 from federation.scenarios.tables.footnotes import Footnotes
 from federation.scenarios.tables.measured import measured
 from federation.scenarios.tables.plan import RESULT
+from federation.scenarios.tables.reading import read_json
+from federation.scenarios.tables.wording import count_of
 
 _NONE = "-"
 
@@ -40,6 +40,9 @@ def cost_report(number: str, out: Path | None) -> str:
     Args:
         number: of the table.
         out: where runs are, for update counts and accuracies; None uses the paper's counts.
+
+    Raises:
+        SettingsError: A result below ``out`` can't be read.
     """
     return _sizes() if number == "6" else _training(cost_tables()[number], out)
 
@@ -75,19 +78,21 @@ def _training(table: CostTable, out: Path | None) -> str:
     names = ["updates", "share", "epochs", "FLOPs", "local cost", "global epochs", "global cost", "AA Expt. 1"]
     lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours; costs paper / formula / ours.", ""]
     lines += _head([*names, "AA Expt. 2", "our updates are from"])
-    footnotes = Footnotes(table.notes)
+    footnotes, sizes = Footnotes(table.notes), size_table()
     for row in table.rows:
-        texts = _row(row, table, out, footnotes.marks(row.label, 0))
+        on_flops = footnotes.marks_of(sizes.notes_on(row.model, table.series))
+        texts = _row(row, table, out, on_flops=on_flops, on_costs=footnotes.marks(row.label, 0))
         lines.append(f"| {row.label} | {' | '.join(texts)} |")
     text = (
         "Cost per training sample = updates * share * epochs * FLOPs; B is 1e9. *Formula* puts the paper's own figures "
         "in; *ours* puts our updates (those of runs below `--out`, else the paper's) and our modules' FLOPs in, with "
-        "the paper's epochs. Share: the part of a round's samples that one update sees."
+        "the paper's epochs; a note on FLOPs holds for the costs that follow from them. Share: the part of a round's "
+        "samples that one update sees."
     )
     return _joined([*lines, *footnotes.lines(), "", text])
 
 
-def _row(row: CostRow, table: CostTable, out: Path | None, marks: str) -> list[str]:
+def _row(row: CostRow, table: CostTable, out: Path | None, *, on_flops: str, on_costs: str) -> list[str]:
     counted = counted_updates(row, table.dataset, out)
     size = _size(row.model, table.series)
 
@@ -96,16 +101,16 @@ def _row(row: CostRow, table: CostTable, out: Path | None, marks: str) -> list[s
             return _NONE
         by_formula = training_cost(row.updates, epochs, amount(row.flops), share=row.share)
         if not isinstance(size, Size):
-            return f"{published}{marks} / {_billions(by_formula)} / {size}"
+            return f"{published}{on_costs} / {_billions(by_formula)} / {size}"
         ours = _billions(training_cost(counted.number, epochs, size.flops, share=row.share))
-        return f"{published}{marks} / {_billions(by_formula)} / {ours}"
+        return f"{published}{on_costs} / {_billions(by_formula)} / {ours}"
 
     accuracies = [_accuracy(row.method, table.dataset, scenario, out) for scenario in _EXPERIMENTS]
     return [
         f"{row.updates:g} / {counted.number:g}",
         f"{row.share:g}",
         str(row.epochs or _NONE),
-        f"{row.flops} / {f'{size.flops / 1e6:.2f}M' if isinstance(size, Size) else size}",
+        f"{row.flops}{on_flops} / {f'{size.flops / 1e6:.2f}M' if isinstance(size, Size) else size}",
         cost(row.epochs, row.cost),
         str(row.global_epochs or _NONE),
         cost(row.global_epochs, row.global_cost),
@@ -127,10 +132,8 @@ def counted_updates(row: CostRow, dataset: str, out: Path | None) -> Counted:
             updates = [result.summary["sub_generator_updates"] for result in results]
         else:
             updates = [float(len(result.rounds)) for result in results]
-        preset, num_rounds = results[0].run["preset"], len(results[0].rounds)
-        return Counted(
-            over_seeds(updates).mean, f"{scenario}, settings {preset}, {num_rounds} rounds, {len(results)} seeds"
-        )
+        sizes = f"{count_of(len(results[0].rounds), 'round')}, {count_of(len(results), 'seed')}"
+        return Counted(over_seeds(updates).mean, f"{scenario}, settings {results[0].run['preset']}, {sizes}")
     return Counted(row.updates, "paper")
 
 
@@ -143,7 +146,7 @@ def _results(name: str, dataset: str, scenario: str, out: Path | None) -> list[R
     if out is None:
         return []
     paths = sorted((out / "runs" / name / scenario / dataset).glob(f"seed-*/{RESULT}"))
-    return [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths]
+    return [read_json(path, Result) for path in paths]
 
 
 def _size(model: str, series: str) -> Size | str:

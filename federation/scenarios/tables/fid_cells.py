@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from federation.errors import ArtefactRejected, ReplayfleetError, SettingsError
 from federation.methods.records import Parameters
 from federation.methods.seeding import seeded_generator, split_generator
 from federation.methods.steps.memory import Memory, MemorySettings, draw, drawable, sampler_of
 from federation.methods.steps.replay import counts_for_distribution
 from federation.methods.steps.task_model import judge_with
-from federation.scenarios.checkpoints import Checkpoints
+from federation.scenarios.checkpoints import Checkpoints, Snapshot
 from federation.scenarios.fid import fid_inception, fid_task_features, task_features
 from federation.scenarios.job import simulation_of, wanted_stream
 from federation.scenarios.round_data import round_data
@@ -39,6 +40,7 @@ _EXTRACTOR = "pfedgrp"
 """Whose average model gives the features."""
 
 _PLAIN = "plain"
+_STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def fid_cells(
     features: str,
     show: Callable[[str], None],
 ) -> list[Cell]:
-    """Return the cells of Table 10.
+    """Return the cells of Table 10; a run whose checkpoints are gone or damaged has no number, and its cell says so.
 
     Args:
         table: of the paper.
@@ -100,7 +102,7 @@ def fid_cells(
     results, found = Results(), []
     for same in grouped.values():
         row, column = same[0].row, same[0].column
-        values: list[float] = []
+        values: dict[int, float] = {}
         missing = {run.seed: why(run, reasons) for run in same if run.state is not State.FINISHED}
         measured = [run for run in same if run.state is State.FINISHED]
         for run in measured:
@@ -109,7 +111,11 @@ def fid_cells(
                 missing[run.seed] = f"the features are those of {_EXTRACTOR}'s run, which is not finished"
                 continue
             show(f"measures: {row.label} on {column.title}, seed {run.seed}")
-            values.append(measured_fid(run, extractor if features == "task" else None))
+            try:
+                values[run.seed] = measured_fid(run, extractor if features == "task" else None)
+            except ReplayfleetError as error:
+                missing[run.seed] = str(error)
+                show(f"not measured: {row.label} on {column.title}, seed {run.seed}: {error}")
         measured = [run for run in measured if run.seed not in missing]
         found.append(
             Cell(
@@ -126,23 +132,52 @@ def fid_cells(
 
 
 def measured_fid(run: PlannedRun, extractor: PlannedRun | None) -> float:
-    """Return the distance for one finished run, in the features of ``extractor``'s average model, else Inception's."""
+    """Return the distance for one finished run, in the features of ``extractor``'s average model, else Inception's.
+
+    Raises:
+        SettingsError: The checkpoints of one of them are gone or damaged.
+    """
     fleet = finished_fleet(run)
     real = torch.cat([client.real for client in fleet.clients])
     generated = replayed(fleet, filtered=run.row.replay != _PLAIN, seed=run.seed)
     if extractor is None:
         return fid_inception(real, generated)
-    average = fleet.average if extractor.folder == run.folder else finished_fleet(extractor).average
+    average = fleet.average if extractor.folder == run.folder else _average_of(extractor)
     return fid_task_features(task_features(fleet.method.task, average), real, generated)
 
 
+def _average_of(extractor: PlannedRun) -> Parameters:
+    try:
+        return finished_fleet(extractor).average
+    except ReplayfleetError as error:
+        raise SettingsError(f"the features are those of {_EXTRACTOR}'s run: {error}") from error
+
+
 def finished_fleet(run: PlannedRun) -> FinishedFleet:
-    """Return what a finished run's checkpoints hold of its last round."""
+    """Return what a finished run's checkpoints hold of its last round.
+
+    Raises:
+        SettingsError: They are gone or damaged.
+    """
+    try:
+        return _fleet_after(_last_snapshot(run), run)
+    except ArtefactRejected as error:
+        raise SettingsError(f"its checkpoints can't be used: {error}") from error
+
+
+def _last_snapshot(run: PlannedRun) -> Snapshot:
+    snapshots = Checkpoints(run.folder / _STATE).load()
+    if len(snapshots) < run.num_rounds:
+        held = f"end after {len(snapshots)} of {run.num_rounds} rounds" if snapshots else "are gone"
+        raise SettingsError(f"its checkpoints {held}, and FID needs those of the last round")
+    return snapshots[-1]
+
+
+def _fleet_after(last: Snapshot, run: PlannedRun) -> FinishedFleet:
     options = run.options
     data = load_dataset(options.dataset, data_root=options.data_root, download=options.download)
     simulation = simulation_of(options, wanted_stream(options), data)
-    checkpoints = Checkpoints(run.folder / "state")
-    last = checkpoints.load()[-1]
+    checkpoints = Checkpoints(run.folder / _STATE)
     method = simulation.method
     state = method.AggregatorState.unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))
     clients = []

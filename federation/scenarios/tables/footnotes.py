@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from federation.scenarios.tables.paper import Note
 
@@ -17,12 +17,15 @@ class Footnotes:
 
     def marks(self, label: str, column: int) -> str:
         """Return what stands behind a number, for example ``" [1]"``; column counts from 0."""
+        return self.marks_of(note for note in self._notes if note.concerns(label, column))
+
+    def marks_of(self, notes: Iterable[Note]) -> str:
+        """Return what stands behind a number that these notes concern, wherever they are from."""
         marks = ""
-        for note in self._notes:
-            if note.concerns(label, column):
-                if note.text not in self._texts:
-                    self._texts.append(note.text)
-                marks += f" [{self._texts.index(note.text) + 1}]"
+        for note in notes:
+            if note.text not in self._texts:
+                self._texts.append(note.text)
+            marks += f" [{self._texts.index(note.text) + 1}]"
         return marks
 
     def lines(self) -> list[str]:

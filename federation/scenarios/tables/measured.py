@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from federation.errors import SettingsError
 from federation.scenarios import metrics
 from federation.scenarios.metrics import Summary, over_seeds
 from federation.scenarios.result import Result
 from federation.scenarios.tables.paper import Column, PaperTable, Row
 from federation.scenarios.tables.plan import REFERENCE, RESULT, PlannedRun, State
+from federation.scenarios.tables.reading import read_json
 from federation.scenarios.tables.running import Failure
 
 
@@ -25,7 +23,7 @@ class Cell:
         row: the method.
         column: what it was measured on.
         published: metric -> the paper's number.
-        values: metric -> ours, seed by seed, in the paper's unit.
+        values: metric -> seed -> ours, in the paper's unit; AR lacks the seeds that Centralized lacks.
         results: seed -> the run.
         folders: seed -> its folder.
         missing: seed -> why there is no number.
@@ -34,15 +32,15 @@ class Cell:
     row: Row
     column: Column
     published: Mapping[str, float]
-    values: Mapping[str, Sequence[float]]
+    values: Mapping[str, Mapping[int, float]]
     results: Mapping[int, Result]
     folders: Mapping[int, Path]
     missing: Mapping[int, str]
 
     def ours(self, metric: str) -> Summary | None:
-        """Return mean and spread over the seeds that ran."""
+        """Return mean and spread over the seeds that have this metric."""
         values = self.values.get(metric)
-        return over_seeds(values) if values else None
+        return over_seeds(list(values.values())) if values else None
 
 
 @dataclass(slots=True)
@@ -61,10 +59,7 @@ class Results:
             return None
         path = run.folder / RESULT
         if path not in self._read:
-            try:
-                self._read[path] = msgspec.json.decode(path.read_bytes(), type=Result)
-            except (OSError, msgspec.DecodeError) as error:
-                raise SettingsError(f"{path} can't be read ({error}); remove its folder") from error
+            self._read[path] = read_json(path, Result)
         return self._read[path]
 
 
@@ -99,13 +94,13 @@ def _cell(
 ) -> Cell:
     row, column = runs[0].row, runs[0].column
     found = {run.seed: result for run in runs if (result := results.of(run)) is not None}
-    values: dict[str, list[float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for seed, result in found.items():
         reference = references.get((column.slug, seed))
         upper = results.of(reference) if reference is not None else None
         for metric, value in measured(result, upper).items():
             if metric in (*table.metrics, *table.also):
-                values.setdefault(metric, []).append(value)
+                values.setdefault(metric, {})[seed] = value
     return Cell(
         row=row,
         column=column,

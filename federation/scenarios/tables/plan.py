@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from federation.scenarios.job import Options, identity_of, simulation_of, wanted
 from federation.scenarios.placement import torch_device
 from federation.scenarios.settings import StreamSize, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
+from federation.scenarios.tables.reading import read_json
 from federation.service.settings import split_overrides
 from federation.service.variants import VARIANTS, resolved
 from federation.streams.box_datasets import AnyDataset, load_any_dataset
@@ -32,8 +33,6 @@ REFERENCE = "centralized"
 """The method that regret is measured against."""
 
 _RUN = Path("state") / "run.json"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,7 +335,7 @@ class _Known(msgspec.Struct, frozen=True):
 def _finished_below(out: Path) -> dict[str, Path]:
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
-        finished[_key(_read(path, _Known).run)] = path.parent
+        finished[_key(read_json(path, _Known).run)] = path.parent
     return finished
 
 
@@ -344,15 +343,8 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
     """What an unfinished run in this folder was, if there is one."""
     path = folder / _RUN
     if not path.exists():
-        return _read(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
-    return _read(path, dict[str, Any])
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise SettingsError(f"{path} can't be read ({error}); remove its folder") from error
+        return read_json(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
+    return read_json(path, dict[str, Any])
 
 
 def _key(run: Mapping[str, Any]) -> str:

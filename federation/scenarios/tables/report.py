@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,16 @@ import msgspec
 
 from federation.methods import METHODS
 from federation.scenarios.charts import Curve, accuracy_chart
-from federation.scenarios.metrics import Summary
+from federation.scenarios.parts import Part
+from federation.scenarios.result import Result
 from federation.scenarios.settings import default_settings
 from federation.scenarios.tables.footnotes import Footnotes
 from federation.scenarios.tables.measured import Cell, mean_curve
 from federation.scenarios.tables.paper import Column, PaperTable
 from federation.scenarios.tables.plan import Choice
+from federation.scenarios.tables.wording import count_of, range_of, seeds_named
 from federation.service.atomic import write_atomic
+from federation.streams.stream import SCENARIOS
 
 _UNITS = {"AA": "AA [%]", "AR": "AR [%]", "AFM": "AFM [%]", "AUC": "AUC", "FID": "FID"}
 
@@ -59,12 +63,12 @@ class Report:
         lines = [f"# Table {self.table.number}: {self.table.title}", "", f"Paper: {self.table.paper}.", ""]
         lines += [self._sizes(), ""]
         if self.command:
-            lines += ["```sh", " ".join(self.command), "```", ""]
+            lines += ["```sh", shlex.join(self.command), "```", ""]
         for column in self._columns():
             lines += [f"## {column.title}", "", *self._column(column), ""]
             lines += [f"![accuracy]({name})\n" for name in charts if name.endswith(f"-{column.slug}.png")]
         notes = [note.text for note in self.table.notes if note.is_general]
-        lines += ["## Notes", "", *(f"- {text}" for text in [*self._method(), *notes]), ""]
+        lines += ["## Notes", "", *(f"- {text}" for text in [*self._method(), *self._ends_early(), *notes]), ""]
         lines += self._not_run()
         lines += self._settings()
         lines += self._provenance()
@@ -101,68 +105,104 @@ class Report:
             texts = [
                 text
                 for metric in metrics
-                for text in (printed[metric] + marks if metric in printed else "-", _ours(cell.ours(metric)))
+                for text in (printed[metric] + marks if metric in printed else "-", _ours(cell, metric))
             ]
-            texts += [_ours(cell.ours(metric)) for metric in also]
+            texts += [_ours(cell, metric) for metric in also]
             lines.append(f"| {_label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
         return [*lines, *footnotes.lines()]
 
     def _sizes(self) -> str:
-        preset = self.choice.preset
+        preset, changes = self.choice.preset, self._changes()
+        settings = f"Settings `{preset}`" + (f", changed by {', '.join(changes)}" if changes else "")
         streams = [result.run["stream"] for cell in self.cells for result in cell.results.values()]
         if not streams:
-            return f"Settings `{preset}`. Nothing of this table has been run yet."
-        sizes = ", ".join(
-            f"{_range([stream[key] for stream in streams])} {name}"
-            for key, name in (
-                ("num_clients", "clients"),
-                ("num_rounds", "rounds"),
-                ("samples_per_class", "samples per class and round"),
-            )
+            return f"{settings}. No run has given a number of this table yet."
+        clients, rounds, samples = (
+            range_of([stream[key] for stream in streams], noun)
+            for key, noun in (("num_clients", "client"), ("num_rounds", "round"), ("samples_per_class", "sample"))
         )
-        if preset == "paper":
-            return f"Settings `paper`, the paper's own: {sizes}."
+        sizes = f"{clients}, {rounds}, {samples} per class and round"
+        if preset == "paper" and not changes:
+            return f"{settings}, the paper's own: {sizes}."
+        smaller = "That is less than the paper's, and methods are trained for less"
         return (
-            f"Settings `{preset}`: {sizes}. That is less than the paper's, and methods are trained for less: "
+            f"{settings}: {sizes}. {'That is not what the paper ran' if changes else smaller}: "
             "the paper's numbers stand here for orientation, ours are no reproduction of them."
         )
+
+    def _changes(self) -> list[str]:
+        """What the operator changed in the settings, as typed."""
+        choice = self.choice
+        sizes = [("--clients", choice.clients), ("--rounds", choice.rounds)]
+        given = [(option, str(value)) for option, value in sizes if value is not None]
+        given += [("--set", override) for override in choice.overrides]
+        return [f"`{shlex.join(words)}`" for words in given]
 
     def _method(self) -> list[str]:
         texts = ["Mean ± sample standard deviation over seeds; a single seed has no spread. Formulas: docs/metrics.md."]
         if "AR" in self.table.metrics:
-            texts.append("Our AR is against our own run of Centralized on the same stream and seed, where that exists.")
+            texts.append(
+                "Our AR is against our own run of Centralized on the same stream and seed. Where that exists for fewer "
+                "seeds than the row has, their number stands behind it."
+            )
         return texts
 
+    def _ends_early(self) -> list[str]:
+        """Say of which columns the rounds don't suffice for the one pass that Expt. 3 is."""
+        texts = []
+        for cell in self.cells:
+            for result in cell.results.values():
+                stream = result.run["stream"]
+                num_rounds, num_classes = stream["num_rounds"], len(result.run["task"]["class_names"])
+                num_task_types = num_classes // stream["classes_per_task"]
+                if SCENARIOS[stream["scenario"]].one_cycle and num_rounds < num_task_types:
+                    texts.append(
+                        f"{cell.column.title}: the rounds end before one pass over all classes; clients meet "
+                        f"{num_rounds} of their {num_task_types} task types."
+                    )
+        return list(dict.fromkeys(texts))
+
     def _not_run(self) -> list[str]:
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[str, dict[str, list[int]]] = {}
         for cell in self.cells:
             for seed, reason in cell.missing.items():
-                reasons.setdefault(reason, []).append(f"{cell.row.label} on {cell.column.title}, seed {seed}")
+                places = reasons.setdefault(reason, {})
+                places.setdefault(f"{cell.row.label} on {cell.column.title}", []).append(seed)
         if not reasons:
             return []
-        lines = ["## Not run", ""]
-        return [*lines, *(f"- {reason}: {'; '.join(where)}." for reason, where in reasons.items()), ""]
+        lines = ["## Not run, or without a number", ""]
+        for reason, places in reasons.items():
+            where = [f"{place}, {seeds_named(seeds)}" for place, seeds in places.items()]
+            lines += [f"- {reason}: {where[0]}"] if len(where) == 1 else [f"- {reason}:", *(f"  - {w}" for w in where)]
+        return [*lines, ""]
 
     def _settings(self) -> list[str]:
-        changed: dict[str, str] = {}
+        changed: dict[str, dict[str, list[str]]] = {}
         for cell in self.cells:
             for result in cell.results.values():
                 defaults = default_settings(METHODS[result.run["method"]]) if result.run["method"] in METHODS else {}
                 settings = result.run["settings"]
                 differing = [f"`{key}={value}`" for key, value in settings.items() if value != defaults.get(key, value)]
-                changed.setdefault(cell.row.label, ", ".join(differing) or "defaults")
+                datasets = changed.setdefault(cell.row.label, {}).setdefault(", ".join(differing) or "defaults", [])
+                if cell.column.dataset not in datasets:
+                    datasets.append(cell.column.dataset)
         if not changed:
             return []
         lines = ["## Settings that differ from the methods' defaults", "", "| method | settings |", "|---|---|"]
-        return [*lines, *(f"| {label} | {text} |" for label, text in changed.items()), ""]
+        for label, texts in changed.items():
+            for text, datasets in texts.items():
+                where = f" on {', '.join(datasets)}" if len(texts) > 1 else ""
+                lines.append(f"| {label}{where} | {text} |")
+        return [*lines, ""]
 
     def _provenance(self) -> list[str]:
         results = [result for cell in self.cells for result in cell.results.values()]
         if not results:
             return []
-        commits = sorted({result.commit or "no checkout" for result in results})
-        machines = sorted({f"{r.hardware.get('processor')}, {r.hardware.get('num_cores')} cores" for r in results})
-        versions = sorted({f"torch {r.versions.get('torch')}, Python {r.versions.get('python')}" for r in results})
+        makers = [maker for result in results for maker in _makers(result)]
+        commits = sorted({maker.commit or "no checkout" for maker in makers})
+        machines = sorted({_machine(maker.hardware) for maker in makers})
+        versions = sorted({f"torch {m.versions.get('torch')}, Python {m.versions.get('python')}" for m in makers})
         return ["## Made with", "", *(f"- {', '.join(texts)}" for texts in (commits, machines, versions)), ""]
 
     def _chart(self, column: Column) -> bytes:
@@ -170,9 +210,10 @@ class Report:
         if not ran:
             return b""
         any_result = next(iter(ran[0].results.values()))
+        differ = len({len(cell.results) for cell in ran}) > 1
         curves = [
             Curve(
-                cell.row.label,
+                cell.row.label + (f", {count_of(len(cell.results), 'seed')}" if differ else ""),
                 mean_curve(list(cell.results.values())),
                 _by_seed(cell) if len(cell.results) > 1 else {},
             )
@@ -188,7 +229,10 @@ class Report:
 
 
 def _cell_values(cell: Cell) -> dict[str, Any]:
-    ours = {metric: cell.ours(metric) for metric in cell.values}
+    ours = {
+        metric: {**msgspec.to_builtins(cell.ours(metric)), "values": {str(seed): own[seed] for seed in own}}
+        for metric, own in cell.values.items()
+    }
     return {
         "method": cell.row.label,
         "name": cell.row.method,
@@ -197,7 +241,7 @@ def _cell_values(cell: Cell) -> dict[str, Any]:
         "dataset": cell.column.dataset,
         "stream": cell.column.set,
         "paper": dict(cell.published),
-        "ours": {metric: {**msgspec.to_builtins(ours[metric]), "values": cell.values[metric]} for metric in ours},
+        "ours": ours,
         "runs": {str(seed): str(folder) for seed, folder in cell.folders.items()},
         "not_run": {str(seed): reason for seed, reason in cell.missing.items()},
     }
@@ -212,11 +256,22 @@ def _label(cell: Cell) -> str:
     return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
 
 
-def _ours(summary: Summary | None) -> str:
+def _makers(result: Result) -> Sequence[Result | Part]:
+    if result.parts:
+        return result.parts
+    return [result]
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    text = f"{hardware.get('processor')}, {hardware.get('num_cores')} cores"
+    return f"{text}, {hardware['gpu']} with CUDA {hardware.get('cuda')}" if "gpu" in hardware else text
+
+
+def _ours(cell: Cell, metric: str) -> str:
+    """A mean and its spread, with the number of seeds where that isn't the row's."""
+    summary = cell.ours(metric)
     if summary is None:
         return "-"
-    return f"{summary.mean:.2f}" + ("" if summary.spread is None else f" ± {summary.spread:.2f}")
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+    text = f"{summary.mean:.2f}" + ("" if summary.spread is None else f" ± {summary.spread:.2f}")
+    num_seeds = summary.num_seeds
+    return text if num_seeds == len(cell.results) else f"{text} ({count_of(num_seeds, 'seed')})"

@@ -19,6 +19,8 @@ import msgspec
 from federation.scenarios.exit_codes import UNFINISHED
 from federation.scenarios.tables.estimate import Work, duration, seconds_left
 from federation.scenarios.tables.plan import RESULT, PlannedRun
+from federation.scenarios.tables.reading import read_json
+from federation.scenarios.tables.wording import count_of
 
 LOG = "log.txt"
 
@@ -169,7 +171,8 @@ class Runner:
         return "time not known before the first round" if left is None else f"about {duration(left)}"
 
     def _line(self, elapsed: float, running: Sequence[_Running], waiting: Sequence[PlannedRun]) -> str:
-        num_done = len(self.runs) - len(running) - len(waiting) - len(self.unfinished)
+        num_failed = len(self._failures)
+        num_done = len(self.runs) - len(running) - len(waiting) - len(self.unfinished) - num_failed
         rounds = ", ".join(f"{entry.run.name} {_progress(entry.run)}" for entry in running)
         left = seconds_left(
             [*self.earlier, *self._done, *(self._work_done(entry) for entry in running)],
@@ -177,7 +180,9 @@ class Runner:
             [self._work_left(run) for run in waiting],
             self.num_jobs,
         )
-        parts = [f"{num_done} of {len(self.runs)} runs done after {duration(elapsed)}"]
+        parts = [f"{num_done} of {count_of(len(self.runs), 'run')} done after {duration(elapsed)}"]
+        if num_failed:
+            parts.append(f"{num_failed} failed")
         if running:
             parts.append(rounds)
         if running or waiting:
@@ -202,10 +207,14 @@ class _TimedRun(msgspec.Struct, frozen=True):
 
 
 def earlier_work(runs: Sequence[PlannedRun]) -> list[Work]:
-    """Return what finished runs took."""
+    """Return what finished runs took.
+
+    Raises:
+        SettingsError: A result can't be read.
+    """
     works = []
     for run in runs:
-        rounds = msgspec.json.decode((run.folder / RESULT).read_bytes(), type=_TimedRun).rounds
+        rounds = read_json(run.folder / RESULT, _TimedRun).rounds
         seconds = sum(record.round_s for record in rounds)
         works.append(Work(speed_class(run), len(rounds) * run.num_clients, seconds))
     return works

@@ -17,10 +17,11 @@ import pytest
 from support.image_sets import write_fashion_mnist
 from support.nudge_method import NudgeMethod
 
+from federation.errors import SettingsError
 from federation.methods import METHODS
 from federation.scenarios import cli
 from federation.scenarios.simulator import Simulation
-from federation.scenarios.tables import running
+from federation.scenarios.tables import plan, running
 from federation.scenarios.tables.paper import paper_table
 from federation.scenarios.tables.plan import Choice, PlannedRun, Planner, State
 from federation.service.variants import VARIANTS
@@ -110,7 +111,7 @@ def test_a_table_is_run_and_written_with_the_papers_numbers_beside_ours(table: T
     assert "1. 89.17 here, 89.12 in Tables 3 to 5." in text
     assert "`nudge`, not in the paper's table | - |" in text
     assert "opposite sign" in text
-    assert "Settings `tiny`: 2 clients, 3 rounds, 3 samples per class and round. That is less than the paper's" in text
+    assert "2 clients, 3 rounds, 3 samples per class and round. That is not what the paper ran" in text
     assert "![accuracy](table-1-gradual-fashion-mnist.png)" in text
     assert (folder / "table-1-gradual-fashion-mnist.png").read_bytes().startswith(b"\x89PNG")
     _check_json(tmp_path)
@@ -122,7 +123,7 @@ def _check_json(tmp_path: Path) -> None:
     upper, nudge = cells
     assert upper["paper"] == {"AA": 89.17, "AR": 0.0}
     assert upper["ours"]["AR"]["mean"] == 0
-    first, second = nudge["ours"]["AA"]["values"]
+    first, second = (nudge["ours"]["AA"]["values"][seed] for seed in ("0", "1"))
     results = [json.loads((Path(nudge["runs"][seed]) / "result.json").read_text()) for seed in ("0", "1")]
     assert [first, second] == [pytest.approx(100 * result["summary"]["average_accuracy"]) for result in results]
     assert nudge["ours"]["AA"]["mean"] == pytest.approx((first + second) / 2)
@@ -132,7 +133,7 @@ def _check_json(tmp_path: Path) -> None:
 
 def test_finished_runs_are_not_run_again_and_serve_other_tables(table: Table):
     arguments = ["--methods", "nudge", "--scenario", "gradual", *SIZE]
-    assert "1 runs to do" in table("1", *arguments)[1]
+    assert "1 run to do" in table("1", *arguments)[1]
     code, out, _ = table("1", *arguments)
     assert code == 0
     assert "0 runs to do, 1 finished before" in out
@@ -194,6 +195,16 @@ def test_a_dry_run_shows_commands_that_do_the_same_and_writes_nothing(table: Tab
     assert not (tmp_path / "out").exists()
 
 
+def test_commands_can_be_typed_again_where_a_folder_has_a_space(table: Table, tmp_path: Path):
+    arguments = ["--methods", "nudge", "--scenario", "gradual", *SIZE]
+    assert (
+        "--out 'my runs/runs/nudge/gradual/fashion-mnist/seed-0'"
+        in table("1", *arguments, "--dry-run", out="my runs")[1]
+    )
+    table("1", *arguments, "--minutes", "0", out="my runs")
+    assert "fleet-sim table 1 --out 'my runs' --methods" in (tmp_path / "my runs/table-1.md").read_text()
+
+
 def test_a_gpu_is_asked_for_in_every_run(tmp_path: Path):
     (run,) = Planner(choice(tmp_path, scenario="gradual", in_step=True)).runs(paper_table("1"))
     assert "--in-step" in run.arguments()
@@ -202,6 +213,25 @@ def test_a_gpu_is_asked_for_in_every_run(tmp_path: Path):
     words = run.arguments()
     assert words[words.index("--torch-device") + 1] == "meta"
     assert "--one-by-one" in words
+
+
+def test_what_ran_on_a_gpu_is_read_where_there_is_none_but_nothing_else_can_run(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    table("1", "--methods", "nudge", "--scenario", "gradual", *SIZE)
+    path = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "run": {**result["run"], "torch_device": "cuda", "in_step": False}}))
+
+    def without(name: str) -> Any:
+        raise SettingsError(f"torch device {name!r} can't be used (no driver)")
+
+    monkeypatch.setattr(plan, "torch_device", without)
+    words = ["1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE, "--torch-device", "cuda:1"]
+    table(*words, "--minutes", "0")
+    text = (tmp_path / "out/table-1.md").read_text()
+    assert "torch device 'cuda:1' can't be used (no driver)" in text
+    assert "`nudge`, not in the paper's table" in text
 
 
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
@@ -267,7 +297,7 @@ def test_what_cannot_run_is_said_and_the_rest_is_run(table: Table, tmp_path: Pat
     assert "not possible: pfedgraph is not built" in out
     assert "not possible: data set cifar-10 not found" in out
     text = (tmp_path / "out/table-1.md").read_text()
-    assert "- pfedgraph is not built: pFedGraph on Expt. 1 (gradual), fashion-mnist, seed 0" in text
+    assert "- pfedgraph is not built:\n  - pFedGraph on Expt. 1 (gradual), fashion-mnist, seed 0\n" in text
     assert "data set imagenet-10 not found" in text
     assert (tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json").exists()
 
@@ -347,8 +377,34 @@ def test_costs_take_update_counts_and_accuracies_from_runs(table: Table, tmp_pat
     (line,) = [line for line in out.splitlines() if line.startswith("| pFedGRP + WGAN-GP |")]
     assert code == 0
     assert "| 24.7 / 6 | 0.5 |" in line
-    assert line.endswith("gradual, settings tiny, 3 rounds, 1 seeds |")
+    assert line.endswith("gradual, settings tiny, 3 rounds, 1 seed |")
     assert (tmp_path / "out/table-7.md").read_text() == out
+
+
+def test_a_damaged_result_is_one_line(table: Table, tmp_path: Path):
+    path = tmp_path / "out/runs/pfedgrp/gradual/fashion-mnist/seed-0/result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"run": {')
+    code, _, err = table("7")
+    assert code == 2
+    assert "seed-0/result.json can't be read" in err
+    assert "remove its folder" in err
+
+
+@pytest.mark.parametrize("number", ["6", "7"])
+@pytest.mark.parametrize("word", ["--settings small", "--seeds 0", "--methods fedavg", "--rounds 3", "--download"])
+def test_what_a_table_of_costs_cannot_use_is_refused(table: Table, tmp_path: Path, number: str, word: str):
+    code, out, err = table(number, *word.split())
+    assert (code, out) == (2, "")
+    assert f"table {number} runs nothing and takes only --out and --dry-run, not {word.split()[0]}" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_a_table_of_costs_writes_nothing(table: Table, tmp_path: Path):
+    code, out, _ = table("7", "--dry-run")
+    assert code == 0
+    assert out.startswith("# Table 7")
+    assert not (tmp_path / "out").exists()
 
 
 _CHILD = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from support.image_sets import write_fashion_mnist
 
+from federation.errors import SettingsError
 from federation.scenarios import cli
 from federation.scenarios.tables import fid_cells
 from federation.scenarios.tables.fid_cells import FinishedFleet, finished_fleet, replayed
@@ -56,7 +58,7 @@ def test_both_rows_of_a_run_are_measured_and_a_run_that_is_missing_is_said(world
     assert single.ours("FID") is None
     assert plain.published == {"FID": 187.622}
     for cell in (plain, filtered):
-        (value,) = cell.values["FID"]
+        (value,) = cell.values["FID"].values()
         assert 0 < value < float("inf")
         assert cell.missing == {}
 
@@ -111,6 +113,48 @@ def test_without_pfedgrps_run_there_are_no_features(world: Choice):
     single, *others = fid_cells.fid_cells(paper_table("10"), runs, [], features="task", show=lambda _line: None)
     assert "pfedgrp's run, which is not finished" in single.missing[0]
     assert all(cell.missing == {0: "not run"} for cell in others)
+
+
+@pytest.fixture
+def copied(world: Choice, tmp_path: Path) -> Choice:
+    """The same in a folder of its own, to be damaged."""
+    shutil.copytree(world.out, tmp_path / "out")
+    return dataclasses.replace(world, out=tmp_path / "out")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_said_and_the_others_go_on(copied: Choice, world: Choice):
+    single, plain, filtered = planned(copied).values()
+    shutil.rmtree(plain.folder / "state")
+    kept = planned(world)[filtered.row.label]
+    said: list[str] = []
+    runs = [single, plain, dataclasses.replace(kept, row=filtered.row)]
+    cells = fid_cells.fid_cells(paper_table("10"), runs, [], features="task", show=said.append)
+    assert cells[1].missing == {0: "its checkpoints are gone, and FID needs those of the last round"}
+    assert (cells[1].values, cells[1].results, cells[1].folders) == ({}, {}, {})
+    assert list(cells[2].values["FID"]) == [0]
+    assert any(line.startswith("not measured: Only WGAN-GP") and "are gone" in line for line in said)
+
+
+def test_checkpoints_that_are_damaged_or_end_early_are_said(copied: Choice):
+    run = planned(copied)["Only WGAN-GP as sub-generator"]
+    last = run.folder / "state" / "round-0001.json"
+    content = last.read_bytes()
+    for damage, complaint in ((b"{", "round-0001.json can't be read"), (None, "end after 1 of 2 rounds")):
+        last.unlink() if damage is None else last.write_bytes(damage)
+        (cell,) = fid_cells.fid_cells(paper_table("10"), [run], [], features="task", show=lambda _line: None)
+        assert complaint in cell.missing[0]
+    last.write_bytes(content)
+    for blob in (run.folder / "state/blobs").iterdir():
+        blob.write_bytes(b"?")
+    (cell,) = fid_cells.fid_cells(paper_table("10"), [run], [], features="task", show=lambda _line: None)
+    assert "is damaged" in cell.missing[0]
+
+
+def test_features_of_a_run_whose_checkpoints_are_gone_are_said(copied: Choice, world: Choice):
+    extractor = planned(copied)["Only WGAN-GP as sub-generator"]
+    shutil.rmtree(extractor.folder / "state")
+    with pytest.raises(SettingsError, match="the features are those of pfedgrp's run: its checkpoints are gone"):
+        fid_cells.measured_fid(planned(world)["Only WGAN-GP as sub-generator"], extractor)
 
 
 def test_the_command_writes_the_table(

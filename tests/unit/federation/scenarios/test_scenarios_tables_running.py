@@ -123,6 +123,9 @@ def test_a_run_that_fails_is_reported_with_its_last_words_and_the_rest_goes_on(
     (failure,) = world.runner(runs).run_all()
     assert (failure.run, failure.reason) == (runs[0], "fleet-sim: it broke")
     assert (tmp_path / "good" / "result.json").exists()
+    lines = [line for line in world.log if " done after " in line]
+    assert lines[0].startswith("0 of 2 runs done after 4 s; 1 failed; ")
+    assert lines[-1] == "1 of 2 runs done after 8 s; 1 failed"
     assert any(line.startswith("FAILED: ") for line in world.log)
 
 
