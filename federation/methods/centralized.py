@@ -8,49 +8,18 @@ Differences from the paper: none known; like the other methods it goes on from i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from federation.methods.lockstep import InStep, TrainTaskModel, Work
-from federation.methods.records import Artefacts, ClientId, RoundData, Sampler
+from federation.methods.records import ClientId, RoundData, Sampler
 from federation.methods.steps.grouped_task_model import TaskModelJob
+from federation.methods.steps.stored_rounds import StoredRounds
 from federation.methods.steps.task_model import Optimisation
 from federation.methods.task_method import TaskMethod, require_uploads
 from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSamples:
-    """All real samples a client met.
-
-    Attributes:
-        samples: ``images`` (B, C, H, W) float32 and ``labels`` as of ``RoundData``; empty before the first round.
-    """
-
-    samples: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def with_round(self, data: RoundData) -> StoredSamples:
-        """Return the store with a round's samples behind the earlier ones."""
-        if not self.samples:
-            return StoredSamples({"images": data.images, "labels": data.labels})
-        return StoredSamples(
-            {
-                "images": torch.cat([self.samples["images"], data.images]),
-                "labels": torch.cat([self.samples["labels"], data.labels]),
-            }
-        )
-
-    def pack(self) -> Artefacts:
-        """Return ``samples``."""
-        return Artefacts({"samples": self.samples} if self.samples else {})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> StoredSamples:
-        """Return the store again."""
-        return cls(artefacts.parameter_sets.get("samples", {}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,15 +28,16 @@ class Centralized(InStep, TaskMethod):
 
     name: ClassVar[str] = "centralized"
     stores_data: ClassVar[bool] = True
-    ClientState: ClassVar[type[Any]] = StoredSamples
+    ClientState: ClassVar[type[Any]] = StoredRounds
 
     def local_work(
-        self, state: StoredSamples, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
-    ) -> Work[tuple[StoredSamples, TaskUpload]]:
+        self, state: StoredRounds, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[StoredRounds, TaskUpload]]:
         """Train the client's own model on all samples met so far."""
         del sampler
         stored = state.with_round(data)
-        job = TaskModelJob(download.task_parameters, stored.samples["images"], stored.samples["labels"], rng)
+        images, labels = stored.all_of("images"), stored.all_of("labels")
+        job = TaskModelJob(download.task_parameters, images, labels, rng)
         parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
         return stored, TaskUpload(parameters, len(data.labels))
 

@@ -24,6 +24,17 @@ ROOT = Path(__file__).parents[2]
 NAME = "trimmed_mean"
 MODULE = f"federation.methods.{NAME}"
 
+DEMANDED = {
+    "closed form": "extremes_at_both_ends_are_left_out",
+    "inputs untouched": "uploads_stay_as_they_are",
+    "one seed, same bits": "one_seed_gives_the_same_bits",
+    "arrival order irrelevant": "order_of_arrival_changes_nothing",
+    "a limit that equals a simpler method": "without_trimming_it_is_the_plain_mean",
+    "better than chance": "learns_better_than_chance",
+    "than the baseline it claims to beat": "harms_fedavg_and_not_it",
+}
+"""What the recipe says that a method's tests must show -> what the example calls it."""
+
 
 class Example(NamedTuple):
     """The four blocks, in their order."""
@@ -103,6 +114,13 @@ def test_the_example_passes_its_own_tests(tmp_path: Path):
     assert len(tests) >= 4
     for test in tests.values():
         test()
+
+
+@pytest.mark.parametrize("demand", DEMANDED)
+def test_the_example_has_the_tests_that_the_recipe_demands(demand: str):
+    recipe, _ = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("#### Worked example", 1)
+    assert demand in " ".join(recipe.split())
+    assert DEMANDED[demand] in worked_example().tests
 
 
 def test_the_example_s_page_has_the_shape_of_the_others():

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from federation.methods.fedavg import FedAvg
-from federation.methods.ideal import Ideal, StoredRounds
+from federation.methods.ideal import Ideal
 from federation.methods.packing import same_bits
-from federation.methods.records import Artefacts
+from federation.methods.steps.stored_rounds import StoredRounds
 from federation.methods.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from tests.support.toy import TOY, run_rounds, toy_data
 from tests.support.two_stages import (
@@ -40,20 +39,6 @@ def test_clients_share_one_average_whatever_the_order_of_arrival() -> None:
     _, downloads = method.aggregate(TaskModels(), uploads, rng(), sampler=SAMPLER)
     _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), rng(), sampler=SAMPLER)
     assert downloads["a"].task_parameters["w"].item() == other["b"].task_parameters["w"].item() == 3.0
-
-
-def test_what_it_stores_comes_back_to_the_bit_and_an_earlier_round_is_never_written_again() -> None:
-    stored = StoredRounds().with_round(toy_data({0: 2})).with_round(toy_data({1: 3}))
-    packed = stored.pack()
-    assert sorted(packed.parameter_sets) == ["stored/0", "stored/1"]
-    again = StoredRounds.unpack(packed)
-    assert again.all_of("images").equal(stored.all_of("images"))
-    grown = again.with_round(toy_data({2: 1})).pack().parameter_sets
-    assert grown["stored/0"] is again.rounds[0]
-    assert StoredRounds.unpack(StoredRounds().pack()) == StoredRounds()
-    for damaged in (Artefacts({}, {"num_rounds": 2}), Artefacts({"stored/1": {}}, {"num_rounds": 1})):
-        with pytest.raises(ValueError, match=r"num_rounds is 2|'stored/0' is missing"):
-            StoredRounds.unpack(damaged)
 
 
 def test_it_unlearns_next_to_nothing() -> None:
