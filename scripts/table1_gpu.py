@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from federation.errors import ReplayfleetError, SettingsError
 from federation.scenarios.exit_codes import UNFINISHED
 from federation.scenarios.tables.paper import paper_table
+from federation.scenarios.tables.wording import count_of
 
 if TYPE_CHECKING:
     from federation.scenarios.tables.plan import Choice, PlannedRun
@@ -73,7 +74,7 @@ def run_piece(choice: Choice, minutes: float) -> int:
     to_do = [run for run in runs if run.state in {State.BEGUN, State.MISSING}]
     problems = _not_possible(runs)
     num_finished = sum(run.state is State.FINISHED for run in runs)
-    show(f"{len(to_do)} runs to do, {num_finished} finished before")
+    show(f"{count_of(len(to_do), 'run')} to do, {num_finished} finished before")
     unfinished = []
     for run in to_do:
         left = (ends - time.monotonic()) / 60
