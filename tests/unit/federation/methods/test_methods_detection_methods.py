@@ -84,7 +84,7 @@ def test_rounds_of_boxes_run_travel_and_reach_a_lower_loss(name: str):
 
 def test_centralized_keeps_all_boxes_that_it_met():
     state, _, _ = two_rounds(METHODS["centralized"](task=TINY, **SHORT))
-    assert state.samples["labels"].shape == (6, SHAPES.max_boxes, 5)
+    assert state.all_of("labels").shape == (6, SHAPES.max_boxes, 5)
 
 
 def test_in_step_with_others_a_detector_is_trained_to_the_bits_of_alone():

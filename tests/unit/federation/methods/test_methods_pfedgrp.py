@@ -303,9 +303,13 @@ def test_it_remembers_what_fedavg_forgets() -> None:
         aggregation_epochs=1,
         **common,  # type: ignore[arg-type]
     )
-    _, remembered = run_rounds(method, rounds)
-    _, forgot = run_rounds(FedAvg(task=TOY, **common), rounds)  # type: ignore[arg-type]
-    ours = accuracy(remembered["a"].task_parameters, everything)
-    theirs = accuracy(forgot["a"].task_parameters, everything)
+
+    def mean_accuracy(which: Any) -> float:
+        """Over seeds: one unlucky start, which differs between processors, may fail."""
+        seeds = range(3)
+        ends = [run_rounds(which, rounds, run_seed=seed)[1]["a"].task_parameters for seed in seeds]
+        return sum(accuracy(end, everything) for end in ends) / len(seeds)
+
+    ours, theirs = mean_accuracy(method), mean_accuracy(FedAvg(task=TOY, **common))  # type: ignore[arg-type]
     assert ours > theirs + 0.2
     assert ours > 0.6
