@@ -60,7 +60,7 @@ _PATIENCE_S = 1.0
     default=None,
     help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
 )
-@click.option("--minutes", type=float, help="Begin no round that would end later, but one; --resume goes on.")
+@click.option("--minutes", type=float, help="Begin no round, after the first, that would end later; --resume goes on.")
 @click.option("--sampler", default="eager", help="What runs sub-generators: eager (PyTorch) or onnx (as on a device).")
 @click.option(
     "--compare",

@@ -140,9 +140,9 @@ class PlannedRun:
         return [options.method, *words, *(flag for flag, is_given in flags.items() if is_given)]
 
 
-def workers_each(num_jobs: int, torch_device: str) -> int | None:
+def workers_each(num_jobs: int, device_name: str) -> int | None:
     """Return how many clients each of ``num_jobs`` runs trains at a time; None on a GPU, where each run decides."""
-    return max(1, (os.cpu_count() or 1) // max(1, num_jobs)) if torch_device == "cpu" else None
+    return max(1, (os.cpu_count() or 1) // max(1, num_jobs)) if device_name == "cpu" else None
 
 
 class Planner:
@@ -306,10 +306,10 @@ def distinct(runs: Iterable[PlannedRun], state: State) -> list[PlannedRun]:
     return list({run.folder: run for run in reversed(list(runs)) if run.state is state}.values())[::-1]
 
 
-def _device_problem(torch_device_name: str) -> str:
+def _device_problem(device_name: str) -> str:
     """Return why nothing can be run on this device; empty if it can. What has been run there can be read anywhere."""
     try:
-        torch_device(torch_device_name)
+        torch_device(device_name)
     except SettingsError as error:
         return str(error)
     return ""
