@@ -3,6 +3,8 @@ SHELL := /bin/sh
 PYTHON_BIN := .venv/bin/python
 # One thread per test process, and idle threads sleep: bits and durations then don't depend on what else runs.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# Tests that start processes run one at a time, beside the rest: tests/conftest.py. One worker for all: make test WORKERS=0
+WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -36,7 +38,7 @@ driving-boxes: setup ## FedGP beside FedAvg, DER, A-GEM and Ideal: detectors on 
 	@$(PYTHON_BIN) -m scripts.driving_boxes $(ARGS)
 
 test: setup ## All tests but the slow ones
-	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
+	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 4 $(ARGS)
 
 test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)

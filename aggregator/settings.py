@@ -109,7 +109,7 @@ class AggregatorSettings:
         Raises:
             SettingsError: Unknown method, preset, data set or method setting.
         """
-        method, changes = resolved(self.method)
+        method, changes = resolved(self.method, self.settings)
         return make_spec(
             self.fleet,
             method,

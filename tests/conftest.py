@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,6 +15,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from federation.service.torch_setup import prepare_torch
 
 prepare_torch(1)
+
+
+class ProcessesAlone(LoadScopeScheduling):
+    """Shares tests between workers (`make test`) by file, for its fixtures, and gives one all that start processes.
+
+    These have deadlines, and two at a time would make each other late.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "processes" if nodeid.startswith(("tests/e2e/", "tests/integration/")) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    """Let xdist share tests as `ProcessesAlone` does."""
+    return ProcessesAlone(config, log)
 
 
 @pytest.fixture(autouse=True)

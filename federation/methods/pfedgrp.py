@@ -6,15 +6,16 @@ Differences from the paper, where it is silent or contradicts itself:
 
 1. Samples that a sub-generator can't draw as its class within ``max_tries_factor`` tries per sample are filled with the
    least-bad ones (the paper would try for ever).
-2. Eq. 3 is solved on the simplex (the paper asks only for a sum of 1) from uniform weights; the answer is the mean of
-   the descent's last epochs, and never worse on the replay than the client's own model or the average.
+2. Eq. 3 is solved on the simplex (the paper asks only for a sum of 1) from uniform weights, without weight decay; the
+   answer is the mean of the descent's last epochs, and never worse on the replay than the client's own model or the
+   average.
 3. BatchNorm statistics are mixed with the same weights as parameters.
 4. The critic stays on the client; only generators are uploaded.
 5. ``aggregation_filter = "average"`` lets the round's average model filter the replay of Eq. 3. The paper uses the
    client's own model, which biases the weights towards it; ``docs/methods/pfedgrp.md`` has the measurement.
 6. A sub-generator is uploaded whenever the aggregator doesn't hold the same one, so that an upload that missed its
    round is made up for in the next.
-7. Eq. 3's descent ends when epochs make no progress (``aggregation_patience``); 0 runs all of them, as the paper does.
+7. Eq. 3's descent can end when epochs make no progress (``aggregation_patience``); 0 runs all of them, as in the paper.
 8. With ``generators = "single"`` (ablation AS3) the one generator learns from this round's samples and from the replay
    that the task model is trained on; the paper says only that it replays itself.
 """
@@ -95,7 +96,7 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
     aggregation_batch_size: int = 64
     aggregation_learning_rate: float = 0.01
     aggregation_momentum: float = 0.9
-    aggregation_patience: int = 2
+    aggregation_patience: int = 0
     mix_absent: bool = False
 
     def __post_init__(self) -> None:

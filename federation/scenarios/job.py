@@ -234,7 +234,7 @@ def prepare(options: Options, command: Sequence[str] = ()) -> Job:
 
 def without_variant(options: Options) -> Options:
     """Return the same request with a method's name and settings in place of a variant's name."""
-    method, settings = resolved(options.method)
+    method, settings = resolved(options.method, options.preset)
     given = split_overrides(options.overrides)
     overrides = [f"{key}={text}" for key, text in {**settings, **given}.items()]
     return dataclasses.replace(options, method=method, overrides=overrides)
@@ -272,6 +272,8 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
     if isinstance(data, BoxDataset):
         require_metric()
     method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
+    if options.in_step and not can_train_in_step(type(method)):
+        raise SettingsError(f"{options.method} can't train in step; without --in-step its clients train one by one")
     on_gpu = device_type(options.torch_device) != "cpu"
     in_step = on_gpu if options.in_step is None else options.in_step
     return Simulation(
@@ -283,8 +285,13 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
         num_threads=options.threads,
         num_workers=_num_workers(options, on_gpu=on_gpu),
         torch_device=options.torch_device,
-        in_step=in_step and hasattr(method, "local_work"),
+        in_step=in_step and can_train_in_step(type(method)),
     )
+
+
+def can_train_in_step(kind: type[Any] | None) -> bool:
+    """Return whether a method's clients can train at the same time as one network (``local_work``)."""
+    return hasattr(kind, "local_work")
 
 
 def _num_workers(options: Options, *, on_gpu: bool) -> int:

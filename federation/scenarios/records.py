@@ -24,7 +24,8 @@ class ClientRecord:
         train_s: wall time of its local round.
         bytes_up: of its upload, what the aggregator didn't hold yet.
         bytes_up_everything: what the task model and all its sub-generators would have been.
-        bytes_down: of its download, what it didn't hold yet.
+        bytes_down: of its download, what it didn't hold yet; also of a client that is absent from the round and is
+            served from the aggregator's cache.
         bytes_down_everything: all of its download.
         sub_generators_sent: those (names after ``sub-generator/``) that went up.
         num_sub_generators_held: how many it has.

@@ -41,7 +41,7 @@ SIZES: dict[str, StreamSize] = {
     "demo": StreamSize(num_clients=3, num_rounds=6, samples_per_class=100, test_samples_per_class=100),
     "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20),
 }
-"""Preset -> stream. The paper: 10 clients, 200 samples per class (50 at 64 pixels), its T rounds."""
+"""Preset -> stream. The paper: 10 clients, 200 samples per class, its T rounds; see ``_AT_64_PIXELS``."""
 
 DRIVING_SIZES: dict[str, StreamSize] = {
     "paper": StreamSize(num_clients=2, num_rounds=None, samples_per_class=200),
@@ -66,7 +66,8 @@ BOX_SIZES: dict[str, StreamSize] = {
 FedGP's 70 rounds would leave three pictures to each.
 """
 
-_PAPER_SAMPLES_AT_64_PIXELS = 50
+_AT_64_PIXELS = {"paper": 50, "small": 50}
+"""Preset -> samples per class at 64 pixels: appendix A.2's; ImageNet-10 then lasts for all rounds of ``small`` too."""
 
 _PAPER_TEST_SAMPLES = {"emnist-byclass": 100, "cifar-100": 100, "tinyimagenet-100": 50}
 """Where appendix A.2 states how many test samples of a class join the test set in a round."""
@@ -99,8 +100,8 @@ def stream_settings(
     size = dataclasses.asdict(sizes[preset])
     if preset == "paper" and not driving:
         size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
-        if image_size == 64:
-            size["samples_per_class"] = _PAPER_SAMPLES_AT_64_PIXELS
+    if image_size == 64 and preset in _AT_64_PIXELS and not driving:
+        size["samples_per_class"] = _AT_64_PIXELS[preset]
     size |= _converted(StreamSize, {key: value for key, value in overrides.items() if key in size})
     return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})
 

@@ -72,6 +72,7 @@ _DEMO: dict[str, Fields] = {
         "aggregation_batch_size": 32,
         "aggregation_learning_rate": 0.07,
         "aggregation_momentum": 0.8,
+        "aggregation_patience": 2,
     },
     "lander": {"warm_up_rounds": 1, "student_steps": 10, "synthetic_batch_size": 32},
     # As many generator steps as TARGET's and LANDER's.
@@ -111,7 +112,7 @@ _TINY: dict[str, Fields] = {
         "synthetic_batch_size": 8,
     },
     "buffer": {"buffer_size": 16, "buffer_batch_size": 8},
-    "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2},
+    "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2, "aggregation_patience": 2},
     "fedgp": {"reference_samples": 8},
     "target": {"synthesis_rounds": 2},
     "lander": {"synthesis_rounds": 2, "warm_up_rounds": 1, "student_steps": 1},
@@ -156,18 +157,23 @@ _FEDCIL_FOR_CIFAR = {"width": 128, "gan_learning_rate": 2e-4, "gan_beta2": 0.999
 _PAPER_BY_IMAGE_SIZE: dict[int, dict[str, dict[str, Any]]] = {
     32: {
         **{name: {"sub_generator_epochs": 500} for name in _WITH_MEMORY},
-        "mfcl": {"pixel_mean": -0.05, "pixel_std": 0.5},
         "fedcil": _FEDCIL_FOR_CIFAR,
         "affcl": {"flow_hidden": 1024},
     },
     64: {
         **{name: {"sub_generator_epochs": 1000, "ddpm_epochs": 6000} for name in _WITH_MEMORY},
-        "mfcl": {"pixel_mean": -0.09, "pixel_std": 0.55},
         "fedcil": _FEDCIL_FOR_CIFAR,
         "affcl": {"flow_hidden": 2048},
     },
 }
 """Where the paper's settings depend on the data set (appendix B.2); the defaults are those for 28 pixels."""
+
+
+_PIXELS_BY_IMAGE_SIZE: dict[int, Fields] = {
+    32: {"pixel_mean": -0.05, "pixel_std": 0.5},
+    64: {"pixel_mean": -0.09, "pixel_std": 0.55},
+}
+"""Mean and standard deviation of photographs in the scale [-1, 1], for any preset; the defaults are Fashion-MNIST's."""
 
 
 def task_for(dataset: str) -> TaskSpec:
@@ -210,9 +216,10 @@ def settings_for(
     """
     if name not in SETTINGS:
         raise SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
+    pixels = _PIXELS_BY_IMAGE_SIZE.get(image_size, {}) if method == "mfcl" else {}
     if name == "paper":
-        return dict(_PAPER_BY_IMAGE_SIZE.get(image_size, {}).get(method, {}))
-    return _fields(method, _PRESETS[name], known)
+        return {**_PAPER_BY_IMAGE_SIZE.get(image_size, {}).get(method, {}), **pixels}
+    return {**_fields(method, _PRESETS[name], known), **pixels}
 
 
 def detector_settings_for(method: str, name: str, *, known: Collection[str] | None = None) -> dict[str, Any]:

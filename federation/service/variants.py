@@ -18,27 +18,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgrp-asg": ("pfedgrp", {"alignment_weight": 0.0}),
     "pfedgrp-asp": ("pfedgrp", {"start_from": "personalised"}),
     "pfedgrp-ddpm": ("pfedgrp", {"sub_generator": "ddpm"}),
-    "pfedgrp-v1": (
-        "pfedgrp",
-        {
-            "alignment_on": "earlier-classes",
-            "first_sub_generator_epochs": 1000,
-            "sub_generator_epochs": 100,
-            "warm_start": True,
-            "gate": False,
-        },
-    ),
+    "pfedgrp-v1": ("pfedgrp", {"alignment_on": "earlier-classes", "warm_start": True, "gate": False}),
 }
 """Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
 
 AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
-``pfedgrp-v1``: the paper's first version (its sections 4 and C.3, MNIST series).
+``pfedgrp-v1``: the paper's first version (its section 4); its lengths are in ``PAPER_LENGTHS``.
 ``agem-fedgp``, ``der-fedgp``: A-GEM and DER "w/ FedGP" in FedGP's Table 1; its "FedAvg w/ FedGP" is ``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
 """
 
 
-def resolved(name: str) -> tuple[str, dict[str, str]]:
-    """Return (method, overrides as ``--set`` would give them); a name that is no variant stands for itself."""
+PAPER_LENGTHS: dict[str, dict[str, Any]] = {
+    "pfedgrp-v1": {"first_sub_generator_epochs": 1000, "sub_generator_epochs": 100},
+}
+"""What variants change at size ``paper`` only: schedules, which smaller presets shorten (first version, C.3, MNIST)."""
+
+
+def resolved(name: str, preset: str) -> tuple[str, dict[str, str]]:
+    """Return (method, overrides as ``--set`` would give them) of a variant at the size of a preset.
+
+    A name that is no variant stands for itself.
+    """
     method, settings = VARIANTS.get(name, (name, {}))
-    return method, {key: str(value) for key, value in settings.items()}
+    lengths = PAPER_LENGTHS.get(name, {}) if preset == "paper" else {}
+    return method, {key: str(value) for key, value in {**settings, **lengths}.items()}

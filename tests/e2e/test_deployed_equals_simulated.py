@@ -65,7 +65,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spec_of(name: str, data_root: Path) -> FleetSpec:
     task = load_dataset("fashion-mnist", data_root=data_root).task
-    method, changes = resolved(name)
+    method, changes = resolved(name, "tiny")
     overrides = {**(PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}), **changes}
     return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
 

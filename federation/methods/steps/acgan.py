@@ -210,7 +210,7 @@ def train_acgan(
     generator, critic = build_acgan(spec, schedule.width)
     trainable(generator, start.generator).to(memory_format=torch.channels_last)
     trainable(critic, start.critic).to(memory_format=torch.channels_last)
-    training = _Training(spec.num_classes, generator, critic, list(classes), schedule, rng)
+    training = AcganLosses(spec.num_classes, generator, critic, list(classes), schedule, rng)
     optimisers = [
         torch.optim.Adam(
             module.parameters(),
@@ -232,8 +232,17 @@ def train_acgan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Training:
-    """The two modules that train, and what their losses need."""
+class AcganLosses:
+    """What each half descends on a mini-batch.
+
+    Attributes:
+        num_classes: K.
+        generator: in training.
+        critic: in training.
+        classes: ids of the classes that fakes are drawn of.
+        schedule: ``new_weight`` is read.
+        rng: draws fakes and dropout.
+    """
 
     num_classes: int
     generator: AcganGenerator
@@ -243,7 +252,10 @@ class _Training:
     rng: torch.Generator
 
     def critic_loss(self, batch: MiniBatch, teacher: Teacher | None) -> Tensor:
-        """The critic's loss on new data and replay, and consistency."""
+        """Return ``w L(new) + (1 - w) L(replay) + consistency``, w being ``new_weight``, or 1 where there is no replay.
+
+        L is `critic_loss`, each time against fresh fakes.
+        """
         loss = critic_loss(self.critic, batch.new, self._fakes(batch), self.rng)
         if batch.replay is not None:
             replayed = critic_loss(self.critic, batch.replay, self._fakes(batch), self.rng)
@@ -258,7 +270,7 @@ class _Training:
         return loss + consistency_loss(self.critic, batch.new, alike, own, taught, self.rng)
 
     def generator_loss(self, batch: MiniBatch, _teacher: Teacher | None) -> Tensor:
-        """The generator's loss on fresh fakes."""
+        """Return `generator_loss` of fresh fakes."""
         labels = self._labels(batch)
         images = self.generator(latents_of(labels, self.num_classes, self.rng))
         return generator_loss(self.critic, Labelled(images, labels), self.rng)

@@ -14,6 +14,7 @@ Axes: B batch, C channels, H height, W width, Z latent.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -166,6 +167,7 @@ def denoising_sampler(spec: TaskSpec, width: int, num_steps: int) -> Sampler:
     return bind
 
 
+@functools.cache
 def _training_scheduler() -> Any:
     require_diffusers()
     from diffusers import DDPMScheduler

@@ -86,6 +86,12 @@ def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Genera
     return loss
 
 
+def generator_loss(critic: nn.Module, fake: Tensor) -> Tensor:
+    """Return ``-E[critic(fake)]``, which the generator descends (Algorithm 1, line 12); ``fake``: (B, C, H, W)."""
+    loss: Tensor = -critic(fake).mean()
+    return loss
+
+
 def new_sub_generator(spec: TaskSpec, rng: torch.Generator) -> SubGenerator:
     """Return freshly initialised generator and critic."""
     generator, critic = build_generator(spec), build_critic(spec)
@@ -141,11 +147,11 @@ def train_sub_generator(
 def _generator_step(
     generator: nn.Module, critic: nn.Module, adam: torch.optim.Adam, batch_size: int, rng: torch.Generator
 ) -> None:
-    """Descend ``-E[critic(generator(z))]`` (Algorithm 1, line 12)."""
+    """Descend `generator_loss` on fresh latents."""
     critic.requires_grad_(False)
     adam.zero_grad(set_to_none=True)
     latents = _latents(batch_size, rng, next(generator.parameters()).device)
-    (-critic(generator(latents)).mean()).backward()
+    generator_loss(critic, generator(latents)).backward()
     adam.step()
     critic.requires_grad_(True)
 

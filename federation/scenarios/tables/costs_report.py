@@ -28,10 +28,12 @@ class Counted:
     Attributes:
         number: in all rounds, mean over clients and seeds.
         source: ``paper``, or what ran.
+        at_paper_size: whether a cost by the paper's epochs may be reckoned from it.
     """
 
     number: float
     source: str
+    at_paper_size: bool
 
 
 def cost_report(number: str, out: Path | None) -> str:
@@ -85,9 +87,10 @@ def _training(table: CostTable, out: Path | None) -> str:
         lines.append(f"| {row.label} | {' | '.join(texts)} |")
     text = (
         "Cost per training sample = updates * share * epochs * FLOPs; B is 1e9. *Formula* puts the paper's own figures "
-        "in; *ours* puts our updates (those of runs below `--out`, else the paper's) and our modules' FLOPs in, with "
-        "the paper's epochs; a note on FLOPs holds for the costs that follow from them. Share: the part of a round's "
-        "samples that one update sees."
+        "in; *ours* puts our modules' FLOPs in, and our updates, where runs below `--out` have the settings `paper`: "
+        "smaller ones train for other epochs and rounds, so their updates are shown and no cost follows from them. A "
+        "note on FLOPs holds for the costs that follow from them. Share: the part of a round's samples that one update "
+        "sees."
     )
     return _joined([*lines, *footnotes.lines(), "", text])
 
@@ -102,7 +105,8 @@ def _row(row: CostRow, table: CostTable, out: Path | None, *, on_flops: str, on_
         by_formula = training_cost(row.updates, epochs, amount(row.flops), share=row.share)
         if not isinstance(size, Size):
             return f"{published}{on_costs} / {_billions(by_formula)} / {size}"
-        ours = _billions(training_cost(counted.number, epochs, size.flops, share=row.share))
+        updates = counted.number if counted.at_paper_size else row.updates
+        ours = _billions(training_cost(updates, epochs, size.flops, share=row.share))
         return f"{published}{on_costs} / {_billions(by_formula)} / {ours}"
 
     accuracies = [_accuracy(row.method, table.dataset, scenario, out) for scenario in _EXPERIMENTS]
@@ -133,8 +137,9 @@ def counted_updates(row: CostRow, dataset: str, out: Path | None) -> Counted:
         else:
             updates = [float(len(result.rounds)) for result in results]
         sizes = f"{count_of(len(results[0].rounds), 'round')}, {count_of(len(results), 'seed')}"
-        return Counted(over_seeds(updates).mean, f"{scenario}, settings {results[0].run['preset']}, {sizes}")
-    return Counted(row.updates, "paper")
+        preset = results[0].run["preset"]
+        return Counted(over_seeds(updates).mean, f"{scenario}, settings {preset}, {sizes}", preset == "paper")
+    return Counted(row.updates, "paper", at_paper_size=True)
 
 
 def _accuracy(name: str, dataset: str, scenario: str, out: Path | None) -> str:

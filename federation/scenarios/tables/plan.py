@@ -19,7 +19,7 @@ import msgspec
 
 from federation.errors import SettingsError, nearest
 from federation.methods import METHODS
-from federation.scenarios.job import Options, identity_of, simulation_of, wanted_stream
+from federation.scenarios.job import Options, can_train_in_step, identity_of, simulation_of, wanted_stream
 from federation.scenarios.placement import torch_device
 from federation.scenarios.settings import StreamSize, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
@@ -264,7 +264,7 @@ class Planner:
 
     def _options(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> Options:
         choice = self._choice
-        method, settings = resolved(name)
+        method, settings = resolved(name, choice.preset)
         known = _known_settings(method)
         general = {key: text for key, text in self._overrides.items() if key in known}
         self._used |= general.keys()
@@ -285,7 +285,7 @@ class Planner:
             overrides=[f"{key}={text}" for key, text in overrides.items()],
             workers=choice.workers,
             torch_device=choice.torch_device,
-            in_step=choice.in_step,
+            in_step=choice.in_step if can_train_in_step(METHODS.get(method)) else None,
         )
 
     def _dataset(self, name: str) -> AnyDataset:
@@ -316,7 +316,7 @@ def _device_problem(device_name: str) -> str:
 
 
 def _require_built(name: str) -> None:
-    method, _ = resolved(name)
+    method, _ = VARIANTS.get(name, (name, {}))
     if method not in METHODS:
         raise SettingsError(f"{name} is not built" if name == method else f"{name} needs {method}, which is not built")
 

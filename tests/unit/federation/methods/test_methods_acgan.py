@@ -10,9 +10,11 @@ from torch.nn import functional as F
 
 from federation.methods.steps.acgan import (
     Acgan,
+    AcganLosses,
     AcganSchedule,
     Labelled,
     MiniBatch,
+    Teacher,
     balanced_draw,
     consistency_loss,
     critic_loss,
@@ -170,10 +172,46 @@ def test_training_leaves_its_start_alone_and_depends_on_its_seed_alone() -> None
     assert not torch.equal(results[0].generator[weight], before.generator[weight])
 
 
-def test_replay_of_no_weight_changes_no_more_than_the_numbers_drawn() -> None:
-    schedule = AcganSchedule(width=WIDTH, learning_rate=0.0, betas=(0.5, 0.99), weight_decay=0.0, new_weight=1.0)
-    trained = train_acgan(TOY, start(), batches_of(1, True), [0, 1], schedule, rng())
-    assert all(torch.equal(value, start().critic[name]) for name, value in trained.critic.items())
+def pixel_generator(latents: Tensor) -> Tensor:
+    """Images whose pixels are the latents' first four entries behind the class."""
+    return latents[:, 3:7, None, None].permute(0, 2, 3, 1)
+
+
+def fakes_of(classes: list[int], count: int, drawn: torch.Generator) -> Labelled:
+    labels = drawn_from(classes, count, drawn)
+    return Labelled(pixel_generator(latents_of(labels, 3, drawn)), labels)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_the_critic_descends_weighted_new_data_and_replay_and_consistency(taught: bool) -> None:
+    replay = labelled([[0.1, -1.0, 2.0, 0.5], [0.4, 0.3, 0.2, 0.1]], [1, 0])
+    schedule = AcganSchedule(width=WIDTH, learning_rate=0.0, betas=(0.5, 0.99), weight_decay=0.0, new_weight=0.8)
+    teacher = Teacher(lambda labels, drawn: pixel_generator(latents_of(labels, 3, drawn)), (0, 1))
+    losses = AcganLosses(3, pixel_generator, pixel_critic, [0, 2], schedule, rng(5))  # type: ignore[arg-type]
+    found = losses.critic_loss(MiniBatch(REAL, replay), teacher if taught else None)
+
+    twin = rng(5)
+    new = critic_loss(pixel_critic, REAL, fakes_of([0, 2], 2, twin))  # type: ignore[arg-type]
+    expected = 0.8 * new + 0.2 * critic_loss(pixel_critic, replay, fakes_of([0, 2], 2, twin))  # type: ignore[arg-type]
+    if taught:
+        alike = teacher.draw(REAL.labels, twin)
+        labels = drawn_from([0, 1], 2, twin)
+        images = teacher.draw(labels, twin)
+        own = pixel_generator(latents_of(labels, 3, twin))
+        expected += consistency_loss(pixel_critic, REAL, alike, own, Labelled(images, labels), None)  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_without_replay_new_data_count_whole() -> None:
+    losses = AcganLosses(3, pixel_generator, pixel_critic, [0, 2], SCHEDULE, rng(5))  # type: ignore[arg-type]
+    found = losses.critic_loss(MiniBatch(REAL), None)
+    assert found.item() == pytest.approx(critic_loss(pixel_critic, REAL, fakes_of([0, 2], 2, rng(5))).item())  # type: ignore[arg-type]
+
+
+def test_the_generator_descends_its_loss_on_fresh_fakes() -> None:
+    losses = AcganLosses(3, pixel_generator, pixel_critic, [1], SCHEDULE, rng(5))  # type: ignore[arg-type]
+    expected = generator_loss(pixel_critic, fakes_of([1], 2, rng(5)))  # type: ignore[arg-type]
+    assert losses.generator_loss(MiniBatch(REAL), None).item() == pytest.approx(expected.item())
 
 
 def test_a_frozen_generator_draws_by_its_seed_and_keeps_its_statistics() -> None:

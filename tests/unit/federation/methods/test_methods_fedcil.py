@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from federation.methods import fedcil_records as cil
 from federation.methods.fedcil import FedCIL
 from federation.methods.records import Parameters, RoundData
 from federation.methods.seeding import seeded_generator
-from federation.methods.steps.acgan import Acgan
+from federation.methods.steps.acgan import Acgan, AcganSchedule, DrawByClass, MiniBatch
 from federation.methods.steps.replay import eager_sampler
 from federation.service.presets import TASKS, settings_for
 from tests.support.toy import TOY, run_rounds, toy_data
@@ -71,6 +72,58 @@ def test_without_consolidation_the_global_model_is_the_mean_by_samples() -> None
     assert method.download_for(state, "late", initial()) is downloads["a"]
     first = initial()
     assert method.download_for(cil.AggregatorState(), "late", first) is first
+
+
+def test_consolidation_starts_from_the_mean_and_learns_what_clients_know_now_beside_what_they_knew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New: each client's uploaded generator, of its round's classes. Replay: the one before, of what it had met."""
+    sources: dict[float, set[int]] = {}
+
+    def coded(_spec: object, _width: int, generator: Parameters) -> DrawByClass:
+        code = float(next(iter(generator.values())))
+
+        def draw(labels: torch.Tensor, _rng: torch.Generator) -> torch.Tensor:
+            sources.setdefault(code, set()).update(labels.tolist())
+            return torch.full((len(labels), 1, 1, 1), code)
+
+        return draw
+
+    trained: list[tuple[Acgan, list[MiniBatch], tuple[int, ...], AcganSchedule]] = []
+
+    def spy(
+        _spec: object,
+        start: Acgan,
+        batches: Iterable[MiniBatch],
+        classes: tuple[int, ...],
+        schedule: AcganSchedule,
+        _rng: torch.Generator,
+    ) -> Acgan:
+        trained.append((start, list(batches), classes, schedule))
+        return start
+
+    monkeypatch.setattr("federation.methods.fedcil.draw_by_class", coded)
+    monkeypatch.setattr("federation.methods.fedcil.train_acgan", spy)
+    method = replace(QUICK, server_iterations=40, new_weight=0.3)
+
+    def upload(code: float, now: dict[int, int], seen: dict[int, int]) -> cil.Upload:
+        return cil.Upload(Acgan({"g": torch.tensor([code])}, {"c": torch.tensor([code])}), now, seen)
+
+    first = {"a": upload(1.0, {0: 10}, {0: 10}), "b": upload(2.0, {1: 10}, {1: 10})}
+    state, _ = method.aggregate(cil.AggregatorState(), first, seeded_generator(0, 0, "aggregator"), sampler=SAMPLER)
+    assert all(batch.replay is None for batch in trained[0][1])
+    sources.clear()
+    second = {"a": upload(5.0, {2: 30}, {0: 10, 2: 30}), "b": upload(9.0, {2: 5, 3: 5}, {1: 10, 2: 5, 3: 5})}
+    method.aggregate(state, second, seeded_generator(0, 1, "aggregator"), sampler=SAMPLER)
+    start, batches, classes, schedule = trained[1]
+    assert start.generator["g"].item() == pytest.approx((30 * 5.0 + 10 * 9.0) / 40)
+    assert (len(batches), classes, schedule.new_weight) == (40, (0, 1, 2, 3), 0.3)
+    assert sources == {5.0: {2}, 9.0: {2, 3}, 1.0: {0}, 2.0: {1}}
+    for batch in batches:
+        assert batch.replay is not None
+        assert set(batch.new.images.flatten().tolist()) <= {5.0, 9.0}
+        assert set(batch.replay.images.flatten().tolist()) <= {1.0, 2.0}
+        assert len(batch.new.labels) == len(batch.replay.labels) == method.gan_batch_size
 
 
 def test_consolidation_depends_on_neither_the_order_of_arrival_nor_anything_but_the_seed() -> None:

@@ -7,7 +7,7 @@ from federation.methods.steps.averaging import weighted_average
 from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all, personalised_weights
 from federation.methods.steps.replay import Replay
 from federation.methods.steps.simplex import project_to_simplex
-from federation.methods.steps.task_model import Optimisation, train_task_model
+from federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from models.build import build_task_model, initialise
 from models.folding import build_folded_task_model, fold_batch_norm
 from tests.support.toy import TOY, toy_data
@@ -71,6 +71,49 @@ def test_the_gradient_of_the_mixed_loss_matches_a_finite_difference(experts: lis
             step[index] = 1e-3
             numeric = (loss(point + step) - loss(point - step)) / 2e-3
             assert gradient[index].item() == pytest.approx(numeric.item(), rel=0.02, abs=0.02)
+
+
+def loss_on(experts: list[dict[str, torch.Tensor]], weights: torch.Tensor, replay: Replay) -> float:
+    """Eq. 3's loss, by way of the averaged model itself: nothing stacked, nothing folded."""
+    mixed = weighted_average(experts, weights)
+    return torch.nn.functional.cross_entropy(judge_with(TOY, mixed)(replay.images), replay.labels).item()
+
+
+def gradient_on(experts: list[dict[str, torch.Tensor]], weights: torch.Tensor, replay: Replay) -> torch.Tensor:
+    """Its gradient along the simplex, by finite differences; the rest, equal in all weights, projection ignores."""
+    steps = 2e-3 * (torch.eye(len(experts)) - 1 / len(experts))
+    return torch.tensor(
+        [(loss_on(experts, weights + step, replay) - loss_on(experts, weights - step, replay)) / 4e-3 for step in steps]
+    )
+
+
+def test_a_descent_of_whole_batches_is_projected_gradient_descent_with_momentum_and_ends_in_the_mean_of_its_points(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    replay, rate, momentum = replay_of({0: 6, 2: 6, 3: 12}), 0.02, 0.9
+    point, velocity, expected = torch.full((3,), 1 / 3), torch.zeros(3), []
+    for _ in range(2):
+        velocity = momentum * velocity + gradient_on(experts, point, replay)
+        point = project_to_simplex(point - rate * velocity)
+        expected.append(point)
+    for num_epochs in (1, 2):
+        search = WeightSearch(num_epochs=num_epochs, batch_size=64, learning_rate=rate, momentum=momentum)
+        mixture = personalised_weights(
+            TOY, StackedParameters(experts), 0, replay, search, torch.Generator().manual_seed(0)
+        )
+        assert mixture.chosen == "optimised"
+        moved = (torch.stack(expected[:num_epochs]).mean(dim=0) - 1 / 3).abs().max().item()
+        assert mixture.weights.tolist() == pytest.approx(
+            torch.stack(expected[:num_epochs]).mean(dim=0).tolist(), abs=0.03 * moved
+        )
+
+
+def test_the_loss_that_is_told_is_that_of_the_mixed_model_on_the_whole_replay(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    replay = replay_of({0: 200, 2: 100})  # more than is judged at a time
+    mixture = personalised_weights(TOY, StackedParameters(experts), 0, replay, SEARCH, torch.Generator().manual_seed(0))
+    assert mixture.loss == pytest.approx(loss_on(experts, mixture.weights, replay), rel=1e-4)
 
 
 def test_the_descent_stops_when_it_makes_no_progress(experts: list[dict[str, torch.Tensor]]) -> None:

@@ -71,6 +71,18 @@ def test_an_absent_client_is_served_what_it_had_and_the_new_average(
     assert same_bits(WAITING.download_for(later, "c", downloads["a"]).personalised, downloads["c"].personalised)
 
 
+def test_the_personalised_model_is_the_mixture_by_the_weights_that_are_told(
+    everybody: tuple[AggregatorState, dict[str, Upload]],
+) -> None:
+    state, uploads = everybody
+    models = [uploads[client].task_parameters for client in "abc"]
+    for client in "abc":
+        told = torch.tensor([state.clients[client].weights[other] for other in "abc"], dtype=torch.float64)
+        mixed = weighted_average(models, told / told.sum())
+        assert all(torch.allclose(value, mixed[name]) for name, value in state.clients[client].personalised.items())
+    assert any(max(state.clients[client].weights.values()) > 0.4 for client in "abc"), "all are the average"
+
+
 def test_an_absent_clients_old_model_takes_no_part_in_the_others(
     everybody: tuple[AggregatorState, dict[str, Upload]], without_c: dict[str, Upload]
 ) -> None:

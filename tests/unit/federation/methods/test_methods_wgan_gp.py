@@ -4,15 +4,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from federation.methods.steps.modules import trainable
 from federation.methods.steps.replay import eager_sampler
 from federation.methods.steps.wgan_gp import (
     GanSchedule,
     SubGenerator,
     critic_loss,
+    generator_loss,
     gradient_penalty,
     new_sub_generator,
     train_sub_generator,
 )
+from models.build import build_critic, build_generator
 from tests.support.toy import TOY, toy_data
 
 SHORT = GanSchedule(num_epochs=2, batch_size=8, learning_rate=1e-3, betas=(0.0, 0.9), critic_steps_per_generator_step=2)
@@ -64,6 +67,40 @@ def test_the_critics_loss_is_fake_minus_real_plus_ten_penalties() -> None:
     assert critic_loss(critic, real, fake, torch.Generator()).item() == pytest.approx(-2.0)
     steep = LinearCritic(1.0)
     assert critic_loss(steep, real, fake, torch.Generator()).item() == pytest.approx(-4.0 + 10.0)
+
+
+def test_the_generators_loss_is_minus_the_critics_mean() -> None:
+    fake = torch.tensor([1.0, -3.0]).reshape(2, 1, 1, 1).expand(2, 1, 2, 2)
+    assert generator_loss(LinearCritic(0.5), fake).item() == pytest.approx(-(2.0 - 6.0) / 2)
+
+
+def test_the_generator_moves_against_the_gradient_of_its_loss_after_the_critics_step() -> None:
+    """Adam's first step has the size of the step and the sign of the gradient; so small a step leaves the critic be."""
+    images = toy_data({2: 8}).images
+    start = new_sub_generator(TOY, torch.Generator().manual_seed(0))
+    one = GanSchedule(
+        num_epochs=1, batch_size=8, learning_rate=1e-7, betas=(0.0, 0.9), critic_steps_per_generator_step=1
+    )
+    trained = train_sub_generator(TOY, start, images, one, torch.Generator().manual_seed(3))
+
+    twin = torch.Generator().manual_seed(3)
+    torch.randperm(8, generator=twin)
+    torch.randn(8, 100, generator=twin)  # the critic's fakes
+    torch.rand(8, 1, 1, 1, generator=twin)
+    generator, critic = build_generator(TOY), build_critic(TOY)
+    trainable(generator, start.generator).train()
+    trainable(critic, start.critic).train()
+    generator_loss(critic, generator(torch.randn(8, 100, generator=twin))).backward()
+    moved, against = [], []
+    for name, parameter in generator.named_parameters():
+        assert parameter.grad is not None
+        clear = parameter.grad.abs() > 1e-4
+        moved.append((trained.generator[name] - start.generator[name])[clear])
+        against.append(-parameter.grad[clear])
+    signs = torch.cat(moved).sign()
+    assert (signs != 0).float().mean() > 0.5, "the step is lost in rounding"
+    agree = (signs == torch.cat(against).sign())[signs != 0].float().mean()
+    assert agree > 0.99
 
 
 def test_training_moves_samples_towards_the_class() -> None:

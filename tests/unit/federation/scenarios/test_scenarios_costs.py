@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,20 @@ def test_costs_take_the_papers_counts_where_nothing_ran(tmp_path: Path):
     assert "| 24.7 / 24.7 | 0.5 | 200 | 7.2M / 7.19M | 35.568B [" in line
     assert "] / 17.784B / 17.758B |" in line
     assert line.endswith("| 82.80 / - | 82.34 / - | paper |")
+
+
+def test_counts_of_smaller_runs_are_shown_and_only_those_of_the_papers_size_are_reckoned_with(tmp_path: Path):
+    """A run at ``small`` trains for other epochs: the paper's epochs times its updates would be nobody's cost."""
+    run = Path(__file__).parents[4] / "results/small/runs/pfedgrp/gradual/fashion-mnist/seed-0/result.json"
+    result = json.loads(run.read_bytes())
+    result["summary"]["sub_generator_updates"] = 10.0
+    copy = tmp_path / "runs/pfedgrp/gradual/fashion-mnist/seed-0/result.json"
+    copy.parent.mkdir(parents=True)
+    for preset, ours in (("small", "17.758B"), ("paper", "7.1895B")):
+        result["run"]["preset"] = preset
+        copy.write_text(json.dumps(result))
+        text = cost_report("7", tmp_path)
+        (line,) = [line for line in text.splitlines() if line.startswith("| pFedGRP + WGAN-GP |")]
+        assert "| 24.7 / 10 | 0.5 | 200 | 7.2M / 7.19M | 35.568B [" in line
+        assert f"] / 17.784B / {ours} |" in line
+        assert line.endswith(f"| gradual, settings {preset}, 20 rounds, 1 seed |")

@@ -79,7 +79,7 @@ def test_a_run_whose_parameters_are_absurd_goes_on_too(tmp_path: Path) -> None:
     assert len(simulated.run(checkpoints=checkpoints)) == 2
 
 
-def test_a_method_that_cant_train_in_step_is_the_same_run_with_and_without_it() -> None:
+def test_a_method_that_cant_train_in_step_trains_one_by_one_and_refuses_to_be_asked() -> None:
     def identity(**asked: Any) -> dict[str, Any]:
         options = Options(
             method="mfcl", scenario="circulating", dataset="fashion-mnist", preset="tiny", out=Path("out"), **asked
@@ -87,7 +87,9 @@ def test_a_method_that_cant_train_in_step_is_the_same_run_with_and_without_it() 
         data = small_dataset(train_per_class=60, test_per_class=40)
         return identity_of(options, simulation_of(options, wanted_stream(options), data))
 
-    assert identity(in_step=True) == identity()
+    assert identity(in_step=False) == identity()
+    with pytest.raises(SettingsError, match="mfcl can't train in step; without --in-step"):
+        identity(in_step=True)
     assert identity(torch_device="cuda:1") == identity(torch_device="cuda")  # needs no GPU: nothing is run
 
 

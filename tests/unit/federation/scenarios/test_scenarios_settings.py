@@ -26,6 +26,7 @@ def test_the_paper_s_numbers_are_those_of_its_appendix():
     method = method_from(METHODS["pfedgrp"], FASHION, "paper", {})
     assert (method.local_epochs, method.sub_generator_epochs, method.aggregation_epochs) == (20, 200, 20)
     assert (method.learning_rate, method.momentum, method.weight_decay) == (0.01, 0.9, 0.01)
+    assert method.aggregation_patience == 0, "the paper runs all epochs of Eq. 3"
     assert (method.alignment_weight, method.gate_threshold) == (0.3, 0.25)
     assert method_from(METHODS["pfedgrp"], TASKS["cifar-10"], "paper", {}).sub_generator_epochs == 500
     stream = stream_settings("paper", "fashion-mnist", 28, {}, GIVEN)
@@ -47,6 +48,19 @@ def test_the_paper_s_stream_depends_on_the_data_set(dataset: str, size: int, sam
     stream = stream_settings("paper", dataset, size, {}, GIVEN)
     assert (stream.samples_per_class, stream.test_samples_per_class) == (samples, tests)
     assert stream_settings("paper", dataset, size, {"test_samples_per_class": "7"}, GIVEN).test_samples_per_class == 7
+
+
+def test_pictures_of_64_pixels_last_for_every_overlap_of_table_13_at_small_too():
+    assert stream_settings("small", "imagenet-10", 64, {}, GIVEN).samples_per_class == 50
+    assert stream_settings("small", "cifar-10", 32, {}, GIVEN).samples_per_class == 100
+
+
+@pytest.mark.parametrize("preset", SETTINGS)
+def test_mfcl_draws_pictures_of_the_datas_own_brightness_at_every_size(preset: str):
+    photographs = method_from(METHODS["mfcl"], TASKS["cifar-10"], preset, {})
+    assert (photographs.pixel_mean, photographs.pixel_std) == (-0.05, 0.5)
+    clothes = method_from(METHODS["mfcl"], FASHION, preset, {})
+    assert (clothes.pixel_mean, clothes.pixel_std) == (-0.428, 0.706)
 
 
 def test_what_the_operator_gives_goes_before_the_preset():

@@ -205,8 +205,14 @@ def test_commands_can_be_typed_again_where_a_folder_has_a_space(table: Table, tm
     assert "fleet-sim table 1 --out 'my runs' --methods" in (tmp_path / "my runs/table-1.md").read_text()
 
 
-def test_a_gpu_is_asked_for_in_every_run(tmp_path: Path):
-    (run,) = Planner(choice(tmp_path, scenario="gradual", in_step=True)).runs(paper_table("1"))
+def test_a_gpu_is_asked_for_in_every_run_and_steps_together_of_methods_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = choice(tmp_path, scenario="gradual", in_step=True)
+    (run,) = Planner(asked).runs(paper_table("1"))
+    assert "--in-step" not in run.arguments(), "nudge can't"
+    monkeypatch.setattr(METHODS["nudge"], "local_work", None, raising=False)
+    (run,) = Planner(asked).runs(paper_table("1"))
     assert "--in-step" in run.arguments()
     assert "--torch-device" not in run.arguments()
     (run,) = Planner(choice(tmp_path, scenario="gradual", torch_device="meta", in_step=False)).runs(paper_table("1"))

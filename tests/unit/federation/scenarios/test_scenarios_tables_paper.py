@@ -58,7 +58,7 @@ def test_rows_set_what_their_methods_have(number: str):
     table = paper_table(number)
     for row in table.rows:
         for column in table.columns:
-            known = method_fields(METHODS[resolved(row.method_for(column.dataset))[0]])
+            known = method_fields(METHODS[resolved(row.method_for(column.dataset), "paper")[0]])
             assert row.settings_for(column.dataset, "paper").keys() <= set(known), (row.label, column.slug)
 
 

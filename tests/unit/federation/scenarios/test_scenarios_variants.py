@@ -21,7 +21,7 @@ FASHION = TASKS["fashion-mnist"]
 def test_every_variant_is_its_method_with_other_settings(name: str, preset: str) -> None:
     if name == "pfedgrp-ddpm":
         pytest.importorskip("diffusers")
-    method, overrides = resolved(name)
+    method, overrides = resolved(name, preset)
     changed = method_from(METHODS[method], FASHION, preset, overrides)
     plain = method_from(METHODS[method], FASHION, preset, {})
     assert changed != plain
@@ -30,7 +30,7 @@ def test_every_variant_is_its_method_with_other_settings(name: str, preset: str)
 
 def test_no_variant_has_the_name_of_a_method() -> None:
     assert not VARIANTS.keys() & METHODS.keys()
-    assert resolved("fedavg") == ("fedavg", {})
+    assert resolved("fedavg", "paper") == ("fedavg", {})
 
 
 def options(tmp_path: Path, method: str, *overrides: str) -> Options:
@@ -63,10 +63,22 @@ def test_the_operator_sees_whether_clients_store_real_samples(tmp_path: Path) ->
 
 
 def test_what_the_operator_sets_wins_over_the_variant(tmp_path: Path) -> None:
-    asked = without_variant(options(tmp_path, "pfedgrp-v1", "sub_generator_epochs=2"))
+    asked = without_variant(
+        dataclasses.replace(options(tmp_path, "pfedgrp-v1", "sub_generator_epochs=2"), preset="paper")
+    )
     assert "sub_generator_epochs=2" in asked.overrides
     assert "first_sub_generator_epochs=1000" in asked.overrides
     assert "sub_generator_epochs=100" not in asked.overrides
+
+
+def test_the_first_versions_lengths_belong_to_the_papers_size() -> None:
+    def epochs(preset: str) -> tuple[int, int]:
+        method = method_from(METHODS["pfedgrp"], FASHION, preset, resolved("pfedgrp-v1", preset)[1])
+        return method.first_sub_generator_epochs, method.sub_generator_epochs
+
+    assert epochs("paper") == (1000, 100)
+    assert epochs("tiny")[1] == method_from(METHODS["pfedgrp"], FASHION, "tiny", {}).sub_generator_epochs == 2
+    assert epochs("tiny")[0] <= 2
 
 
 def test_an_unknown_name_is_refused_and_the_nearest_variant_named(tmp_path: Path) -> None:
