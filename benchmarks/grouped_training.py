@@ -1,7 +1,7 @@
-"""Training several sub-generators as one network, against one after the other.
+"""Training several sub-generators, or several clients' task models, as one network, against one after the other.
 
 Both run the same schedule from the same start on the same random numbers, alternately in one process; that their
-results agree is a test's matter (``tests/unit/federation/methods/test_methods_grouped_gan.py``).
+results agree is a test's matter (``test_methods_grouped_gan.py`` and ``test_methods_grouped_task_model.py``).
 
     python -m benchmarks.grouped_training [--device cuda] [--out benchmarks/results/grouped_training.json]
 """
@@ -19,16 +19,33 @@ import torch
 
 from benchmarks.environment import write_result
 from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
+from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
+from federation.methods.steps.task_model import Optimisation, train_task_model
 from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
 from federation.service.presets import task_for
 from federation.service.torch_setup import prepare_torch
+from models.build import build_task_model, initialise
 from models.specs import TaskSpec
+
+KINDS = ("sub-generators", "task-models")
 
 NUM_IMAGES, BATCH_SIZE, NUM_EPOCHS = 200, 64, 10
 """The paper's images of a class in a round, its batch, and enough epochs to time (40 critic steps)."""
 
+NUM_SAMPLES, TASK_EPOCHS = 400, 2
+"""A client's samples of a round, two classes, and enough epochs to time (14 steps)."""
 
-def jobs(spec: TaskSpec, num: int, device: torch.device) -> list[SubGeneratorJob]:
+GAN = GanSchedule(
+    num_epochs=NUM_EPOCHS,
+    batch_size=BATCH_SIZE,
+    learning_rate=1e-4,
+    betas=(0.5, 0.9),
+    critic_steps_per_generator_step=5,
+)
+SGD = Optimisation(num_epochs=TASK_EPOCHS, batch_size=BATCH_SIZE, learning_rate=0.01, momentum=0.9, weight_decay=0.01)
+
+
+def sub_generators(spec: TaskSpec, num: int, device: torch.device) -> list[SubGeneratorJob]:
     """Return sub-generators to train on noise: what the images show changes no time."""
     rng = torch.Generator().manual_seed(0)
     made = []
@@ -42,6 +59,18 @@ def jobs(spec: TaskSpec, num: int, device: torch.device) -> list[SubGeneratorJob
     return made
 
 
+def task_models(spec: TaskSpec, num: int, device: torch.device) -> list[TaskModelJob]:
+    """Return task models to train on noise."""
+    rng = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(num):
+        start = initialise(build_task_model(spec), rng).to(device).state_dict()
+        images = torch.rand(NUM_SAMPLES, *spec.image_shape, generator=rng) * 2 - 1
+        labels = torch.randint(0, spec.num_classes, (NUM_SAMPLES,), generator=rng)
+        made.append(TaskModelJob(start, images.to(device), labels.to(device), torch.Generator().manual_seed(index)))
+    return made
+
+
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Return the wall time of ``work``, what it queued on a GPU included."""
     began = time.perf_counter()
@@ -51,26 +80,31 @@ def seconds(device: torch.device, work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def compare(spec: TaskSpec, num: int, device: torch.device, repeats: int) -> dict[str, list[float]]:
+def both_ways(kind: str, spec: TaskSpec, num: int, device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return what trains ``num`` networks of a kind one by one, and as one."""
+    if kind == "sub-generators":
+        return {
+            "one by one": lambda: [
+                train_sub_generator(spec, job.start, job.images, GAN, job.rng)
+                for job in sub_generators(spec, num, device)
+            ],
+            "grouped": lambda: train_sub_generators(spec, sub_generators(spec, num, device), GAN),
+        }
+    return {
+        "one by one": lambda: [
+            train_task_model(spec, job.start, job.images, job.labels, SGD, job.rng)
+            for job in task_models(spec, num, device)
+        ],
+        "grouped": lambda: train_task_models(spec, task_models(spec, num, device), SGD),
+    }
+
+
+def compare(kind: str, spec: TaskSpec, num: int, device: torch.device, repeats: int) -> dict[str, list[float]]:
     """Return the times of both ways, in turns."""
-    schedule = GanSchedule(
-        num_epochs=NUM_EPOCHS,
-        batch_size=BATCH_SIZE,
-        learning_rate=1e-4,
-        betas=(0.5, 0.9),
-        critic_steps_per_generator_step=5,
-    )
-
-    def one_by_one() -> None:
-        for job in jobs(spec, num, device):
-            train_sub_generator(spec, job.start, job.images, schedule, job.rng)
-
-    def grouped() -> None:
-        train_sub_generators(spec, jobs(spec, num, device), schedule)
-
+    ways = both_ways(kind, spec, num, device)
     times: dict[str, list[float]] = {"one by one": [], "grouped": []}
     for warm in [True] + [False] * repeats:
-        for name, work in (("one by one", one_by_one), ("grouped", grouped)):
+        for name, work in ways.items():
             taken = seconds(device, work)
             if not warm:
                 times[name].append(taken)
@@ -83,6 +117,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cpu", help="torch device")
     parser.add_argument("--networks", type=int, nargs="+", default=[1, 2, 10])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--datasets", nargs="+", default=["fashion-mnist"], help="whose image size and width")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -92,12 +127,15 @@ def main() -> None:
     result: dict[str, Any] = {"device": options.device, "threads": options.threads, "runs": []}
     for dataset in options.datasets:
         for num in options.networks:
-            times = compare(task_for(dataset), num, device, options.repeats)
-            pairs = zip(times["one by one"], times["grouped"], strict=True)
-            ratio = statistics.median(alone / grouped for alone, grouped in pairs)
-            result["runs"].append({"dataset": dataset, "networks": num, "seconds": times, "ratio": ratio})
-            medians = {name: f"{name} {statistics.median(values):.2f} s" for name, values in times.items()}
-            print(f"{dataset}, {num} sub-generators: {', '.join(medians.values())}, {ratio:.2f}x as fast", flush=True)
+            for kind in options.kinds:
+                times = compare(kind, task_for(dataset), num, device, options.repeats)
+                pairs = zip(times["one by one"], times["grouped"], strict=True)
+                ratio = statistics.median(alone / grouped for alone, grouped in pairs)
+                result["runs"].append(
+                    {"dataset": dataset, "kind": kind, "networks": num, "seconds": times, "ratio": ratio}
+                )
+                medians = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in times.items())
+                print(f"{dataset}, {num} {kind}: {medians}, {ratio:.2f}x as fast", flush=True)
     if options.out:
         write_result(options.out, result)
 
