@@ -1,9 +1,12 @@
-"""Who should filter the replay of Eq. 3: each client's own model, as the paper has it, or the round's average?
+"""What Eq. 3's mixture is worth beside the models that it mixes, and who should filter its replay.
 
-Takes what the aggregator of a finished `make demo` holds after its last round, solves Eq. 3 with either filter, and
-measures the mixed models on the clients' cumulative test images; the clients' own models and the average stand beside.
+Takes what the aggregator holds after the last complete round of a run of ``pfedgrp``, solves Eq. 3 on replay that is
+filtered by each client's own model (as the paper has it) or by the round's average, and on real training images of the
+same classes, which no aggregator has: what is lost between the last two is lost by the sub-generators. The mixed models
+are measured on the clients' cumulative test images; the clients' own models and the average stand beside.
 
     make demo && python -m benchmarks.aggregation_filter runs/demo [--out benchmarks/results/aggregation_filter.json]
+    python -m benchmarks.aggregation_filter OUT [--out FILE]    # OUT of fleet-sim pfedgrp; its checkpoints are read
 """
 
 from __future__ import annotations
@@ -12,18 +15,26 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from aggregator.aggregation import restore_artefacts
 from benchmarks.environment import write_result
 from federation.methods.pfedgrp import PFedGRP
-from federation.methods.pfedgrp_records import Upload
+from federation.methods.pfedgrp_records import AggregatorState, Upload
 from federation.methods.records import Parameters
 from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
+from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from federation.methods.steps.replay import Replay, eager_sampler
 from federation.methods.steps.task_model import judge_with
+from federation.scenarios.checkpoints import Checkpoints
 from federation.scenarios.evaluation import evaluate
+from federation.scenarios.round_data import round_data
+from federation.service.artefact_codec import decode_own
 from federation.service.presets import settings_for
 from federation.service.torch_setup import prepare_torch
 from federation.streams.datasets import Dataset, load_dataset
@@ -31,9 +42,26 @@ from federation.streams.stream import Stream, StreamSettings, client_id
 from scripts.report.facts import stored_state
 
 
-def stream_of(demo: Path, dataset: Dataset) -> Stream:
-    """Return the stream that a finished demo ran over."""
-    plan = json.loads((demo / "demo.json").read_text(encoding="utf-8"))
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run and what its aggregator held after its last complete round.
+
+    Attributes:
+        method: as it was set.
+        stream: what the clients met.
+        round_index: of that round.
+        state: of the aggregator.
+    """
+
+    method: PFedGRP
+    stream: Stream
+    round_index: int
+    state: AggregatorState
+
+
+def finished_demo(folder: Path, dataset: Dataset) -> Finished:
+    """Return what ``make demo`` left."""
+    plan = json.loads((folder / "demo.json").read_text(encoding="utf-8"))
     settings = StreamSettings(
         scenario="circulating",
         num_clients=plan["clients"],
@@ -42,23 +70,49 @@ def stream_of(demo: Path, dataset: Dataset) -> Stream:
         test_samples_per_class=plan.get("test_samples"),
         seed=plan["seed"],
     )
+    stream = stream_of(settings, dataset)
+    state = AggregatorState.unpack(restore_artefacts(*stored_state(folder / "aggregator")))
+    method = PFedGRP(task=dataset.task, **settings_for("pfedgrp", "demo"))
+    return Finished(method, stream, stream.num_rounds - 1, state)
+
+
+def finished_simulation(folder: Path, dataset: Dataset) -> Finished:
+    """Return what ``fleet-sim pfedgrp`` left in ``folder/state``, also of a run that goes on."""
+    run = json.loads((folder / "state" / "run.json").read_text(encoding="utf-8"))
+    checkpoints = Checkpoints(folder / "state")
+    last = checkpoints.load()[-1]
+    state = AggregatorState.unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+    stream = stream_of(StreamSettings(**run["stream"]), dataset)
+    return Finished(PFedGRP(task=dataset.task, **run["settings"]), stream, last.record.round, state)
+
+
+def stream_of(settings: StreamSettings, dataset: Dataset) -> Stream:
+    """Return the stream of a run over a data set."""
     return Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
+
+
+def real_replay(finished: Finished, client: int, dataset: Dataset, rng: torch.Generator) -> Replay:
+    """Return real training images that a client has met, as many as the aggregator replays, with their labels."""
+    rounds = range(finished.round_index + 1)
+    met = np.concatenate([finished.stream.train_indices(client, index) for index in rounds])
+    chosen = torch.randperm(len(met), generator=rng)[: finished.method.replay_per_client].numpy()
+    data = round_data(dataset.train, met[chosen])
+    return Replay(data.images, data.labels, num_tries=len(chosen), num_filled=0)
 
 
 def main() -> None:
     """Print the accuracies; write JSON with ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("demo", type=Path)
+    parser.add_argument("folder", type=Path, help="of a finished demo, or of a simulation")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=3, help="Repetitions with other replay.")
     parser.add_argument("--data-root", type=Path)
     arguments = parser.parse_args()
     prepare_torch(1)
     dataset = load_dataset("fashion-mnist", data_root=arguments.data_root)
-    stream = stream_of(arguments.demo, dataset)
-    reference, blobs = stored_state(arguments.demo / "aggregator")
-    state = PFedGRP.AggregatorState.unpack(restore_artefacts(reference, blobs))
-    method = PFedGRP(task=dataset.task, **settings_for("pfedgrp", "demo"))
+    is_demo = (arguments.folder / "demo.json").exists()
+    finished = (finished_demo if is_demo else finished_simulation)(arguments.folder, dataset)
+    method, state, stream = finished.method, finished.state, finished.stream
     names = {client_id(index): index for index in range(stream.settings.num_clients)}
 
     def accuracy(models: Mapping[str, Parameters]) -> float:
@@ -66,7 +120,7 @@ def main() -> None:
             evaluate(
                 judge_with(dataset.task, parameters),
                 dataset.test,
-                stream.test_indices(names[name], stream.num_rounds - 1),
+                stream.test_indices(names[name], finished.round_index),
             ).accuracy
             for name, parameters in models.items()
         )
@@ -74,8 +128,9 @@ def main() -> None:
     uploads = {
         name: Upload(client.task_parameters, {}, client.seen, num_samples=1) for name, client in state.clients.items()
     }
+    own = {name: client.task_parameters for name, client in state.clients.items()}
     result: dict[str, list[float]] = {
-        "own models": [accuracy({name: client.task_parameters for name, client in state.clients.items()})],
+        "own models": [accuracy(own)],
         "average model": [accuracy(dict.fromkeys(state.clients, state.average))],
     }
     for chosen in ("own", "average"):
@@ -84,15 +139,30 @@ def main() -> None:
             _, downloads = replace(method, aggregation_filter=chosen).aggregate(
                 state,
                 uploads,
-                seeded_generator(seed, stream.num_rounds, "benchmark"),
+                seeded_generator(seed, finished.round_index + 1, "benchmark"),
                 sampler=eager_sampler(dataset.task),
             )
             found.append(accuracy({name: download.personalised for name, download in downloads.items()}))
         result[f"personalised, replay filtered by {chosen}"] = found
+    search = WeightSearch(
+        num_epochs=method.aggregation_epochs,
+        batch_size=method.aggregation_batch_size,
+        learning_rate=method.aggregation_learning_rate,
+        momentum=method.aggregation_momentum,
+        patience=method.aggregation_patience,
+    )
+    result["personalised, on real images"] = []
+    for seed in range(arguments.seeds):
+        rng = seeded_generator(seed, finished.round_index + 1, "real")
+        replays = [(place, real_replay(finished, names[name], dataset, rng)) for place, name in enumerate(own)]
+        mixtures = personalise_all(dataset.task, StackedParameters(list(own.values())), replays, search, rng)
+        weights = [mixture.weights.to(torch.float64) for mixture in mixtures]
+        mixed = [weighted_average(list(own.values()), one / one.sum()) for one in weights]
+        result["personalised, on real images"].append(accuracy(dict(zip(own, mixed, strict=True))))
     for name, values in result.items():
         print(f"{name}: {100 * statistics.mean(values):.1f} % ({', '.join(f'{100 * value:.1f}' for value in values)})")
     if arguments.out:
-        write_result(arguments.out, {"mean_accuracies": result, "round": stream.num_rounds - 1})
+        write_result(arguments.out, {"mean_accuracies": result, "round": finished.round_index})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from federation.errors import SettingsError
 from federation.methods import METHODS
-from federation.scenarios.settings import SIZES, method_fields, method_from, stream_settings
+from federation.scenarios.settings import SIZES, method_fields, method_from, settings_of, stream_settings
 from federation.service.presets import SETTINGS, TASKS
 from federation.service.settings import split_overrides
 
@@ -125,3 +128,23 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name():
 
 def test_the_task_is_no_setting():
     assert "task" not in method_fields(METHODS["fedavg"])
+
+
+def test_the_docs_say_what_small_changes():
+    """Diffusion models apart, which `small` is not meant for."""
+    text = (Path(__file__).parents[4] / "docs/experiments.md").read_text(encoding="utf-8")
+    rows = text.split("| of | setting: `paper` -> `small` |\n|---|---|\n")[1].split("\n\n")[0].splitlines()
+    told: dict[str, dict[str, tuple[str, str]]] = {}
+    for names, changes in (row.strip("| ").split(" | ") for row in rows):
+        for method in re.findall(r"`([\w-]+)`", names):
+            found = re.findall(r"`(\w+)` (\S+) -> ([^\s,]+)", changes)
+            told.setdefault(method, {}).update({key: (paper, small) for key, paper, small in found})
+    shared = told["fedavg"]
+    for method, changes in told.items():
+        paper, small = (settings_of(method_from(METHODS[method], FASHION, preset, {})) for preset in ("paper", "small"))
+        changed = {key for key in paper if paper[key] != small[key] and not key.startswith("ddpm_")}
+        listed = {**{key: values for key, values in shared.items() if key in paper}, **changes}
+        assert changed == listed.keys(), method
+        for key, values in listed.items():
+            kind = type(paper[key])
+            assert (kind(values[0]), kind(values[1])) == (paper[key], small[key]), (method, key)
