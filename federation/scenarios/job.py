@@ -39,7 +39,7 @@ from federation.streams.stream import StreamSettings, client_id, plain_settings
 _RESULT = "result.json"
 _CHART = "accuracy.png"
 _STATE = "state"
-_LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
+LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
 """Settings that methods got after results were kept, with what all runs did before."""
 
 
@@ -314,7 +314,7 @@ def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
     settings = settings_of(simulation.method).items()
     identity = {
         "method": options.method,
-        "settings": {key: value for key, value in settings if _LATER_SETTINGS.get(key, ...) != value},
+        "settings": {key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value},
         "preset": options.preset,
         "dataset": options.dataset,
         "task": dataclasses.asdict(simulation.dataset.task),

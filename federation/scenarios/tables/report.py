@@ -12,6 +12,7 @@ import msgspec
 
 from federation.methods import METHODS
 from federation.scenarios.charts import Curve, accuracy_chart
+from federation.scenarios.job import LATER_SETTINGS
 from federation.scenarios.parts import Part
 from federation.scenarios.result import Result
 from federation.scenarios.settings import default_settings
@@ -181,7 +182,8 @@ class Report:
         for cell in self.cells:
             for result in cell.results.values():
                 defaults = default_settings(METHODS[result.run["method"]]) if result.run["method"] in METHODS else {}
-                settings = result.run["settings"]
+                later = {key: value for key, value in LATER_SETTINGS.items() if key in defaults}
+                settings = {**later, **result.run["settings"]}
                 differing = [f"`{key}={value}`" for key, value in settings.items() if value != defaults.get(key, value)]
                 datasets = changed.setdefault(cell.row.label, {}).setdefault(", ".join(differing) or "defaults", [])
                 if cell.column.dataset not in datasets:

@@ -62,6 +62,14 @@ def a_report(*cells: Cell, out: Path = Path("out"), **choice: Any) -> Report:
     return Report(table=table, choice=Choice(out=out, **choice), cells=cells)
 
 
+def test_settings_that_came_later_are_told_of_earlier_runs_too():
+    """Their runs say nothing of ``passes``: all trained on joined batches then."""
+    result = a_result(GRADUAL)
+    old = msgspec.structs.replace(result, run={**result.run, "method": "target"})
+    told = a_report(a_cell(label="TARGET", results={0: old})).markdown()
+    assert "| TARGET | `passes=joined`, `replay_augmented=False` |" in told
+
+
 def test_settings_are_the_papers_own_only_where_nothing_was_changed():
     sizes = "5 clients, 3 rounds, 100 samples per class and round"
     assert f"Settings `paper`, the paper's own: {sizes}." in a_report(a_cell(), preset="paper").markdown()
