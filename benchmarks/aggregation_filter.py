@@ -23,12 +23,13 @@ import torch
 
 from aggregator.aggregation import restore_artefacts
 from benchmarks.environment import write_result
+from federation.errors import SettingsError
 from federation.methods.pfedgrp import PFedGRP
 from federation.methods.pfedgrp_records import AggregatorState, Upload
 from federation.methods.records import Parameters
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from federation.methods.steps.personalise import StackedParameters, personalise_all
 from federation.methods.steps.replay import Replay, eager_sampler
 from federation.methods.steps.task_model import judge_with
 from federation.scenarios.checkpoints import Checkpoints
@@ -40,6 +41,8 @@ from federation.service.torch_setup import prepare_torch
 from federation.streams.datasets import Dataset, load_dataset
 from federation.streams.stream import Stream, StreamSettings, client_id
 from scripts.report.facts import stored_state
+
+DATASET = "fashion-mnist"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,19 @@ def finished_demo(folder: Path, dataset: Dataset) -> Finished:
 
 
 def finished_simulation(folder: Path, dataset: Dataset) -> Finished:
-    """Return what ``fleet-sim pfedgrp`` left in ``folder/state``, also of a run that goes on."""
+    """Return what ``fleet-sim pfedgrp`` left in ``folder/state``, also of a run that goes on.
+
+    Raises:
+        SettingsError: It is a run of something else, or no round of it is complete.
+    """
     run = json.loads((folder / "state" / "run.json").read_text(encoding="utf-8"))
+    if (run["method"], run["dataset"]) != ("pfedgrp", DATASET):
+        raise SettingsError(f"{folder} is a run of {run['method']} on {run['dataset']}, expected pfedgrp on {DATASET}")
     checkpoints = Checkpoints(folder / "state")
-    last = checkpoints.load()[-1]
+    snapshots = checkpoints.load()
+    if not snapshots:
+        raise SettingsError(f"{folder} has no complete round yet")
+    last = snapshots[-1]
     state = AggregatorState.unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
     stream = stream_of(StreamSettings(**run["stream"]), dataset)
     return Finished(PFedGRP(task=dataset.task, **run["settings"]), stream, last.record.round, state)
@@ -109,9 +121,13 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     arguments = parser.parse_args()
     prepare_torch(1)
-    dataset = load_dataset("fashion-mnist", data_root=arguments.data_root)
-    is_demo = (arguments.folder / "demo.json").exists()
-    finished = (finished_demo if is_demo else finished_simulation)(arguments.folder, dataset)
+    dataset = load_dataset(DATASET, data_root=arguments.data_root)
+    if (arguments.folder / "demo.json").exists():
+        finished = finished_demo(arguments.folder, dataset)
+    elif (arguments.folder / "state" / "run.json").exists():
+        finished = finished_simulation(arguments.folder, dataset)
+    else:
+        parser.error(f"{arguments.folder} holds neither demo.json nor state/run.json: run make demo or fleet-sim first")
     method, state, stream = finished.method, finished.state, finished.stream
     names = {client_id(index): index for index in range(stream.settings.num_clients)}
 
@@ -144,18 +160,13 @@ def main() -> None:
             )
             found.append(accuracy({name: download.personalised for name, download in downloads.items()}))
         result[f"personalised, replay filtered by {chosen}"] = found
-    search = WeightSearch(
-        num_epochs=method.aggregation_epochs,
-        batch_size=method.aggregation_batch_size,
-        learning_rate=method.aggregation_learning_rate,
-        momentum=method.aggregation_momentum,
-        patience=method.aggregation_patience,
-    )
     result["personalised, on real images"] = []
     for seed in range(arguments.seeds):
         rng = seeded_generator(seed, finished.round_index + 1, "real")
         replays = [(place, real_replay(finished, names[name], dataset, rng)) for place, name in enumerate(own)]
-        mixtures = personalise_all(dataset.task, StackedParameters(list(own.values())), replays, search, rng)
+        mixtures = personalise_all(
+            dataset.task, StackedParameters(list(own.values())), replays, method.weight_search(), rng
+        )
         weights = [mixture.weights.to(torch.float64) for mixture in mixtures]
         mixed = [weighted_average(list(own.values()), one / one.sum()) for one in weights]
         result["personalised, on real images"].append(accuracy(dict(zip(own, mixed, strict=True))))

@@ -170,7 +170,9 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
             return mixed_ids.index(client_id), self._client_replay(clients[client_id], average, own_rng, sampler)
 
         replays = each(replay, [(client_id, split_generator(rng)) for client_id in replayed])
-        mixtures = personalise_all(self.task, StackedParameters(models), replays, self._search(), split_generator(rng))
+        mixtures = personalise_all(
+            self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng)
+        )
         for client_id, mixture in zip(replayed, mixtures, strict=True):
             exact = mixture.weights.to(torch.float64)
             clients[client_id] = clients[client_id].personalised_with(
@@ -240,7 +242,8 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
         start = download.average if self.start_from == "average" else download.personalised
         return TrainTaskModel(self.task, TaskModelJob(start, images, labels, rng, alignment), Optimisation.of(self))
 
-    def _search(self) -> WeightSearch:
+    def weight_search(self) -> WeightSearch:
+        """Return Eq. 3's descent, as it is set."""
         return WeightSearch(
             num_epochs=self.aggregation_epochs,
             batch_size=self.aggregation_batch_size,

@@ -59,7 +59,7 @@ def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
 @click.option(
     "--in-step/--one-by-one",
     default=None,
-    help="Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
+    help="Train what clients ask for at the same time as one network where methods can.  [default: on a GPU]",
 )
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
 @click.option("--minutes", type=float, help="Begin no round that would end later; 0 runs nothing.")

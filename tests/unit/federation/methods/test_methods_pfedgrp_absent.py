@@ -13,6 +13,7 @@ from federation.methods.pfedgrp_records import AggregatorState, ClientState, Dow
 from federation.methods.records import Draw, Parameters
 from federation.methods.seeding import seeded_generator
 from federation.methods.steps.averaging import weighted_average
+from federation.methods.steps.personalise import Mixture
 from federation.methods.steps.replay import eager_sampler
 from tests.support.toy import TOY, toy_data
 
@@ -71,16 +72,18 @@ def test_an_absent_client_is_served_what_it_had_and_the_new_average(
     assert same_bits(WAITING.download_for(later, "c", downloads["a"]).personalised, downloads["c"].personalised)
 
 
-def test_the_personalised_model_is_the_mixture_by_the_weights_that_are_told(
-    everybody: tuple[AggregatorState, dict[str, Upload]],
-) -> None:
-    state, uploads = everybody
+def test_the_personalised_model_is_the_mixture_by_the_weights_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = uploads_of(0, {"a": {0: 8, 1: 8}, "b": {2: 8}, "c": {3: 8}})
+    shares = {"a": [0.5, 0.3, 0.2], "b": [0.1, 0.9, 0.0], "c": [0.25, 0.25, 0.5]}
+    found = [Mixture(torch.tensor(weights), 0.0, "optimised") for weights in shares.values()]
+    monkeypatch.setattr("federation.methods.pfedgrp.personalise_all", lambda *_: found)
+    rng = seeded_generator(0, 0, "aggregator")
+    _, downloads = WAITING.aggregate(AggregatorState(), uploads, rng, sampler=SAMPLER)
     models = [uploads[client].task_parameters for client in "abc"]
-    for client in "abc":
-        told = torch.tensor([state.clients[client].weights[other] for other in "abc"], dtype=torch.float64)
-        mixed = weighted_average(models, told / told.sum())
-        assert all(torch.allclose(value, mixed[name]) for name, value in state.clients[client].personalised.items())
-    assert any(max(state.clients[client].weights.values()) > 0.4 for client in "abc"), "all are the average"
+    for client, weights in shares.items():
+        assert list(downloads[client].weights.values()) == pytest.approx(weights)
+        mixed = weighted_average(models, torch.tensor(weights, dtype=torch.float64))
+        assert all(torch.allclose(value, mixed[name]) for name, value in downloads[client].personalised.items())
 
 
 def test_an_absent_clients_old_model_takes_no_part_in_the_others(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from federation.errors import SettingsError
@@ -10,6 +11,7 @@ from federation.methods import METHODS
 from federation.scenarios.settings import SIZES, method_fields, method_from, settings_of, stream_settings
 from federation.service.presets import SETTINGS, TASKS
 from federation.service.settings import split_overrides
+from federation.streams.stream import Stream
 
 FASHION = TASKS["fashion-mnist"]
 GIVEN = {"scenario": "circulating", "seed": 3}
@@ -53,13 +55,21 @@ def test_the_paper_s_stream_depends_on_the_data_set(dataset: str, size: int, sam
     assert stream_settings("paper", dataset, size, {"test_samples_per_class": "7"}, GIVEN).test_samples_per_class == 7
 
 
-def test_pictures_of_64_pixels_last_for_every_overlap_of_table_13_at_small_too():
-    assert stream_settings("small", "imagenet-10", 64, {}, GIVEN).samples_per_class == 50
+@pytest.mark.parametrize("scenario", ["gradual", "circulating"])
+@pytest.mark.parametrize("overlap", [0, 2, 4, 6])
+def test_pictures_of_64_pixels_last_for_every_overlap_of_table_13_at_small_too(scenario: str, overlap: int):
+    settings = stream_settings("small", "imagenet-10", 64, {}, {**GIVEN, "scenario": scenario, "overlap": overlap})
+    train, test = (np.repeat(np.arange(10), count) for count in (1000, 300))
+    assert Stream(settings, train, test, 10).num_rounds == settings.num_rounds == 20
+    assert settings.samples_per_class == 50
+
+
+def test_pictures_of_32_pixels_keep_the_samples_of_small():
     assert stream_settings("small", "cifar-10", 32, {}, GIVEN).samples_per_class == 100
 
 
 @pytest.mark.parametrize("preset", SETTINGS)
-def test_mfcl_draws_pictures_of_the_datas_own_brightness_at_every_size(preset: str):
+def test_mfcl_draws_photographs_as_bright_as_photographs_at_every_size(preset: str):
     photographs = method_from(METHODS["mfcl"], TASKS["cifar-10"], preset, {})
     assert (photographs.pixel_mean, photographs.pixel_std) == (-0.05, 0.5)
     clothes = method_from(METHODS["mfcl"], FASHION, preset, {})
