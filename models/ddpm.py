@@ -11,6 +11,7 @@ Axes: B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -25,16 +26,23 @@ _ATTENTION_AT = (14, 16)
 
 _NUM_RESOLUTIONS = {28: 3, 32: 4, 64: 4}
 _MAX_GROUPS = 32
+_CLASSES = ("UNet2DModel", "DDPMScheduler", "DPMSolverMultistepScheduler")
 
 
 def require_diffusers() -> None:
-    """Check that the extra is installed.
+    """Check that the extra is installed, and load what is used of it.
+
+    ``diffusers`` loads its modules as their names are first asked for, which fails where two threads do so at the same
+    time; so a method asks as it is made, before its clients train.
 
     Raises:
         SettingsError: It isn't; names the extra.
     """
     if importlib.util.find_spec("diffusers") is None:
         raise SettingsError("sub-generators of kind 'ddpm' need diffusers; install replayfleet[ddpm]")
+    diffusers = importlib.import_module("diffusers")
+    for name in _CLASSES:
+        getattr(diffusers, name)
 
 
 class Denoiser(nn.Module):

@@ -26,8 +26,29 @@ _PATIENCE_S = 1.0
 """For threads that have nothing to do any more."""
 
 
+def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    from federation.methods import METHODS
+    from federation.service.variants import VARIANTS
+
+    for name in sorted(METHODS):
+        click.echo(name)
+    for name, (method, settings) in sorted(VARIANTS.items()):
+        click.echo(f"{name}  ({' '.join([method, *(f'--set {key}={text}' for key, text in settings.items())])})")
+    context.exit()
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("method")
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_methods,
+    help="Show the methods, and exit.",
+)
 @click.option("--scenario", default="circulating", help="What comes when: gradual, circulating, extreme, driving.")
 @click.option(
     "--dataset",
@@ -71,7 +92,7 @@ _PATIENCE_S = 1.0
 @click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier run in --out.")
 def fleet_sim(**options: Any) -> None:
-    """Simulate METHOD (pfedgrp, fedavg, centralized) on a fleet whose clients learn from streams.
+    """Simulate METHOD (pfedgrp, fedavg, ...: --list shows all) on a fleet whose clients learn from streams.
 
     To run a whole table of the papers: fleet-sim table --help.
     """

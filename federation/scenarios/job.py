@@ -356,8 +356,10 @@ def _kept(stream: AnyStream, records: Sequence[RoundRecord]) -> dict[str, float]
 
 def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
     kind = kind_of(method)
-    if name == "eager" or kind is None:
+    if name == "eager":
         return sampler_of(method)
+    if kind is None:
+        raise SettingsError(f"{method.name} has no sub-generators that sampler {name!r} could run; leave --sampler out")
     from export.graph import sub_generator_graph
     from export.sampler import onnx_sampler
 
@@ -374,7 +376,9 @@ def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise SettingsError(f"out dir {out} is a file; choose a folder with --out")
     parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    if not parent.is_dir():
+        raise SettingsError(f"out dir {out} can't be made: {parent} is a file; choose another with --out")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise SettingsError(f"out dir {out} can't be made: {parent} is not writable; choose another with --out")
     is_taken = (out / _RESULT).exists() or holds_run(out / _STATE)
     if is_taken and not resume and not overwrite:

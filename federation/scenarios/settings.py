@@ -141,6 +141,17 @@ def default_settings(kind: type[Any]) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind) if field.init and field.name != "task"}
 
 
+def check_types(kind: type[Any], overrides: Mapping[str, str]) -> None:
+    """Check that overrides can be read as a method's settings and a stream's, whichever of them have the key.
+
+    Raises:
+        SettingsError: A value is of the wrong type.
+    """
+    for owner in (StreamSize, kind):
+        names = {field.name for field in dataclasses.fields(owner)}
+        _converted(owner, {key: text for key, text in overrides.items() if key in names})
+
+
 def settings_of(method: Any) -> dict[str, Any]:
     """Return a method's settings as plain values."""
     return {name: getattr(method, name) for name in method_fields(type(method))}

@@ -105,7 +105,8 @@ def personalised_weights(
     gradient descent from the uniform weights. BatchNorm statistics are mixed with the same weights and the model
     is evaluated in eval mode. The descent takes mini-batches, so its last point need not be its best: the answer is the
     point of least loss on the whole replay among the mean of its last ``TAIL_EPOCHS`` epochs (Polyak and Juditsky 1992,
-    "Acceleration of Stochastic Approximation by Averaging"), the client's own model and the average.
+    "Acceleration of Stochastic Approximation by Averaging"), the client's own model and the average. A gradient that
+    isn't finite, from a model or replay that isn't, ends the descent.
 
     Args:
         spec: the task.
@@ -137,10 +138,15 @@ def personalised_weights(
             variable = weights.clone().requires_grad_(True)
             loss = loss_of(variable, replay.images[batch], replay.labels[batch])
             (gradient,) = torch.autograd.grad(loss, variable)
+            if not bool(gradient.isfinite().all()):
+                total = math.nan
+                break
             total += loss.item() * len(batch)
             velocity = search.momentum * velocity + gradient
             weights = project_to_simplex(weights - search.learning_rate * velocity)
             trail.append(weights)
+        if math.isnan(total):
+            break
         epochs_without_progress = 0 if total < best * (1 - MIN_IMPROVEMENT) else epochs_without_progress + 1
         best = min(best, total)
         if epochs_without_progress == search.patience > 0:

@@ -84,6 +84,9 @@ def table(context: click.Context, /, **options: Any) -> int:
         raise SettingsError(f"unknown table {number!r}{nearest(number, _titles())}")
     if number in _COST_TABLES:
         _check_cost_options(context, number)
+    _check_out(options["out"])
+    if options["features"] != "task" and number != _FID_TABLE:
+        raise SettingsError(f"--features is of table {_FID_TABLE}'s FID; leave it out for table {number}")
     _check_execution(**{name: options[name] for name in ("num_jobs", "minutes", "features")})
     from federation.service.torch_setup import let_idle_threads_sleep
 
@@ -109,6 +112,12 @@ def _check_cost_options(context: click.Context, number: str) -> None:
     ]
     if given:
         raise SettingsError(f"table {number} runs nothing and takes only --out and --dry-run, not {', '.join(given)}")
+
+
+def _check_out(out: Path | None) -> None:
+    file = next((path for path in (out, *out.absolute().parents) if path.is_file()), None) if out else None
+    if file is not None:
+        raise SettingsError(f"--out {out} can't be a folder, for {file} is a file; choose another")
 
 
 def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:

@@ -21,7 +21,7 @@ from federation.errors import SettingsError, nearest
 from federation.methods import METHODS
 from federation.scenarios.job import Options, can_train_in_step, identity_of, simulation_of, wanted_stream
 from federation.scenarios.placement import torch_device
-from federation.scenarios.settings import StreamSize, method_fields
+from federation.scenarios.settings import StreamSize, check_types, method_fields
 from federation.scenarios.tables.paper import Column, PaperTable, Row
 from federation.scenarios.tables.reading import read_json
 from federation.service.settings import split_overrides
@@ -164,6 +164,7 @@ class Planner:
     def runs(self, table: PaperTable) -> list[PlannedRun]:
         """Return the runs of a table, seed by seed, so that every method has one seed before any has two."""
         rows, columns = self.rows(table), self.columns(table)
+        self._check_types(row.method_for(column.dataset) for row in rows for column in columns)
         planned = [
             self.run(row, column, seed)
             for seed in self._choice.seeds
@@ -173,9 +174,14 @@ class Planner:
         ]
         unused = sorted(self._overrides.keys() - self._used)
         if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
-            known = [name for run in planned for name in _known_settings(run.options.method)]
+            known = sorted({name for run in planned for name in _known_settings(run.options.method)})
             raise SettingsError(f"--set {unused[0]}: no method of this table has it{nearest(unused[0], known)}")
         return planned
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        """Raise SettingsError if a value of ``--set`` isn't of the type of a method's setting."""
+        for method in {VARIANTS.get(name, (name, {}))[0] for name in names} & METHODS.keys():
+            check_types(METHODS[method], self._overrides)
 
     def rows(self, table: PaperTable) -> list[Row]:
         """Return the chosen rows; a method that the table lacks becomes a row without published numbers."""

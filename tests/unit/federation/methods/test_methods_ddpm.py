@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,3 +184,15 @@ def test_no_graph_draws_from_a_diffusion_model_and_there_is_none_for_all_classes
         replace(TINY, ddpm_width=48)
     with pytest.raises(ValueError, match="sub_generator"):
         replace(TINY, sub_generator="vae")
+
+
+def test_a_method_loads_what_its_clients_ask_for_at_the_same_time() -> None:
+    code = (
+        "import diffusers\n"
+        "from federation.methods.pfedgrp import PFedGRP\n"
+        "from tests.support.toy import TOY\n"
+        "assert 'UNet2DModel' not in vars(diffusers)\n"
+        "PFedGRP(task=TOY, sub_generator='ddpm')\n"
+        "assert {'UNet2DModel', 'DDPMScheduler', 'DPMSolverMultistepScheduler'} <= vars(diffusers).keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[4])

@@ -149,6 +149,21 @@ def test_the_mixture_is_never_worse_on_the_replay_than_own_or_average(experts: l
     assert reference.chosen in {"own", "average", "optimised"}
 
 
+@pytest.mark.parametrize("where", ["another's model", "the replay"])
+def test_nan_ends_the_descent_and_the_weights_stay_on_the_simplex(
+    experts: list[dict[str, torch.Tensor]], where: str
+) -> None:
+    models = [{name: tensor.clone() for name, tensor in expert.items()} for expert in experts]
+    replay = replay_of({0: 20, 1: 20})
+    if where == "the replay":
+        replay.images[3, 0, 0, 0] = torch.nan
+    else:
+        next(tensor for tensor in models[1].values() if tensor.is_floating_point()).fill_(torch.nan)
+    mixture = personalised_weights(TOY, StackedParameters(models), 0, replay, SEARCH, torch.Generator().manual_seed(0))
+    assert bool(mixture.weights.isfinite().all())
+    assert mixture.weights.sum().item() == pytest.approx(1)
+
+
 def test_a_single_client_keeps_its_own_model(experts: list[dict[str, torch.Tensor]]) -> None:
     mixture = personalised_weights(
         TOY, StackedParameters(experts[:1]), 0, replay_of({0: 8, 1: 8}), SEARCH, torch.Generator()

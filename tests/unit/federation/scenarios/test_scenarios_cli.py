@@ -18,6 +18,7 @@ from federation.scenarios import cli, job
 from federation.scenarios.checkpoints import claimed
 from federation.scenarios.job import Options, prepare
 from federation.scenarios.simulator import Simulation
+from federation.service.variants import VARIANTS
 
 FleetSim: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -216,7 +217,15 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(fleet_sim:
     code, _, err = simulate(fleet_sim, out=out)
     assert code == 2
     assert "out dir file" in err
+    assert "is a file" in err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_methods_and_their_variants_are_listed(fleet_sim: FleetSim):
+    code, out, err = fleet_sim("--list")
+    assert (code, err) == (0, "")
+    assert {line.split()[0] for line in out.splitlines()} == {*METHODS, *VARIANTS}
+    assert "pfedgrp-as3  (pfedgrp --set generators=single)\n" in out
 
 
 def test_help_answers_at_once_and_without_torch():

@@ -354,6 +354,9 @@ def test_a_setting_counts_where_a_method_has_it_and_is_refused_where_none_has(ta
         (["1", "--minutes", "-1"], "--minutes is -1, expected 0 or more"),
         (["1", "--settings", "big"], "unknown settings 'big'"),
         (["10", "--features", "incept"], "did you mean 'inception'?"),
+        (["1", "--features", "inception"], "leave it out for table 1"),
+        (["1", "--methods", "centralized", *SIZE, "--set", "strength=much"], "--set strength=much: Expected float"),
+        (["1", "--methods", "nudge", *SIZE, "--set", "overlap=a"], "--set overlap=a: Expected int"),
         (["1", "--flavour", "x"], "No such option"),
     ],
 )
@@ -364,6 +367,20 @@ def test_bad_input_is_one_line_and_nothing_is_written(table: Table, tmp_path: Pa
     assert err.count("\n") == 1
     assert complaint in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", ["1", "6"])
+@pytest.mark.parametrize("out", ["file", "file/below"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_folder_that_cannot_be_made_is_refused_at_once(
+    table: Table, tmp_path: Path, number: str, out: str, dry: list[str]
+):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = table(number, *dry, out=out)
+    assert code == 2
+    file = tmp_path / "file" if "/" in out else "file"
+    assert err == f"fleet-sim: --out {out} can't be a folder, for {file} is a file; choose another\n"
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_table_needs_a_number_and_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -82,6 +82,19 @@ def test_the_first_version_trains_its_gans_by_another():
     assert row.settings_for("mnist", "paper") == {**row.set, **changed}
 
 
+@pytest.mark.parametrize("number", ["v1-4", "v1-5"])
+def test_every_ablation_of_the_first_version_keeps_its_schedule_at_full_scale(number: str):
+    for row in paper_table(number).rows:
+        name, settings = resolved(row.method_for("fashion-mnist"), "paper")
+        given = {**settings, **row.settings_for("fashion-mnist", "paper")}
+        method = method_from(METHODS[name], TASKS["fashion-mnist"], "paper", given)
+        assert (method.first_sub_generator_epochs, method.sub_generator_epochs) == (1000, 100), row.label
+        if name == "pfedgrp":
+            assert method.alignment_on == "earlier-classes", row.label
+        if method.generators == "per-class":
+            assert not method.gate, row.label
+
+
 def test_known_errors_of_the_paper_stand_at_their_cells():
     table = paper_table("3")
     copied = {"pFedGRP-ASG": "FedCIL", "pFedGRP-ASP": "TARGET"}

@@ -86,6 +86,12 @@ def test_an_unknown_name_is_refused_and_the_nearest_variant_named(tmp_path: Path
         prepare(options(tmp_path, "pfedgrp-as9"))
 
 
+def test_a_sampler_for_a_method_without_sub_generators_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="fedavg has no sub-generators that sampler 'onnx' could run"):
+        prepare(dataclasses.replace(options(tmp_path, "fedavg"), sampler="onnx"))
+    assert prepare(dataclasses.replace(options(tmp_path, "pfedgrp"), sampler="onnx"))
+
+
 def test_a_sampler_that_cannot_run_diffusion_models_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     with pytest.raises(SettingsError, match="take --sampler eager"):
