@@ -111,11 +111,11 @@ def test_table_6_shows_both_and_its_notes():
     ("number", "label", "model", "note"),
     [
         ("7", "AF-FCL", "46.5M [1] /", "1. The paper's FLOPs are those of ten samples."),
-        ("7", "LANDER", "3173.19M [3] /", "3. Not reproduced; ours has the sizes of LANDER's public code."),
+        ("7", "LANDER", "3173.19M [4] /", "4. Not reproduced; ours has the sizes of LANDER's public code."),
         ("8", "FedCIL", "957.5M [1] /", "1. The paper's FLOPs are those of a 28-pixel ACGAN of twice the width."),
-        ("8", "pFedGRP + DDPM", "4061.7M [5] /", "5. Not reproduced; ours is the CIFAR-10 model of the DDPM paper"),
+        ("8", "pFedGRP + DDPM", "4061.7M [6] /", "6. Not reproduced; ours is the CIFAR-10 model of the DDPM paper"),
         ("9", "FedCIL", "1158.0M [1] /", "1. Not reproduced; ours is the ACGAN of the CIFAR series at 64 pixels."),
-        ("9", "pFedGRP + WGAN-GP", "338.4M [4] /", "4. The paper's FLOPs are the generator's alone"),
+        ("9", "pFedGRP + WGAN-GP", "338.4M [5] /", "5. The paper's FLOPs are the generator's alone"),
     ],
 )
 def test_notes_of_table_6_stand_where_its_figures_are_used(number: str, label: str, model: str, note: str):
