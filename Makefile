@@ -17,13 +17,13 @@ setup: ## Create .venv and install everything, the broker and the demo's data in
 	@scripts/setup.sh
 
 demo: setup ## A fleet of three clients learns from a stream over MQTT; ends with runs/demo/report.html
-	@$(PYTHON_BIN) -m scripts.demo $(ARGS)
+	@$(PYTHON_BIN) -m replayfleet.scripts.demo $(ARGS)
 
 demo-carla: setup ## Two vehicles drive through towns and learn objects, then boxes; ends with runs/demo-carla/report.html
-	@$(PYTHON_BIN) -m scripts.demo_carla $(ARGS)
+	@$(PYTHON_BIN) -m replayfleet.scripts.carla $(ARGS)
 
 fleet: setup ## A simulated fleet, with faults if asked for: ARGS="--clients 5 --fault kill-client"; see docs/deploy.md
-	@$(PYTHON_BIN) -m scripts.fleet $(ARGS)
+	@$(PYTHON_BIN) -m replayfleet.scripts.fleet $(ARGS)
 
 tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/tables; see docs/experiments.md
 	@.venv/bin/fleet-sim table 6 --out runs/tables
@@ -32,10 +32,10 @@ tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/t
 	done
 
 driving: setup ## pFedGRP beside FedAvg and Centralized on recorded driving, to runs/driving; see docs/experiments.md
-	@$(PYTHON_BIN) -m scripts.driving_crops $(ARGS)
+	@$(PYTHON_BIN) -m replayfleet.scripts.experiments.driving_crops $(ARGS)
 
 driving-boxes: setup ## FedGP beside FedAvg, DER, A-GEM and Ideal: detectors on recorded driving, to runs/driving-boxes
-	@$(PYTHON_BIN) -m scripts.driving_boxes $(ARGS)
+	@$(PYTHON_BIN) -m replayfleet.scripts.experiments.driving_boxes $(ARGS)
 
 test: setup ## All tests but the slow ones
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 4 $(ARGS)

@@ -12,13 +12,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aggregator.admission import decode_upload
-from aggregator.publisher import Publisher
-from aggregator.store import StoredArtefacts
-from federation.methods.records import Artefacts, Method, Sampler
-from federation.methods.seeding import seeded_generator
-from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
-from federation.service.artefact_codec import BlobReader, BlobWriter, Layout, decode_parameters, encode_parameters
+from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.store import StoredArtefacts
+from replayfleet.aggregator.sync.admission import decode_upload
+from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.service.artefact_codec import (
+    BlobReader,
+    BlobWriter,
+    Layout,
+    decode_parameters,
+    encode_parameters,
+)
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 
 class Blobs(BlobReader, BlobWriter, Protocol):

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from federation.errors import ReplayfleetError
-from federation.service.command import run_command
-from federation.service.presets import STORES_DATA
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.command import run_command
+from replayfleet.federation.service.presets import STORES_DATA
 
 _METHODS = (
     "pfedgrp, fedavg, fedgp, der-fedgp, ...: docs/methods and federation/service/variants.py. "
@@ -59,10 +59,10 @@ def cli() -> None:
 @click.option("--json-logs", is_flag=True, default=None, help="Log JSON lines.")
 def serve(config: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Run a fleet's aggregator; with --rounds it exits 0 after the last one."""
-    from aggregator.settings import AggregatorSettings
-    from federation.service.logs import configure_logging
-    from federation.service.settings import read_settings, split_overrides
-    from federation.service.torch_setup import let_idle_threads_sleep
+    from replayfleet.aggregator.settings import AggregatorSettings
+    from replayfleet.federation.service.logs import configure_logging
+    from replayfleet.federation.service.settings import read_settings, split_overrides
+    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
 
     let_idle_threads_sleep()
     given: dict[str, Any] = dict(options)
@@ -71,7 +71,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], **options: Any) -> No
     settings = read_settings(AggregatorSettings, config, given)
     configure_logging(as_json=settings.json_logs)
     settings.task_spec()
-    from aggregator.serve import serve as run
+    from replayfleet.aggregator.serve import serve as run
 
     if not run(settings) and settings.rounds is not None:
         raise ReplayfleetError("stopped before the last round; the same command goes on where it was")
@@ -82,7 +82,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], **options: Any) -> No
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
     """Show the round, its uploads and every client's download, also while the aggregator runs."""
-    from aggregator.status import read_status
+    from replayfleet.aggregator.operator.status import read_status
 
     found = read_status(data_dir)
     click.echo(json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(found.lines()))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 
-from aggregator.aggregation import RoundResult
-from aggregator.chronicle import Chronicle
-from aggregator.downloads import PREPARE, DownloadDesk
-from aggregator.finish import Finish
-from aggregator.parts import Outcome, Parts
-from aggregator.presence import Change
-from aggregator.rounds import Decision, Phase, Rounds
-from aggregator.steps import Step
-from aggregator.store import digests_of
-from aggregator.uploads import UploadDesk
-from federation.errors import ReplayfleetError
-from federation.protocol.messages import Announcement, Manifest, Presence, Report, RolledBack
-from federation.service.logs import EventLogger
-from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+from replayfleet.aggregator.aggregation import RoundResult
+from replayfleet.aggregator.operator.chronicle import Chronicle
+from replayfleet.aggregator.parts import Outcome, Parts
+from replayfleet.aggregator.rounds import Decision, Phase, Rounds
+from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.store import digests_of
+from replayfleet.aggregator.sync.downloads import PREPARE, DownloadDesk
+from replayfleet.aggregator.sync.finish import Finish
+from replayfleet.aggregator.sync.presence import Change
+from replayfleet.aggregator.sync.uploads import UploadDesk
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, Presence, Report, RolledBack
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 AGGREGATE = "aggregate"
 ANNOUNCE_EVERY_S = 10.0

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aggregator.admission import Caps
-from aggregator.publisher import Exporter, export_graphs
-from aggregator.rounds import RoundRules
-from aggregator.store import AggregatorStore
-from federation.errors import SettingsError
-from federation.methods.records import Method, Sampler
-from federation.protocol.messages import BlobEntry, FleetSpec
-from federation.service.logs import EventLogger
-from federation.transport.blob_store import DiskBlobStore
+from replayfleet.aggregator.publisher import Exporter, export_graphs
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.sync.admission import Caps
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 _log = EventLogger("aggregator")
 

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from aggregator.parts import Outcome
+from replayfleet.aggregator.parts import Outcome
 
 STOP_TIMEOUT_S = 2.0
 

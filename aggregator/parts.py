@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aggregator.admission import Gate
-from aggregator.aggregation import Aggregation, Blobs
-from aggregator.journal import Journal
-from aggregator.metrics import Metrics
-from aggregator.presence import PresenceTable
-from aggregator.rounds import RoundRules
-from aggregator.steps import Checkpoint, no_checkpoint
-from aggregator.store import AggregatorStore
-from federation.methods.records import Method
-from federation.protocol.messages import Announcement, FleetSpec, Manifest
-from federation.transport.interfaces import Courier
+from replayfleet.aggregator.aggregation import Aggregation, Blobs
+from replayfleet.aggregator.operator.journal import Journal
+from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.sync.admission import Gate
+from replayfleet.aggregator.sync.presence import PresenceTable
+from replayfleet.federation.methods.kit.records import Method
+from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest
+from replayfleet.federation.wire.transport.interfaces import Courier
 
 
 class BlobStore(Blobs, Protocol):

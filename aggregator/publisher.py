@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from federation.errors import ReplayfleetError
-from federation.methods.records import Parameters
-from federation.protocol.facts import encode_facts
-from federation.protocol.messages import BlobEntry, Manifest, Probe, Serving
-from federation.service.artefact_codec import BlobWriter, encode_parameters
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.service.artefact_codec import BlobWriter, encode_parameters
+from replayfleet.federation.wire.protocol.facts import encode_facts
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 
 TASK_GRAPH = "graph/task"
 SUB_GENERATOR_GRAPH = "graph/sub-generator"

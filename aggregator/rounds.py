@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError
 
 
 class Phase(str, enum.Enum):

@@ -9,22 +9,22 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from aggregator.founding import Fleet
-from aggregator.jobs import ThreadJobs
-from aggregator.metrics import Metrics
-from aggregator.service import AggregatorService
-from aggregator.serving import OnnxExporter
-from aggregator.settings import AggregatorSettings
-from federation.methods.steps.memory import sampler_of
-from federation.service.data_dir import claim_data_dir
-from federation.service.fleet_spec import method_of, task_of
-from federation.service.health import HealthServer
-from federation.service.logs import EventLogger
-from federation.service.signals import stopped_by_signals
-from federation.service.systemd import ServiceManager
-from federation.service.torch_setup import prepare_torch
-from federation.transport.broker import open_broker
-from federation.transport.connecting import mqtt_connector
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.jobs import ThreadJobs
+from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.fleet_spec import method_of, task_of
+from replayfleet.federation.service.health import HealthServer
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.signals import stopped_by_signals
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.connecting import mqtt_connector
 
 _log = EventLogger("aggregator")
 

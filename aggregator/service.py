@@ -11,27 +11,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.admission import Gate
-from aggregator.aggregation import Aggregation, upload_layout
-from aggregator.coordinator import Coordinator, announcement
-from aggregator.founding import Fleet, graphs_of, take_up
-from aggregator.jobs import ThreadJobs
-from aggregator.journal import Journal
-from aggregator.metrics import Metrics
-from aggregator.parts import Outcome, Parts
-from aggregator.presence import PresenceTable
-from aggregator.publisher import Publisher
-from aggregator.steps import Checkpoint, Step, no_checkpoint
-from aggregator.store import AggregatorStore
-from federation.errors import ReplayfleetError
-from federation.protocol.codec import encode
-from federation.protocol.messages import Announcement
-from federation.protocol.topics import aggregator_subscriptions, parse_topic, round_topic
-from federation.service.logs import EventLogger
-from federation.service.systemd import ServiceManager
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Connect, Session, Will
+from replayfleet.aggregator.aggregation import Aggregation, upload_layout
+from replayfleet.aggregator.coordinator import Coordinator, announcement
+from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
+from replayfleet.aggregator.jobs import ThreadJobs
+from replayfleet.aggregator.operator.journal import Journal
+from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.parts import Outcome, Parts
+from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.sync.admission import Gate
+from replayfleet.aggregator.sync.presence import PresenceTable
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import Announcement
+from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, parse_topic, round_topic
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Connect, Session, Will
 
 TICK_S = 0.1
 MAX_QUEUED = 20_000

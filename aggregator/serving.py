@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
-from export.artefact import DETECTOR_PROBE_TOLERANCE, PROBE_BATCH, PROBE_TOLERANCE, make_probe
-from export.graph import sub_generator_graph, task_graph
-from export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
-from export.runtime import OnnxModel
-from federation.methods.records import Method, Parameters
-from federation.methods.steps.memory import kind_of
-from federation.protocol.messages import Probe
-from models.build import build_task_model
-from models.specs import AnyTaskSpec, DetectionSpec
+from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
+from replayfleet.export.graph import sub_generator_graph, task_graph
+from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
+from replayfleet.export.running.artefact import DETECTOR_PROBE_TOLERANCE, PROBE_BATCH, PROBE_TOLERANCE, make_probe
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.methods.kit.records import Method, Parameters
+from replayfleet.federation.methods.steps.memory import kind_of
+from replayfleet.federation.wire.protocol.messages import Probe
+from replayfleet.models.build import build_task_model
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 PROBE_SEED = 0
 PARITY_BATCHES = (1, 2)

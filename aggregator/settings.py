@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aggregator.rounds import RoundRules
-from federation.errors import MalformedMessage, SettingsError
-from federation.protocol.limits import check_id
-from federation.protocol.messages import FleetSpec
-from federation.service.fleet_spec import make_spec, task_kind
-from federation.service.presets import task_for
-from federation.service.settings import read_toml, settings_from
-from federation.service.variants import resolved
-from models.specs import AnyTaskSpec
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.service.fleet_spec import make_spec, task_kind
+from replayfleet.federation.service.presets import task_for
+from replayfleet.federation.service.settings import read_toml, settings_from
+from replayfleet.federation.service.variants import resolved
+from replayfleet.federation.wire.protocol.limits import check_id
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
-from aggregator.rounds import Phase
-from federation.errors import SettingsError
-from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
+from replayfleet.aggregator.rounds import Phase
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 DATABASE = "aggregator.sqlite"
 KEEP_ROUNDS = 16

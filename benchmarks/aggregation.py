@@ -24,19 +24,19 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from benchmarks.environment import write_result
-from federation.methods.records import Parameters
-from federation.methods.seeding import split_generator
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
-from federation.methods.steps.replay import Replay
-from federation.methods.steps.simplex import project_to_simplex
-from federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
-from federation.scenarios.round_data import round_data
-from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import Dataset, load_dataset
-from federation.streams.stream import Stream, StreamSettings
-from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.methods.steps.simplex import project_to_simplex
+from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 NUM_CLIENTS = 10
 REPLAY_SIZE = 64

@@ -21,26 +21,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from aggregator.aggregation import restore_artefacts
 from benchmarks.environment import write_result
-from federation.errors import SettingsError
-from federation.methods.pfedgrp import PFedGRP
-from federation.methods.pfedgrp_records import AggregatorState, Upload
-from federation.methods.records import Parameters
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.personalise import StackedParameters, personalise_all
-from federation.methods.steps.replay import Replay, eager_sampler
-from federation.methods.steps.task_model import judge_with
-from federation.scenarios.checkpoints import Checkpoints
-from federation.scenarios.evaluation import evaluate
-from federation.scenarios.round_data import round_data
-from federation.service.artefact_codec import decode_own
-from federation.service.presets import settings_for
-from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import Dataset, load_dataset
-from federation.streams.stream import Stream, StreamSettings, client_id
-from scripts.report.facts import stored_state
+from replayfleet.aggregator.aggregation import restore_artefacts
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.pfedgrp_records import AggregatorState, Upload
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.personalise import StackedParameters, personalise_all
+from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.federation.service.artefact_codec import decode_own
+from replayfleet.federation.service.presets import settings_for
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.simulator.checkpoints import Checkpoints
+from replayfleet.federation.simulator.measures.evaluation import evaluate
+from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings, client_id
+from replayfleet.scripts.report.facts import stored_state
 
 DATASET = "fashion-mnist"
 

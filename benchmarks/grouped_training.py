@@ -18,14 +18,19 @@ from typing import Any
 import torch
 
 from benchmarks.environment import write_result
-from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
-from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
-from federation.methods.steps.task_model import Optimisation, train_task_model
-from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
-from federation.service.presets import task_for
-from federation.service.torch_setup import prepare_torch
-from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
+from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
+from replayfleet.federation.methods.steps.wgan_gp import (
+    GanSchedule,
+    SubGenerator,
+    new_sub_generator,
+    train_sub_generator,
+)
+from replayfleet.federation.service.presets import task_for
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 KINDS = ("sub-generators", "task-models")
 

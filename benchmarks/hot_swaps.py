@@ -26,27 +26,25 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.environment import write_result
-from edge_client.answerer import Answerer, FrameCounts
-from edge_client.cameras.base import Picture
-from edge_client.cameras.scene import SceneCamera
-from edge_client.download import candidate
-from edge_client.inference import InferenceLoop
-from edge_client.model_slot import Candidate, Model, ModelSlot
-from edge_client.predictions import Prediction, Shown
-from edge_client.probation.guard import Guard
-from edge_client.serving.model import WorkerModel, Workers
-from edge_client.serving.proc import anonymous_bytes
-from edge_client.views.base import Inputs
-from edge_client.views.whole import WholePicture
-from export.artefact import make_probe
-from export.graph import task_graph
-from export.parity import eager_run
-from federation.protocol.messages import BlobEntry, Manifest, Serving
-from federation.service.artefact_codec import encode_parameters
-from federation.service.presets import TASKS
-from federation.service.torch_setup import prepare_torch
-from federation.transport.blob_store import DiskBlobStore
-from models.build import build_task_model, initialise
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.flow import Inputs, Picture, Prediction, Shown
+from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.serving.model import WorkerModel, Workers
+from replayfleet.edge_client.serving.probation.guard import Guard
+from replayfleet.edge_client.serving.proc import anonymous_bytes
+from replayfleet.edge_client.serving.slot import Candidate, Model, ModelSlot
+from replayfleet.edge_client.sync.download import candidate
+from replayfleet.export.graph import task_graph
+from replayfleet.export.parity import eager_run
+from replayfleet.export.running.artefact import make_probe
+from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.build import build_task_model, initialise
 
 SPEC = TASKS["fashion-mnist"]
 NUM_PICTURES = 60

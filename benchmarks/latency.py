@@ -25,16 +25,16 @@ import torch
 from torch import nn
 
 from benchmarks.environment import write_result
-from export.artefact import Array, Run
-from export.facts import sub_generator_facts, task_facts
-from export.graph import join, sub_generator_graph, task_graph
-from export.parity import check_parity, eager_run
-from export.runtime import OnnxModel
-from export.torchscript import load_torchscript, torchscript_bytes
-from federation.service.presets import TASKS
-from federation.service.torch_setup import prepare_torch
-from models.build import build_generator, build_task_model, initialise
-from models.specs import LATENT_SIZE
+from replayfleet.export.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.parity import check_parity, eager_run
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.facts import sub_generator_facts, task_facts
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.specs import LATENT_SIZE
 
 SPEC = TASKS["fashion-mnist"]
 BATCHES = (1, 64)

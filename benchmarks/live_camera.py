@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import write_result
-from edge_client.cameras.rtsp import RtspCameraSettings
-from edge_client.cameras.supervised import SupervisedCamera
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 
 SIZE = (640, 384)
 """RTP carries JPEG sizes in units of 8 pixels, so not 640x380."""

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.environment import write_result
-from edge_client.cameras.rtsp import RtspCameraSettings
-from edge_client.cameras.supervised import SupervisedCamera
-from federation.service.logs import configure_logging
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
+from replayfleet.federation.service.logs import configure_logging
 from tests.support.rtsp_server import RtspServer
 
 GOAL_S = 5.0

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from benchmarks.environment import write_result
-from federation.methods.pfedgrp import PFedGRP
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
-from federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator, train_sub_generator
-from federation.scenarios.round_data import round_data
-from federation.scenarios.settings import SIZES
-from federation.service.presets import SETTINGS, settings_for
-from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import Dataset, load_dataset
-from federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator, train_sub_generator
+from replayfleet.federation.service.presets import SETTINGS, settings_for
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.simulator.settings import SIZES
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 ROUNDS = {"first round": 0, "new classes and replay": 1, "known classes": 5}
 """What a round is like -> its index in a stream of five task types."""

@@ -19,21 +19,21 @@ import numpy as np
 import torch
 
 from benchmarks.environment import write_result
-from export.artefact import Run
-from export.calibration import Rounding
-from export.formats import DEFAULT_SAMPLES, FORMATS
-from export.gate import compare_on_labels
-from export.job import Exported, Request, run_export
-from export.latency import median_latencies_s
-from export.parity import eager_run
-from export.runtime import OnnxModel
-from export.samples import Source, read_held
-from export.subject import Architecture
-from federation.methods.steps.task_model import Optimisation, train_task_model
-from federation.service.presets import TASKS
-from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import load_dataset
-from models.build import build_task_model, initialise
+from replayfleet.export.calibration import Rounding
+from replayfleet.export.formats import DEFAULT_SAMPLES, FORMATS
+from replayfleet.export.gate import compare_on_labels
+from replayfleet.export.job import Exported, Request, run_export
+from replayfleet.export.latency import median_latencies_s
+from replayfleet.export.parity import eager_run
+from replayfleet.export.running.artefact import Run
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.samples import Source, read_held
+from replayfleet.export.subject import Architecture
+from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.models.build import build_task_model, initialise
 
 MAX_SIZE_RATIO = {"onnx-fp16": 0.52, "onnx-int8": 0.3}
 MAX_LOSS_POINTS = {"onnx-fp16": 0.1, "onnx-int8": 1.0}

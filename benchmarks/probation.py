@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.environment import write_result
-from edge_client.probation.comparison import WINDOW, Compared, Comparisons
-from edge_client.views.base import Answers, Inputs, classified
-from export.parity import eager_run
-from federation.service.presets import TASKS
-from federation.service.torch_setup import prepare_torch
-from federation.streams.datasets import load_dataset
-from federation.streams.labelled_images import LabelledImages, normalise
-from models.build import build_task_model, initialise
+from replayfleet.edge_client.flow import Answers, Inputs, classified
+from replayfleet.edge_client.serving.probation.comparison import WINDOW, Compared, Comparisons
+from replayfleet.export.parity import eager_run
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
+from replayfleet.models.build import build_task_model, initialise
 
 SPEC = TASKS["fashion-mnist"]
 STAGES = [range(first, first + 2) for first in range(0, 10, 2)]

@@ -24,32 +24,32 @@ import msgspec
 
 from benchmarks.environment import write_result
 from benchmarks.live_camera import SERVER, SIZE, course, cpu_s, resident_mb, spread_ms
-from edge_client.answerer import Answerer
-from edge_client.cameras.rtsp import RtspCameraSettings
-from edge_client.cameras.supervised import SupervisedCamera
-from edge_client.download import candidate
-from edge_client.inference import InferenceLoop
-from edge_client.model_slot import Candidate, ModelSlot
-from edge_client.predictions import Shown
-from edge_client.probation.guard import Guard
-from edge_client.serving.model import WorkerModel, Workers
-from edge_client.views.whole import WholePicture
-from federation.protocol.messages import Manifest
-from models.specs import TaskSpec
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.frames.answerer import Answerer
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.serving.model import WorkerModel, Workers
+from replayfleet.edge_client.serving.probation.guard import Guard
+from replayfleet.edge_client.serving.slot import Candidate, ModelSlot
+from replayfleet.edge_client.sync.download import candidate
+from replayfleet.federation.wire.protocol.messages import Manifest
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
 
 _EXPORT = """
 import sys, msgspec, torch
 from pathlib import Path
-from export.artefact import make_probe
-from export.graph import task_graph
-from export.parity import eager_run
-from federation.protocol.messages import BlobEntry, Manifest, Serving
-from federation.service.artefact_codec import encode_parameters
-from federation.transport.blob_store import DiskBlobStore
-from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.export.running.artefact import make_probe
+from replayfleet.export.graph import task_graph
+from replayfleet.export.parity import eager_run
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
+from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 task = TaskSpec(3, 32, ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign"))
 module = initialise(build_task_model(task), torch.Generator().manual_seed(0))
 folder = Path(sys.argv[1])

@@ -32,9 +32,9 @@ import numpy as np
 
 from benchmarks.environment import write_result
 from benchmarks.live_camera import cpu_s
-from edge_client.local_training import IDLE_S
-from federation.transport.broker import open_broker
-from scripts.demo_processes import Child, Children, script
+from replayfleet.edge_client.learning.local_training import IDLE_S
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.scripts.demo.processes import Child, Children, script
 from tests.support.image_sets import idx_bytes
 
 NUM_CORES = 2

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import write_result
-from federation.methods import METHODS
-from federation.methods.steps.memory import sampler_of
-from federation.scenarios.settings import SIZES, method_from
-from federation.scenarios.simulator import Simulation
-from federation.streams.datasets import Dataset, load_dataset
-from federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.simulator.settings import SIZES, method_from
+from replayfleet.federation.simulator.simulation import Simulation
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 WAYS = {
     "one client, one thread": (1, 1),

@@ -37,16 +37,16 @@ import numpy as np
 import torch
 
 from benchmarks.environment import write_result
-from federation.methods.fedavg import FedAvg
-from federation.methods.records import RoundData, Sampler
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
-from federation.methods.task_records import NoState, TaskDownload, TaskUpload
-from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.streams.datasets import Dataset
-from federation.streams.labelled_images import LabelledImages
-from federation.streams.stream import Stream, StreamSettings
-from models.specs import TaskSpec
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.records import RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskUpload
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.streams.stream import Stream, StreamSettings
+from replayfleet.models.specs import TaskSpec
 
 RIVAL = Path(__file__).parent / "rivals" / "flower_simulation.py"
 PLAIN = {

@@ -13,14 +13,14 @@ import argparse
 from pathlib import Path
 
 from benchmarks.environment import write_result
-from federation.methods.pfedgrp import PFedGRP
-from federation.methods.steps.replay import eager_sampler
-from federation.scenarios.records import RoundRecord
-from federation.scenarios.settings import SIZES
-from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.service.presets import SETTINGS, settings_for
-from federation.streams.datasets import load_dataset
-from federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.service.presets import SETTINGS, settings_for
+from replayfleet.federation.simulator.records import RoundRecord
+from replayfleet.federation.simulator.settings import SIZES
+from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
+from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 SIDES = ("up", "down")
 

@@ -34,14 +34,14 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from benchmarks.environment import write_result
-from federation.protocol import topics
-from federation.protocol.messages import BlobEntry, Manifest
-from federation.transport import broker as broker_module
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.broker import open_broker
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Arrived, Concluded, Event, Offered
-from federation.transport.mqtt import MqttSession
+from replayfleet.federation.wire.protocol import topics
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.transport import broker as broker_module
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 FLEET = "bench"
 NUM_CLIENTS = 10

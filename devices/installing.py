@@ -5,8 +5,8 @@ Measured or read off devices by others, see the notes to each; none of these boa
 
 from __future__ import annotations
 
-from devices.probing import Board
-from devices.profiles import CPU, TENSORRT
+from replayfleet.devices.probing import Board
+from replayfleet.devices.profiles import CPU, TENSORRT
 
 DRIVER = "libcuda.so.1"
 """Comes with NVIDIA's driver and with nothing else."""

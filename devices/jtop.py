@@ -1,7 +1,8 @@
 """Heat and power as jtop's service tells them, for containers that were given its socket and little else of the board.
 
 jtop's client (package ``jetson-stats``) unpickles what its service sends and waits for it without bound. So it runs in
-a process of its own, ``python -m devices.jtop``, which prints a JSON line for every reading and ends with its pipe.
+a process of its own, ``python -m replayfleet.devices.jtop``, which prints a JSON line for every reading and
+ends with its pipe.
 
 Facts: jetson-stats 7.2, documentation of ``jtop.temperature`` (degrees Celsius, ``online``) and ``jtop.power``
 (``tot``, milliwatts). No Jetson was at hand: tried with the real client where no service answers, and with a stand-in.
@@ -69,7 +70,7 @@ class Jtop:
 def _start() -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "devices.jtop"],
+        [sys.executable, "-m", "replayfleet.devices.jtop"],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

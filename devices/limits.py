@@ -17,8 +17,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.budget import TrainingAllowance
-from devices.jtop import Jtop, is_present
+from replayfleet.devices.budget import TrainingAllowance
+from replayfleet.devices.jtop import Jtop, is_present
 
 BELOW_TRIP_C = 5.0
 """How far below a zone's own passive trip, where the kernel slows the whole board down, training is slowed."""

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from devices.profiles import AUTO, GIB, JETSON, PROFILES, DeviceProfile, profile
+from replayfleet.devices.profiles import AUTO, GIB, JETSON, PROFILES, DeviceProfile, profile
 
 _MODULES = {
     "p3767-0000": "jetson-orin-nx",

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from devices.budget import TrainingAllowance
-from federation.errors import SettingsError, nearest
+from replayfleet.devices.budget import TrainingAllowance
+from replayfleet.federation.errors import SettingsError, nearest
 
 AUTO = "auto"
 """The name that stands for whichever profile fits the board; ``devices.probing.chosen`` finds it."""

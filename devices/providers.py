@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from devices.installing import DRIVER, what_to_install
-from devices.probing import Board
-from devices.profiles import CPU, CUDA, TENSORRT, DeviceProfile, required_provider
-from devices.shared_libraries import is_missing, missing_libraries
-from federation.errors import SettingsError
+from replayfleet.devices.installing import DRIVER, what_to_install
+from replayfleet.devices.probing import Board
+from replayfleet.devices.profiles import CPU, CUDA, TENSORRT, DeviceProfile, required_provider
+from replayfleet.devices.shared_libraries import is_missing, missing_libraries
+from replayfleet.federation.errors import SettingsError
 
 PROBE_MODEL = base64.b64decode(
     "CAgSADpzCg8KAXgKAXcSAXkiBENvbnYSBXByb2JlKh8IAQgBCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhsKAXgSFgoUCAESEAoCCAEKAggB"

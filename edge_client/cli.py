@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from edge_client.bench.command import bench
-from edge_client.doctor.command import doctor
-from federation.service.command import run_command
+from replayfleet.edge_client.bench.command import bench
+from replayfleet.edge_client.doctor.command import doctor
+from replayfleet.federation.service.command import run_command
 
 _PATH = click.Path(path_type=Path)
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -68,14 +68,14 @@ def cli() -> None:
 @click.option("--json-logs", is_flag=True, default=None, help="Log JSON lines.")
 def start(config: Path | None, **options: Any) -> None:
     """Run one device; it exits 0 when the run is finished and its last model was served."""
-    from edge_client.settings import ClientSettings
-    from federation.service.logs import configure_logging
-    from federation.service.settings import read_settings
+    from replayfleet.edge_client.settings import ClientSettings
+    from replayfleet.federation.service.logs import configure_logging
+    from replayfleet.federation.service.settings import read_settings
 
     options["source"] = options["source"] or None
     settings = read_settings(ClientSettings, config, options)
     configure_logging(as_json=settings.json_logs)
-    from edge_client.start import start as run
+    from replayfleet.edge_client.start import start as run
 
     if not run(settings):
         click.echo("edge-client: stopped before the run was finished; the same command goes on where it was", err=True)
@@ -86,7 +86,7 @@ def start(config: Path | None, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
     """Show what a client does, also while it runs."""
-    from edge_client.status import lines, read_status
+    from replayfleet.edge_client.operator.status import lines, read_status
 
     found = read_status(data_dir)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from devices.budget import upload_reserve_s
-from edge_client.downloads import Agreement, DownloadDesk, agreement
-from edge_client.jobs import Outcome
-from edge_client.local_training import TrainerEvent
-from edge_client.parts import Parts
-from edge_client.session_logic import Situation, Step, next_step
-from edge_client.sources.base import Samples, Source
-from edge_client.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
-from edge_client.uploads import UploadDesk
-from federation.errors import SettingsError
-from federation.protocol.messages import Announcement
-from federation.service.logs import EventLogger
-from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+from replayfleet.devices.budget import upload_reserve_s
+from replayfleet.edge_client.flow import Samples, Source
+from replayfleet.edge_client.jobs import Outcome
+from replayfleet.edge_client.learning.local_training import TrainerEvent
+from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
+from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
+from replayfleet.edge_client.sync.parts import Parts
+from replayfleet.edge_client.sync.session_logic import Situation, Step, next_step
+from replayfleet.edge_client.sync.uploads import UploadDesk
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.messages import Announcement
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 log = EventLogger(__name__)
 

@@ -12,35 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from devices.limits import Sensors, Throttle
-from edge_client.answerer import FrameCounts
-from edge_client.client import Client
-from edge_client.display.drawing import Legend
-from edge_client.download import Gate
-from edge_client.frame_service import FrameService
-from edge_client.jobs import JobThread
-from edge_client.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
-from edge_client.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
-from edge_client.metrics import Metrics
-from edge_client.model_slot import ModelSlot
-from edge_client.operator_desk import OperatorDesk
-from edge_client.parts import Compute, Parts
-from edge_client.predictions import Shown
-from edge_client.presence import PresenceClock
-from edge_client.serving.model import Workers
-from edge_client.sources.opening import OpenSource
-from edge_client.state_store import StateStore
-from edge_client.status import STATUS_FILE
-from edge_client.training.brake import TrainingBrake
-from edge_client.training.trainer import BLOBS
-from federation.errors import ReplayfleetError
-from federation.protocol.topics import client_subscriptions, feedback_topic, parse_topic
-from federation.service.logs import EventLogger
-from federation.service.presets import STORES_DATA
-from federation.service.systemd import ServiceManager
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Connect, Session
+from replayfleet.devices.limits import Sensors, Throttle
+from replayfleet.edge_client.client import Client
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.frames.answerer import FrameCounts
+from replayfleet.edge_client.frames.frame_service import FrameService
+from replayfleet.edge_client.jobs import JobThread
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
+from replayfleet.edge_client.learning.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.training.brake import TrainingBrake
+from replayfleet.edge_client.learning.training.trainer import BLOBS
+from replayfleet.edge_client.operator.display.drawing import Legend
+from replayfleet.edge_client.operator.metrics import Metrics
+from replayfleet.edge_client.operator.operator_desk import OperatorDesk
+from replayfleet.edge_client.operator.status import STATUS_FILE
+from replayfleet.edge_client.serving.model import Workers
+from replayfleet.edge_client.serving.slot import ModelSlot
+from replayfleet.edge_client.sources.opening import OpenSource
+from replayfleet.edge_client.state_store import StateStore
+from replayfleet.edge_client.sync.download import Gate
+from replayfleet.edge_client.sync.parts import Compute, Parts
+from replayfleet.edge_client.sync.presence import PresenceClock
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.presets import STORES_DATA
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.protocol.topics import client_subscriptions, feedback_topic, parse_topic
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Connect, Session
 
 log = EventLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devices.budget import TrainingAllowance
-from devices.profiles import check_device, required_provider
-from edge_client.collector import CollectorSettings
-from edge_client.sources.opening import LearningSettings
-from edge_client.sources.uri import parse_sources
-from edge_client.training.job import SAMPLERS
-from federation.errors import MalformedMessage, SettingsError, nearest
-from federation.protocol.limits import check_id
+from replayfleet.devices.budget import TrainingAllowance
+from replayfleet.devices.profiles import check_device, required_provider
+from replayfleet.edge_client.cameras.uri import parse_sources
+from replayfleet.edge_client.learning.collector import CollectorSettings
+from replayfleet.edge_client.learning.training.job import SAMPLERS
+from replayfleet.edge_client.sources.opening import LearningSettings
+from replayfleet.federation.errors import MalformedMessage, SettingsError, nearest
+from replayfleet.federation.wire.protocol.limits import check_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,29 +8,29 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-from devices.probing import Board, chosen, probe
-from devices.profiles import CPU, TENSORRT, DeviceProfile
-from devices.providers import ProviderProof, prove_provider
-from edge_client.engine_desk import no_engines, open_desk
-from edge_client.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
-from edge_client.metrics import Metrics
-from edge_client.parts import Compute
-from edge_client.service import ClientService, Identity
-from edge_client.settings import ClientSettings
-from edge_client.sources.opening import source_opener
-from edge_client.training.job import SamplerName
-from edge_client.training.trainer import IDLE, JSON_LOGS
-from export.provider_options import without_engines
-from federation.service.data_dir import claim_data_dir
-from federation.service.health import Answer, Endpoints, HealthServer
-from federation.service.logs import EventLogger
-from federation.service.signals import stopped_by_signals
-from federation.service.systemd import ServiceManager
-from federation.transport.connecting import mqtt_connector
+from replayfleet.devices.probing import Board, chosen, probe
+from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile
+from replayfleet.devices.providers import ProviderProof, prove_provider
+from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.training.job import SamplerName
+from replayfleet.edge_client.learning.training.trainer import IDLE, JSON_LOGS
+from replayfleet.edge_client.operator.metrics import Metrics
+from replayfleet.edge_client.service import ClientService, Identity
+from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
+from replayfleet.edge_client.settings import ClientSettings
+from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.sync.parts import Compute
+from replayfleet.export.running.provider_options import without_engines
+from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.health import Answer, Endpoints, HealthServer
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.signals import stopped_by_signals
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.transport.connecting import mqtt_connector
 
 if TYPE_CHECKING:
-    from edge_client.display.recorder import Recorder
-    from edge_client.display.window import Window
+    from replayfleet.edge_client.operator.display.recorder import Recorder
+    from replayfleet.edge_client.operator.display.window import Window
 
 log = EventLogger(__name__)
 
@@ -124,11 +124,11 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
     """Open what the operator wants to look at."""
     opened: list[Recorder | Window] = []
     if settings.record is not None:
-        from edge_client.display.recorder import Recorder
+        from replayfleet.edge_client.operator.display.recorder import Recorder
 
         opened.append(Recorder(settings.record, service.legend, num_cameras=len(settings.sources)))
     if settings.show:
-        from edge_client.display.window import Window
+        from replayfleet.edge_client.operator.display.window import Window
 
         opened.append(Window(service.legend))
     return opened
@@ -136,11 +136,11 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
 
 def _check_displays(settings: ClientSettings) -> None:
     if settings.record is not None:
-        from edge_client.display.recorder import check_film
+        from replayfleet.edge_client.operator.display.recorder import check_film
 
         check_film(settings.record)
     if settings.show:
-        from edge_client.display.window import check_display
+        from replayfleet.edge_client.operator.display.window import check_display
 
         check_display()
 

@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import msgspec
 
-from devices.budget import Speed
-from federation.errors import Reason
-from federation.protocol.messages import BlobEntry, FleetSpec, Manifest
-from federation.service.atomic import write_atomic
-from federation.service.logs import EventLogger
+from replayfleet.devices.budget import Speed
+from replayfleet.federation.errors import Reason
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 log = EventLogger(__name__)
 

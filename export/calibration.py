@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from export.artefact import Array
-from export.files import read_parameters
-from export.formats import DEFAULT_SAMPLES, DEFAULT_SEED, Format
-from export.parity import eager_run, load_parameters
-from export.samples import Source, latents, read_held, read_images, shares, shuffled
-from export.subject import Architecture
-from federation.errors import SettingsError
-from models.build import build_generator
-from models.specs import LATENT_SIZE, AnyTaskSpec, TaskSpec
+from replayfleet.export.files import read_parameters
+from replayfleet.export.formats import DEFAULT_SAMPLES, DEFAULT_SEED, Format
+from replayfleet.export.parity import eager_run, load_parameters
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.samples import Source, latents, read_held, read_images, shares, shuffled
+from replayfleet.export.subject import Architecture
+from replayfleet.federation.errors import SettingsError
+from replayfleet.models.build import build_generator
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, TaskSpec
 
 NUM_JUDGED: Mapping[str, int] = {"task": 2000, "sub-generator": 256, "detector": 256, "sampler": 8}
 """Most samples that a gate without labels judges on, by kind: what takes seconds on a small CPU."""

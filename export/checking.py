@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from export.artefact import Run
-from export.facts import own_facts
-from export.files import read_file, read_parameters
-from export.latency import median_latencies_s
-from export.runtime import OnnxModel
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.latency import median_latencies_s
+from replayfleet.export.running.artefact import Run
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 _REPEATS = 20
 
@@ -48,8 +48,8 @@ def check_torchscript(path: Path, sha256: str, threads: int) -> Iterator[str]:
     """
     import torch
 
-    from export.parity import eager_run
-    from export.torchscript import load_torchscript, torchscript_facts
+    from replayfleet.export.parity import eager_run
+    from replayfleet.export.torchscript import load_torchscript, torchscript_facts
 
     data = read_file(path)
     loaded = load_torchscript(data, sha256)

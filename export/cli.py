@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from export.formats import (
+from replayfleet.export.formats import (
     DEFAULT_FORMAT,
     DEFAULT_SAMPLES,
     DEFAULT_SEED,
@@ -19,8 +19,8 @@ from export.formats import (
     chosen_format,
     option_help,
 )
-from federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
-from models.specs import (
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
+from replayfleet.models.specs import (
     DETECTION_STRIDES,
     IMAGE_SIZES,
     STANDARD_WIDTH,
@@ -31,7 +31,7 @@ from models.specs import (
 )
 
 if TYPE_CHECKING:
-    from export.calibration import Rounding
+    from replayfleet.export.calibration import Rounding
 
 _ANY_CLASSES = ("any", "other")
 """A sub-generator's architecture doesn't depend on the task's classes, but a ``TaskSpec`` wants two."""
@@ -136,7 +136,7 @@ _CLASSES = click.option(
 @_exports("task")
 def task(classes: str, stem: str, image_size: int, image_channels: int, **options: Any) -> None:
     """Export a task model."""
-    from export.files import read_class_names
+    from replayfleet.export.files import read_class_names
 
     if stem not in STEMS:
         raise SettingsError(f"--stem: unknown stem {stem!r}{nearest(stem, STEMS)}")
@@ -171,8 +171,8 @@ def sub_generator(width: int, image_size: int, image_channels: int, **options: A
 def detector(
     picture_size: str, image_channels: int, classes: str, anchors: str, width: int, stride: int, **options: Any
 ) -> None:
-    """Export a detector; decoding and suppression stay outside (export.detections)."""
-    from export.files import read_class_names, read_pairs
+    """Export a detector; decoding and suppression stay outside (replayfleet.export.running.detections)."""
+    from replayfleet.export.files import read_class_names, read_pairs
 
     names = read_class_names(classes, at_least=1)
     sizes = read_pairs("--anchors", anchors)
@@ -211,7 +211,7 @@ def sampler(width: int, steps: int, image_size: int, image_channels: int, **opti
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 256))
 def check(model: Path, parameters: Path | None, sha256: str | None, threads: int) -> None:
     """Load an exported file as a device does, and print its facts and latency."""
-    from export.checking import check_onnx, check_torchscript
+    from replayfleet.export.checking import check_onnx, check_torchscript
 
     if model.suffix == ".pt":
         if sha256 is None:
@@ -244,13 +244,13 @@ def _export(
 ) -> None:
     row = chosen_format(chosen["format_"], chosen["device"])
     check_combination(kind, row, [name for name in _TABLE_OPTIONS if _was_given(chosen[name.replace("-", "_")])])
-    from export.files import read_parameters
+    from replayfleet.export.files import read_parameters
 
     arrays = read_parameters(parameters)  # before torch is imported: a wrong path shouldn't take seconds
     rounding = _rounding(row, spec, chosen)
-    from export.job import Request, run_export
-    from export.report import lines
-    from export.subject import Architecture
+    from replayfleet.export.job import Request, run_export
+    from replayfleet.export.report import lines
+    from replayfleet.export.subject import Architecture
 
     architecture = Architecture(kind, spec, *sampler)
     request = Request(architecture, row, out, threads, split=chosen["split"], rounding=rounding)
@@ -265,8 +265,8 @@ def _was_given(value: object) -> bool:
 def _rounding(row: Format, spec: AnyTaskSpec, chosen: dict[str, Any]) -> Rounding | None:
     if row.max_loss_points is None:
         return None
-    from export.calibration import Rounding
-    from export.samples import parse_source
+    from replayfleet.export.calibration import Rounding
+    from replayfleet.export.samples import parse_source
 
     def given(name: str, otherwise: Any) -> Any:
         return otherwise if chosen[name] is None else chosen[name]

@@ -10,8 +10,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load as parse_safetensors
 
-from export.artefact import Array
-from federation.errors import SettingsError
+from replayfleet.export.running.artefact import Array
+from replayfleet.federation.errors import SettingsError
 
 MAX_FILE_BYTES = 2**30
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from export.artefact import Array
-from export.simplify import replace_nodes
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.simplify import replace_nodes
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 _EPSILON = 1e-5
 """ONNX's default for BatchNormalization."""

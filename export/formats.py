@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from devices.probing import fitting, probe
-from devices.profiles import AUTO, profile
-from federation.errors import SettingsError, nearest
+from replayfleet.devices.probing import fitting, probe
+from replayfleet.devices.profiles import AUTO, profile
+from replayfleet.federation.errors import SettingsError, nearest
 
 KINDS = ("task", "sub-generator", "detector", "sampler")
 """What can be exported. A sampler is a diffusion model with all the steps that draw from it."""

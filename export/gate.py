@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.artefact import Array, Run
-from export.detections import Detections, detections
-from federation.errors import ArtefactRejected, Reason, SettingsError
-from models.specs import AnyTaskSpec, DetectionRules, DetectionSpec
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.detections import Detections, detections
+from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
+from replayfleet.models.specs import AnyTaskSpec, DetectionRules, DetectionSpec
 
 FOUND_IOU = 0.5
-"""A box is found if one of its class overlaps it by as much; as ``edge_client.labels.lessons`` counts."""
+"""A box is found if one of its class overlaps it by as much; as ``edge_client.learning.labels.lessons`` counts."""
 
 _PIXELS_PER_BATCH = 2**18
 """Bounds memory, whatever the size of the pictures."""

@@ -17,13 +17,13 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from export.facts import PREFIX, sub_generator_facts, task_facts
-from export.inspection import PARAMETERS
-from export.runtime import UNUSED_SUFFIX, Array
-from export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
-from federation.errors import ArtefactRejected, Reason
-from models.build import build_generator, build_task_model
-from models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
+from replayfleet.export.running.inspection import PARAMETERS
+from replayfleet.export.running.runtime import UNUSED_SUFFIX, Array
+from replayfleet.export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.models.build import build_generator, build_task_model
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
 
 OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
@@ -34,7 +34,7 @@ def task_graph(spec: AnyTaskSpec) -> bytes:
     """Return the task model's graph, any B. Takes 1 to 3 s once.
 
     It maps ``images`` (B, C, H, W) to ``logits`` (B, K); a detector's to raw ``outputs`` (B, A * (5 + K), Y, X), which
-    ``export.detections`` reads.
+    ``export.running.detections`` reads.
     """
     output = "outputs" if isinstance(spec, DetectionSpec) else "logits"
     return export_graph(build_task_model(spec), spec.image_shape, ("images", output), task_facts(spec))

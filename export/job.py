@@ -13,22 +13,22 @@ import onnx
 import torch
 from safetensors.numpy import save as format_safetensors
 
-from export.artefact import Array, Run
-from export.calibration import Rounding, SampleSet, gather_samples
-from export.files import write_atomic
-from export.fold import fold
-from export.formats import FORMATS, Format
-from export.gate import Verdict, check_gate, compare_answers, compare_on_labels
-from export.graph import finished
-from export.inspection import MAX_GRAPH_BYTES
-from export.latency import median_latencies_s
-from export.parity import Parity, check_parity, check_rounding, eager_run
-from export.precision import to_float16, to_int8
-from export.runtime import OnnxModel
-from export.sampler_graph import Convert
-from export.subject import Architecture, Subject, build_subject
-from export.torchscript import load_torchscript, torchscript_bytes
-from federation.errors import SettingsError
+from replayfleet.export.calibration import Rounding, SampleSet, gather_samples
+from replayfleet.export.files import write_atomic
+from replayfleet.export.fold import fold
+from replayfleet.export.formats import FORMATS, Format
+from replayfleet.export.gate import Verdict, check_gate, compare_answers, compare_on_labels
+from replayfleet.export.graph import finished
+from replayfleet.export.latency import median_latencies_s
+from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
+from replayfleet.export.precision import to_float16, to_int8
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.inspection import MAX_GRAPH_BYTES
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.sampler_graph import Convert
+from replayfleet.export.subject import Architecture, Subject, build_subject
+from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.federation.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from export.artefact import Array, Run
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 BATCHES = (1, 2, 64)
 TOLERANCE = 1e-4

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from export.artefact import Array
-from export.simplify import replace_nodes
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.simplify import replace_nodes
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 MAX_FLOAT16 = 65504.0
 

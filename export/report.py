@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from export.job import Exported, Request
+    from replayfleet.export.job import Exported, Request
 
 
 def lines(request: Request, done: Exported) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 Lu et al. 2022, "DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models", Algorithm 2 (2M), as
 ``federation.methods.steps.ddpm`` runs it. The network is written once for each step, its parameters once in all: a loop
-would be a subgraph, which no device loads (``export.inspection``). What the network makes of the timesteps doesn't
-depend on images, so it is computed here and stored, some kB a step.
+would be a subgraph, which no device loads (``export.running.inspection``). What the network makes of the timesteps
+doesn't depend on images, so it is computed here and stored, some kB a step.
 
 The solver's own arithmetic stays float32 whatever the network is rounded to: its first step divides by 0.006.
 
@@ -24,10 +24,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from export.artefact import Array, Run
-from export.graph import OPSET
-from export.simplify import drop_dead_nodes, replace_nodes
-from federation.methods.steps.ddpm import denoised, solver_schedule
+from replayfleet.export.graph import OPSET
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.simplify import drop_dead_nodes, replace_nodes
+from replayfleet.federation.methods.steps.ddpm import denoised, solver_schedule
 
 Convert: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 """Rounds a float32 model, keeping the types of its first input and of its output."""

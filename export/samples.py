@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.artefact import Array
-from export.files import read_file, read_parameters
-from federation.errors import SettingsError, nearest
-from models.specs import AnyTaskSpec, DetectionSpec
+from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.running.artefact import Array
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 _ARRAYS = ("images", "labels")
 _PIXEL_SLACK = 1e-3

@@ -11,15 +11,15 @@ import onnx
 from safetensors.numpy import save as format_safetensors
 from torch import nn
 
-from export.artefact import Array, Run
-from export.facts import sampler_facts, sub_generator_facts, task_facts
-from export.graph import join, sub_generator_graph, task_graph
-from export.parity import BATCHES, DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
-from export.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
-from models.build import build_generator, build_task_model
-from models.counting import count_parameters
-from models.ddpm import build_denoiser
-from models.specs import LATENT_SIZE, AnyTaskSpec, TaskSpec
+from replayfleet.export.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.facts import sampler_facts, sub_generator_facts, task_facts
+from replayfleet.export.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
+from replayfleet.models.build import build_generator, build_task_model
+from replayfleet.models.counting import count_parameters
+from replayfleet.models.ddpm import build_denoiser
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, TaskSpec
 
 SAMPLER_TOLERANCE = 1e-3
 """Of a sampler's images: every step carries on the rounding of those before it."""

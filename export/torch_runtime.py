@@ -8,11 +8,11 @@ import zipfile
 
 from torch import nn
 
-from export.artefact import Array
-from export.facts import PREFIX
-from export.parity import eager_run
-from export.torchscript import load_torchscript
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.parity import eager_run
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.running.facts import PREFIX
+from replayfleet.export.torchscript import load_torchscript
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 
 class TorchModel:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from export.facts import PREFIX
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.export.running.facts import PREFIX
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 
 def torchscript_bytes(module: nn.Module, input_shape: tuple[int, ...], facts: Mapping[str, str]) -> bytes:

@@ -1,7 +1,7 @@
 """The networks of a fleet and their specs.
 
-The classes are imported on first use, so that ``import models.specs`` (a device that only serves, a CLI's ``--help``)
-never imports torch.
+The classes are imported on first use, so that ``import replayfleet.models.specs`` (a device that only serves, a CLI's
+``--help``) never imports torch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.resnet import ResNet20
-    from models.specs import DetectionSpec, TaskSpec
-    from models.tiny_yolo import TinyYolo
-    from models.wgan import Critic, Generator
+    from replayfleet.models.resnet import ResNet20
+    from replayfleet.models.specs import DetectionSpec, TaskSpec
+    from replayfleet.models.tiny_yolo import TinyYolo
+    from replayfleet.models.wgan import Critic, Generator
 
 __all__ = ["Critic", "DetectionSpec", "Generator", "ResNet20", "TaskSpec", "TinyYolo"]
 
 _HOMES = {
-    "Critic": "models.wgan",
-    "DetectionSpec": "models.specs",
-    "Generator": "models.wgan",
-    "ResNet20": "models.resnet",
-    "TaskSpec": "models.specs",
-    "TinyYolo": "models.tiny_yolo",
+    "Critic": "replayfleet.models.wgan",
+    "DetectionSpec": "replayfleet.models.specs",
+    "Generator": "replayfleet.models.wgan",
+    "ResNet20": "replayfleet.models.resnet",
+    "TaskSpec": "replayfleet.models.specs",
+    "TinyYolo": "replayfleet.models.tiny_yolo",
 }
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 INITIAL_STD = 0.02
 """Of all weights before training; biases start at 0 and normalisations at scale 1 and shift 0."""

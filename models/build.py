@@ -12,11 +12,11 @@ from typing import TypeVar, overload
 import torch
 from torch import nn
 
-from models.data_free import PixelScale
-from models.resnet import ResNet20
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
-from models.tiny_yolo import DetectionHead, TinyYolo
-from models.wgan import Critic, Generator
+from replayfleet.models.data_free import PixelScale
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.tiny_yolo import DetectionHead, TinyYolo
+from replayfleet.models.wgan import Critic, Generator
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -112,7 +112,7 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
         layer.mean.fill_(PixelScale.INITIAL)
         layer.std.fill_(PixelScale.INITIAL)
     else:
-        raise TypeError(f"no initialisation is defined for {type(layer).__name__}; add one to models.build")
+        raise TypeError(f"no initialisation is defined for {type(layer).__name__}; add one to replayfleet.models.build")
 
 
 def _draw_dcgan(layer: nn.Module, rng: torch.Generator) -> None:
@@ -122,4 +122,6 @@ def _draw_dcgan(layer: nn.Module, rng: torch.Generator) -> None:
         layer.weight.normal_(1.0, _DCGAN_STD, generator=rng)
         layer.bias.zero_()
     else:
-        raise TypeError(f"no DCGAN initialisation is defined for {type(layer).__name__}; add one to models.build")
+        raise TypeError(
+            f"no DCGAN initialisation is defined for {type(layer).__name__}; add one to replayfleet.models.build"
+        )

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from federation.errors import SettingsError
-from models.build import build_module
-from models.specs import TaskSpec
+from replayfleet.federation.errors import SettingsError
+from replayfleet.models.build import build_module
+from replayfleet.models.specs import TaskSpec
 
 _ATTENTION_AT = (14, 16)
 """Sides, in pixels, of the maps that attend to themselves."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.build import initialise
+from replayfleet.models.build import initialise
 
 NUM_COUPLINGS = 4
 NUM_BLOCKS = 2

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from models.build import build_task_model
-from models.specs import TaskSpec
+from replayfleet.models.build import build_task_model
+from replayfleet.models.specs import TaskSpec
 
 EPSILON = 1e-5
 """PyTorch's default for BatchNorm, which the task model uses."""

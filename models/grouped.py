@@ -99,7 +99,7 @@ def _forward(layer: nn.Module, name: str, parameters: Mapping[str, Tensor], num_
     if not any(True for _ in layer.parameters()):
         result: Tensor = layer(x)
         return result
-    raise TypeError(f"{type(layer).__name__} has no grouped form; add one to models.grouped")
+    raise TypeError(f"{type(layer).__name__} has no grouped form; add one to replayfleet.models.grouped")
 
 
 def _backward(
@@ -117,7 +117,7 @@ def _backward(
         scaled = gradient * parameters[f"{name}.weight"][:, None, None]
         along = (scaled * normalised).mean(dim=(2, 3), keepdim=True)
         return inverse_deviation * (scaled - scaled.mean(dim=(2, 3), keepdim=True) - normalised * along)
-    raise TypeError(f"{type(layer).__name__} has no derivative here; add one to models.grouped")
+    raise TypeError(f"{type(layer).__name__} has no derivative here; add one to replayfleet.models.grouped")
 
 
 def _pixels(padding: str | tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.resnet import BasicBlock, ResNet20
+from replayfleet.models.resnet import BasicBlock, ResNet20
 
 
 def task_logits(module: ResNet20, parameters: Mapping[str, Tensor], num_networks: int, images: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.specs import STEMS
+from replayfleet.models.specs import STEMS
 
 WIDTHS = (16, 32, 64, 128)
 """Channels of each stage."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.resnet import WIDTHS, ResNet20
-from models.specs import TaskSpec
+from replayfleet.models.resnet import WIDTHS, ResNet20
+from replayfleet.models.specs import TaskSpec
 
 NUM_FEATURES = WIDTHS[-1]
 """F: entries of a feature vector."""

@@ -16,7 +16,7 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.specs import DETECTION_STRIDES, STANDARD_WIDTH
+from replayfleet.models.specs import DETECTION_STRIDES, STANDARD_WIDTH
 
 CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32, 64, 64)
 """Channels of each convolution in units of ``width``."""

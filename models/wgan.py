@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models.specs import IMAGE_SIZES, LATENT_SIZE
+from replayfleet.models.specs import IMAGE_SIZES, LATENT_SIZE
 
 _IMAGE_CONVOLUTION = {28: (4, 2, 3), 32: (4, 2, 1), 64: (6, 4, 1)}
 """Image size -> (kernel, stride, padding) between the image and the 16x16 maps."""

@@ -91,7 +91,7 @@ get_broker() {
 }
 
 has_fashion_mnist() {
-    $VENV/bin/python -c 'from federation.streams.datasets import load_dataset; load_dataset("fashion-mnist")' 2>/dev/null
+    $VENV/bin/python -c 'from replayfleet.federation.streams.datasets import load_dataset; load_dataset("fashion-mnist")' 2>/dev/null
 }
 
 get_data() {
@@ -100,8 +100,8 @@ get_data() {
     say "no Debian package with Fashion-MNIST here: fetching it with torchvision (30 MB)"
     $VENV/bin/python - <<'PYTHON' || say "without Fashion-MNIST the demo can't run: put its four idx files into a folder and name it, REPLAYFLEET_DATA=/path make demo"
 import sys
-from federation.errors import SettingsError
-from federation.streams.datasets import load_dataset
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.datasets import load_dataset
 try:
     load_dataset("fashion-mnist", download=True)
 except SettingsError as error:

@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling, Scheduling
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from federation.service.torch_setup import prepare_torch
+from replayfleet.federation.service.torch_setup import prepare_torch
 
 prepare_torch(1)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError
 
 _PATH = click.Path(path_type=Path)
 
@@ -29,9 +29,9 @@ def bench(*, source: str | None, no_frames: bool, as_json: bool, **options: Any)
     MODEL is a file of model-export, ONNX or TorchScript; TorchScript is code, so give only your own. Without MODEL and
     --data-dir, an untrained model that comes along is measured.
     """
-    from edge_client.bench.frames import DEFAULT_SOURCE
-    from edge_client.bench.report import as_facts, head, line, tail
-    from edge_client.bench.running import BenchSettings, Row, run_bench
+    from replayfleet.edge_client.bench.frames import DEFAULT_SOURCE
+    from replayfleet.edge_client.bench.report import as_facts, head, line, tail
+    from replayfleet.edge_client.bench.running import BenchSettings, Row, run_bench
 
     if source and no_frames:
         raise SettingsError("both --source and --no-frames are given; expected one of them")

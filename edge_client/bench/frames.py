@@ -9,21 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.answerer import Answerer
-from edge_client.bench.messages import Latency, latency_of
-from edge_client.bench.subject import Variant
-from edge_client.cameras.base import Camera, Picture
-from edge_client.inference import InferenceLoop
-from edge_client.model_slot import Candidate, Model, ModelSlot
-from edge_client.predictions import Shown
-from edge_client.serving.model import Workers
-from edge_client.sources.opening import source_opener
-from edge_client.views.base import View
-from export.files import read_file
-from federation.errors import SettingsError
-from federation.protocol.tensors import encode_arrays
-from federation.transport.blob_store import DiskBlobStore
-from models.specs import AnyTaskSpec
+from replayfleet.edge_client.bench.messages import Latency, latency_of
+from replayfleet.edge_client.bench.subject import Variant
+from replayfleet.edge_client.flow import Camera, Picture, Shown, View
+from replayfleet.edge_client.frames.answerer import Answerer
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.serving.model import Workers
+from replayfleet.edge_client.serving.slot import Candidate, Model, ModelSlot
+from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.export.files import read_file
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.tensors import encode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.specs import AnyTaskSpec
 
 DEFAULT_SOURCE = "synthetic://street?rate=30"
 """At the pace of a camera: a machine that keeps up answers all of it, and says how much more it could."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from edge_client.bench.messages import Latency, Measured
-from edge_client.bench.running import Bench, Row
+from replayfleet.edge_client.bench.messages import Latency, Measured
+from replayfleet.edge_client.bench.running import Bench, Row
 
 _MB = 1e6
 

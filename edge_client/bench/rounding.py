@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from export.artefact import Array
-from export.fold import fold
-from export.graph import join
-from export.precision import to_float16, to_int8
+from replayfleet.export.fold import fold
+from replayfleet.export.graph import join
+from replayfleet.export.precision import to_float16, to_int8
+from replayfleet.export.running.artefact import Array
 
 _NUM_SAMPLES = 32
 

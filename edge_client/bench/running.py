@@ -14,14 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from devices.profiles import CPU, CUDA, TENSORRT
-from devices.providers import try_provider
-from edge_client.bench.frames import FrameRate, measure_frames
-from edge_client.bench.messages import Measured, Trial, Unusable
-from edge_client.bench.subject import Subject, Variant, from_data_dir, from_file, of_our_own, task_facts_of
-from federation.errors import ReplayfleetError, SettingsError
+from replayfleet.devices.profiles import CPU, CUDA, TENSORRT
+from replayfleet.devices.providers import try_provider
+from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
+from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable
+from replayfleet.edge_client.bench.subject import Subject, Variant, from_data_dir, from_file, of_our_own, task_facts_of
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
-WORKER_COMMAND = (sys.executable, "-m", "edge_client.bench.worker")
+WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.bench.worker")
 
 TRIAL_LIMIT_S = 1800.0
 """Beyond what the measurement itself takes: building an engine may take minutes."""
@@ -186,7 +186,7 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
     if subject.task is None:
         return None, "the file doesn't say what its pictures and answers are, or it has none"
     provider = CPU if broken[CUDA] else CUDA
-    labels = logging.getLogger("edge_client.labels")
+    labels = logging.getLogger("replayfleet.edge_client.learning.labels")
     level = labels.level
     labels.setLevel(logging.ERROR)  # nobody learns here
     try:
@@ -210,6 +210,6 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
 
 
 def _machine() -> dict[str, str]:
-    from devices.probing import probe
+    from replayfleet.devices.probing import probe
 
     return {"board": probe().describe(), "python": platform.python_version(), "load": f"{os.getloadavg()[0]:.1f}"}

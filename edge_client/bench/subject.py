@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as format_safetensors
 
-from export.artefact import Array
-from export.facts import own_facts
-from export.files import read_file, read_parameters
-from export.inspection import inspect_graph
-from federation.errors import ArtefactRejected, SettingsError
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.inspection import inspect_graph
+from replayfleet.federation.errors import ArtefactRejected, SettingsError
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 OUR_TASK = TaskSpec(1, 28, tuple(f"class {number}" for number in range(10)))
 """Of the model that comes with this package: the task model for 28 pixels, its parameters drawn at random."""
@@ -104,10 +104,10 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     Raises:
         SettingsError: No model was ever served there.
     """
-    from edge_client.state_store import StateStore
-    from edge_client.training.trainer import BLOBS
-    from federation.service.fleet_spec import task_of
-    from federation.transport.blob_store import DiskBlobStore
+    from replayfleet.edge_client.learning.training.trainer import BLOBS
+    from replayfleet.edge_client.state_store import StateStore
+    from replayfleet.federation.service.fleet_spec import task_of
+    from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
     if not (data_dir / BLOBS).is_dir():
         raise SettingsError(f"data dir {data_dir}: no client has run there")
@@ -129,7 +129,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
 def of_our_own(folder: Path) -> Subject:
     """Return the model that comes with this package, in every precision that can be made here."""
     graph, parameters = folder / "task.onnx", folder / "task.safetensors"
-    data = files("edge_client.bench").joinpath("data").joinpath("task.onnx").read_bytes()
+    data = files("replayfleet.edge_client.bench").joinpath("data").joinpath("task.onnx").read_bytes()
     graph.write_bytes(data)
     parameters.write_bytes(format_safetensors(_drawn(data)))
     return _with_torch("the task model for 28 pixels, untrained", graph, parameters, OUR_TASK, folder)
@@ -177,7 +177,7 @@ def _with_torch(name: str, graph: Path, parameters: Path, task: AnyTaskSpec, fol
     if importlib.util.find_spec("onnx") is None:
         lacking += [(precision, "the package onnx, which makes it, is not installed") for precision in ("fp16", "int8")]
     else:
-        from edge_client.bench.rounding import rounded
+        from replayfleet.edge_client.bench.rounding import rounded
 
         try:
             made = rounded(graph.read_bytes(), read_parameters(parameters), task.image_shape)

@@ -1,4 +1,4 @@
-"""The process that measures one runtime: ``python -m edge_client.bench.worker``, a ``Trial`` as JSON on standard input.
+"""The process that measures one runtime: ``python -m replayfleet.edge_client.bench.worker``: a ``Trial`` on stdin.
 
 One runtime a process: memory is its own, and one that crashes takes no other with it.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from devices.profiles import CPU, CUDA
-from edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
-from edge_client.bench.subject import digest_of, task_from
-from export.artefact import Array
-from export.engines.cache import Workplace
-from export.files import read_file, read_parameters
-from export.filling import filled
-from export.provider_options import BatchProfile
-from export.runtimes import Runtime
-from federation.errors import ArtefactRejected, ReplayfleetError
+from replayfleet.devices.profiles import CPU, CUDA
+from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
+from replayfleet.edge_client.bench.subject import digest_of, task_from
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.running.filling import filled
+from replayfleet.export.running.provider_options import BatchProfile
+from replayfleet.export.running.runtimes import Runtime
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 
 WARM_UP_RUNS = 3
 MIN_RUNS = 20
@@ -93,7 +93,7 @@ def _check(runtime: Runtime) -> None:
 def _open(trial: Trial, folder: Path) -> Runtime:
     if trial.runtime in {"eager", "TorchScript"}:
         return _with_torch(trial)
-    from export.runtime import OnnxModel
+    from replayfleet.export.running.runtime import OnnxModel
 
     graph = read_file(Path(trial.model))
     parameters = read_parameters(Path(trial.parameters)) if trial.parameters else {}
@@ -110,8 +110,8 @@ def _open(trial: Trial, folder: Path) -> Runtime:
 
 
 def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:
-    from export.engines.tensorrt import TensorRt
-    from export.runtime import OnnxModel
+    from replayfleet.export.engines.tensorrt import TensorRt
+    from replayfleet.export.running.runtime import OnnxModel
 
     maker, place = TensorRt(), Workplace(folder, folder / "engine", folder / "timing")
     profile = BatchProfile(min(trial.batches), min(trial.batches), max(trial.batches))
@@ -126,11 +126,11 @@ def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:
 def _with_torch(trial: Trial) -> Runtime:
     import hashlib
 
-    from export.parity import load_parameters
-    from export.torch_runtime import TorchModel, torchscript_model
-    from export.torchscript import torchscript_bytes
-    from federation.service.torch_setup import prepare_torch
-    from models.build import build_task_model
+    from replayfleet.export.parity import load_parameters
+    from replayfleet.export.torch_runtime import TorchModel, torchscript_model
+    from replayfleet.export.torchscript import torchscript_bytes
+    from replayfleet.federation.service.torch_setup import prepare_torch
+    from replayfleet.models.build import build_task_model
 
     prepare_torch(trial.num_threads)
     if trial.task is None:

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from edge_client.cameras.base import Camera
+from replayfleet.edge_client.flow import Camera
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CameraKind:
 
     def settings(self) -> type[Any]:
         """Return the settings' class."""
-        return getattr(importlib.import_module(f"edge_client.cameras.{self.module}"), self.settings_name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(f"replayfleet.edge_client.cameras.{self.module}"), self.settings_name)  # type: ignore[no-any-return]
 
     def open(self, settings: Any, name: str) -> Camera:
         """Return a camera; nothing is captured yet.
@@ -40,24 +40,24 @@ class CameraKind:
         Raises:
             SettingsError: It can't be used on this machine, or what it reads isn't there.
         """
-        module = importlib.import_module(f"edge_client.cameras.{self.module}")
+        module = importlib.import_module(f"replayfleet.edge_client.cameras.{self.module}")
         camera: Camera = getattr(module, self.camera_name)(settings, name)
         if not self.supervised:
             return camera
-        from edge_client.cameras.supervised import SupervisedCamera
+        from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 
         return SupervisedCamera(settings, name)
 
 
 CAMERAS: dict[str, CameraKind] = {
-    "camera": CameraKind("device", "DeviceCameraSettings", "DeviceCamera", "place", supervised=True),
-    "csi": CameraKind("csi", "CsiCameraSettings", "CsiCamera", "sensor", supervised=True),
-    "rtsp": CameraKind("rtsp", "RtspCameraSettings", "RtspCamera", "url", supervised=True),
-    "rtsps": CameraKind("rtsp", "RtspCameraSettings", "RtspCamera", "url", supervised=True),
-    "video": CameraKind("video", "VideoSettings", "VideoCamera", "path"),
-    "images": CameraKind("images", "ImagesSettings", "ImagesCamera", "path"),
-    "carla-replay": CameraKind("carla_replay", "CarlaReplaySettings", "CarlaReplayCamera", "path"),
-    "carla": CameraKind("carla_live", "CarlaSettings", "CarlaCamera", "host"),
-    "synthetic": CameraKind("synthetic", "SyntheticSettings", "SyntheticCamera", ""),
+    "camera": CameraKind("live.device", "DeviceCameraSettings", "DeviceCamera", "place", supervised=True),
+    "csi": CameraKind("live.csi", "CsiCameraSettings", "CsiCamera", "sensor", supervised=True),
+    "rtsp": CameraKind("live.rtsp", "RtspCameraSettings", "RtspCamera", "url", supervised=True),
+    "rtsps": CameraKind("live.rtsp", "RtspCameraSettings", "RtspCamera", "url", supervised=True),
+    "video": CameraKind("recorded.video", "VideoSettings", "VideoCamera", "path"),
+    "images": CameraKind("recorded.images", "ImagesSettings", "ImagesCamera", "path"),
+    "carla-replay": CameraKind("recorded.carla_replay", "CarlaReplaySettings", "CarlaReplayCamera", "path"),
+    "carla": CameraKind("carla.live", "CarlaSettings", "CarlaCamera", "host"),
+    "synthetic": CameraKind("recorded.synthetic", "SyntheticSettings", "SyntheticCamera", ""),
 }
 """Scheme -> camera."""

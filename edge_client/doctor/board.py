@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.probing import Board
-from devices.profiles import GIB, DeviceProfile
-from edge_client.doctor.findings import Finding, failure, ok, warning
+from replayfleet.devices.probing import Board
+from replayfleet.devices.profiles import GIB, DeviceProfile
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, warning
 
 MEMORY_SHARE = 0.8
 """Of a module's memory; the rest is the firmware's, the GPU's carve-outs and the kernel's."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from edge_client.doctor.findings import Finding, failure, ok, skipped, warning
-from edge_client.doctor.keys import expiry
-from federation.errors import SettingsError
-from federation.protocol.topics import doctor_topic
-from federation.transport.broker_address import BrokerAddress, Credentials, TlsSettings
-from federation.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
-from federation.transport.mqtt_connection import MAX_INFLIGHT
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from replayfleet.edge_client.doctor.keys import expiry
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.topics import doctor_topic
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
+from replayfleet.federation.wire.transport.mqtt_connection import MAX_INFLIGHT
 
 LEAST_PACKET_BYTES = 16 << 10
 SMALL_PACKET_BYTES = 128 << 10

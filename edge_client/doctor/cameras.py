@@ -10,14 +10,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from devices.profiles import DeviceProfile
-from edge_client.cameras.device import DeviceCameraSettings
-from edge_client.cameras.kinds import LIVE_CAMERAS
-from edge_client.cameras.opencv import has_backend, require_gstreamer
-from edge_client.cameras.rtsp import RtspCameraSettings
-from edge_client.doctor.findings import Finding, failure, joined, ok, skipped, warning
-from edge_client.sources.uri import CameraUri
-from federation.errors import SettingsError
+from replayfleet.devices.profiles import DeviceProfile
+from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
+from replayfleet.edge_client.cameras.live.kinds import LIVE_CAMERAS
+from replayfleet.edge_client.cameras.live.opencv import has_backend, require_gstreamer
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.uri import CameraUri
+from replayfleet.edge_client.doctor.findings import Finding, failure, joined, ok, skipped, warning
+from replayfleet.federation.errors import SettingsError
 
 BACKENDS = ("V4L2", "FFMPEG", "GSTREAMER")
 """OpenCV's, for ``camera://``, for ``rtsp://`` and films, for ``csi://`` and hardware decoders."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 
 EARLIEST = datetime(2026, 11, 1, tzinfo=timezone.utc).timestamp()
 """This program is younger than that, so a clock before it is wrong."""

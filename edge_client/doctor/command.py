@@ -34,9 +34,9 @@ def doctor(as_json: bool, config: Path | None, **options: Any) -> int:
 
     Exits 0 if nothing fails, 1 if something does, 2 if an option can't be used.
     """
-    from edge_client.doctor.doctor import examine
-    from edge_client.doctor.running import Check
-    from edge_client.doctor.settings import read_doctor_settings
+    from replayfleet.edge_client.doctor.doctor import examine
+    from replayfleet.edge_client.doctor.running import Check
+    from replayfleet.edge_client.doctor.settings import read_doctor_settings
 
     options["source"] = options["source"] or None
     settings = read_doctor_settings(config, options)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from devices.installing import what_to_install
-from devices.probing import Board
-from devices.profiles import CPU, TENSORRT, DeviceProfile, required_provider
-from edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from replayfleet.devices.installing import what_to_install
+from replayfleet.devices.probing import Board
+from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile, required_provider
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 
 
 def look_at_provider(
@@ -20,7 +20,7 @@ def look_at_provider(
         board: what it runs on.
         require: the provider that must be there; empty: the profile's first.
     """
-    from devices.providers import try_provider
+    from replayfleet.devices.providers import try_provider
 
     check = f"provider.{name}"
     wanted = required_provider(require) if require else profile.execution_providers[0]

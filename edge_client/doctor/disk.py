@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from edge_client.doctor.findings import Finding, failure, ok, skipped, warning
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 
 LEAST_FREE_BYTES = 200 << 20
 LITTLE_FREE_BYTES = 1 << 30

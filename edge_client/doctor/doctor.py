@@ -6,16 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from devices.probing import chosen, probe
-from devices.profiles import REQUIRABLE
-from edge_client.doctor import board as boards
-from edge_client.doctor import broker, cameras, clock, compute, disk, keys
-from edge_client.doctor.findings import Finding, Report
-from edge_client.doctor.running import Check, run_check
-from edge_client.doctor.settings import DoctorSettings
-from federation.errors import MalformedMessage, SettingsError
-from federation.service.certificates import common_name
-from federation.transport.broker_address import Credentials, TlsSettings
+from replayfleet.devices.probing import chosen, probe
+from replayfleet.devices.profiles import REQUIRABLE
+from replayfleet.edge_client.doctor import board as boards
+from replayfleet.edge_client.doctor import broker, cameras, clock, compute, disk, keys
+from replayfleet.edge_client.doctor.findings import Finding, Report
+from replayfleet.edge_client.doctor.running import Check, run_check
+from replayfleet.edge_client.doctor.settings import DoctorSettings
+from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.service.certificates import common_name
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}
 """TensorRT builds an engine even for the smallest model, and a Jetson reads a gigabyte of libraries first."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
-from federation.errors import MalformedMessage, SettingsError
-from federation.service.certificates import validities
-from federation.transport.broker_address import Credentials, TlsSettings
+from replayfleet.edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
+from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.service.certificates import validities
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 SOON_S = 30 * 86_400.0
 """A certificate that ends within this wants a new one."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
-from edge_client.doctor.findings import Finding, failure
-from federation.service.logs import redact
+from replayfleet.edge_client.doctor.findings import Finding, failure
+from replayfleet.federation.service.logs import redact
 
 REAP_S = 2.0
 """A killed process that hangs in the kernel isn't waited for any longer."""

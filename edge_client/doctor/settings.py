@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devices.profiles import AUTO, check_device, required_provider
-from edge_client.settings import ClientSettings
-from edge_client.sources.uri import CameraUri, parse_sources
-from federation.errors import MalformedMessage, SettingsError, nearest
-from federation.protocol.limits import check_id
-from federation.service.settings import read_toml, settings_from
-from federation.transport.broker_address import BrokerAddress
+from replayfleet.devices.profiles import AUTO, check_device, required_provider
+from replayfleet.edge_client.cameras.uri import CameraUri, parse_sources
+from replayfleet.edge_client.settings import ClientSettings
+from replayfleet.federation.errors import MalformedMessage, SettingsError, nearest
+from replayfleet.federation.service.settings import read_toml, settings_from
+from replayfleet.federation.wire.protocol.limits import check_id
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress
 
 _ONLY_HERE = frozenset({"ntp"})
 

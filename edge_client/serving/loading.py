@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.model_slot import Model
-from edge_client.serving.messages import Load
-from export.runtime import OnnxModel
-from federation.errors import ArtefactRejected, Reason
-from federation.protocol.tensors import decode_arrays
-from federation.transport.blob_store import DiskBlobStore
+from replayfleet.edge_client.serving.messages import Load
+from replayfleet.edge_client.serving.slot import Model
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.wire.protocol.tensors import decode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 
 @dataclass(frozen=True, slots=True)

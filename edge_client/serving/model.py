@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.backoff import Backoff
-from edge_client.model_slot import Model, ModelLost
-from edge_client.serving.messages import Load, Provider
-from edge_client.serving.process import WORKER_COMMAND, ServingProcess
-from federation.service.logs import EventLogger
+from replayfleet.edge_client.serving.messages import Load, Provider
+from replayfleet.edge_client.serving.process import WORKER_COMMAND, ServingProcess
+from replayfleet.edge_client.serving.slot import Model, ModelLost
+from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 

@@ -16,10 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.model_slot import ModelLost
-from edge_client.processes import child_environment, end, ending
-from edge_client.serving.area import Area, memory_file
-from edge_client.serving.messages import (
+from replayfleet.edge_client.serving.area import Area, memory_file
+from replayfleet.edge_client.serving.messages import (
     MAX_PACKET_BYTES,
     Answered,
     Failed,
@@ -32,10 +30,12 @@ from edge_client.serving.messages import (
     from_worker,
     packet,
 )
-from edge_client.serving.proc import anonymous_bytes, is_starved
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.edge_client.serving.proc import anonymous_bytes, is_starved
+from replayfleet.edge_client.serving.slot import ModelLost
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.service.processes import child_environment, end, ending
 
-WORKER_COMMAND = (sys.executable, "-m", "edge_client.serving.worker")
+WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.serving.worker")
 
 NUM_LANES = 2
 """Callers at a time: frames, and beside them whoever measures, compares or checks."""

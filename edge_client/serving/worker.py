@@ -1,4 +1,4 @@
-"""The serving process: ``python -m edge_client.serving.worker CONTROL LANE:MEMORY ...``, all of them file descriptors.
+"""The serving process: ``python -m replayfleet.edge_client.serving.worker CONTROL LANE:MEMORY ...`` (descriptors).
 
 It serves one model, so that a swap is a change of process: what a model leaks or breaks goes with it. It imports
 neither torch nor MQTT, is the first that the kernel kills when memory runs out, and ends when its client does.
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.model_slot import Model
-from edge_client.serving import messages
-from edge_client.serving.area import Area
-from edge_client.serving.loading import LoadedModel, load_model
-from edge_client.serving.messages import MAX_PACKET_BYTES, Load, Run, in_short, packet, to_worker
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.edge_client.serving import messages
+from replayfleet.edge_client.serving.area import Area
+from replayfleet.edge_client.serving.loading import LoadedModel, load_model
+from replayfleet.edge_client.serving.messages import MAX_PACKET_BYTES, Load, Run, in_short, packet, to_worker
+from replayfleet.edge_client.serving.slot import Model
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 _OUT_OF_MEMORY_FIRST = "500"
 """Of 1000; the client's own is 0."""

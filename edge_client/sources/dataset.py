@@ -7,19 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.cameras.base import Camera
-from edge_client.cameras.scene import SceneCamera
-from edge_client.predictions import Shown
-from edge_client.sources.base import Samples
-from edge_client.sources.uri import DatasetUri
-from edge_client.views.base import View
-from edge_client.views.pixels import as_rgb
-from edge_client.views.whole import WholePicture
-from federation.errors import SettingsError
-from federation.streams.datasets import load_dataset
-from federation.streams.labelled_images import LabelledImages, normalise
-from federation.streams.stream import Indices, Stream, StreamSettings
-from models.specs import TaskSpec
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.cameras.uri import DatasetUri
+from replayfleet.edge_client.flow import Camera, Samples, Shown, View
+from replayfleet.edge_client.frames.views.pixels import as_rgb
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
+from replayfleet.federation.streams.stream import Indices, Stream, StreamSettings
+from replayfleet.models.specs import TaskSpec
 
 _MAX_SCENE = 256
 """Images that are shown, of the round that is being learned."""

@@ -9,18 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.cameras.base import Camera
-from edge_client.cameras.scene import SceneCamera
-from edge_client.predictions import Shown
-from edge_client.sources.base import Samples
-from edge_client.sources.uri import FolderUri
-from edge_client.views.base import View
-from edge_client.views.pixels import fitted, to_pixels
-from edge_client.views.whole import WholePicture
-from federation.errors import SettingsError, nearest
-from federation.service.atomic import write_atomic
-from federation.service.logs import EventLogger
-from models.specs import TaskSpec
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.cameras.uri import FolderUri
+from replayfleet.edge_client.flow import Camera, Samples, Shown, View
+from replayfleet.edge_client.frames.views.pixels import fitted, to_pixels
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.models.specs import TaskSpec
 
 log = EventLogger(__name__)
 

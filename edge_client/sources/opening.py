@@ -7,26 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_client.cameras.base import Camera
-from edge_client.cameras.opening import CAMERAS
-from edge_client.collector import Collector, CollectorSettings
-from edge_client.labels.annotated import AnnotatedLabels
-from edge_client.labels.base import Labeller
-from edge_client.labels.box_feedback import BoxFeedbackDesk
-from edge_client.labels.feedback import FeedbackDesk
-from edge_client.labels.lessons import BoxLabeller, BoxLessons, ClassLessons
-from edge_client.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
-from edge_client.sources.base import Source
-from edge_client.sources.folder import FolderSource, check_folder
-from edge_client.sources.stream import CameraSource
-from edge_client.sources.uri import CameraUri, DatasetUri, FolderUri, parse_sources
-from edge_client.views.base import View
-from edge_client.views.crops import Crops
-from edge_client.views.detector import Detector
-from edge_client.views.whole import WholePicture
-from federation.errors import SettingsError, nearest
-from federation.service.logs import EventLogger
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.edge_client.cameras.opening import CAMERAS
+from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
+from replayfleet.edge_client.flow import Camera, Source, View
+from replayfleet.edge_client.frames.views.crops import Crops
+from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.learning.collector import Collector, CollectorSettings
+from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
+from replayfleet.edge_client.learning.labels.base import Labeller
+from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
+from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
+from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLessons, ClassLessons
+from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
+from replayfleet.edge_client.sources.folder import FolderSource, check_folder
+from replayfleet.edge_client.sources.stream import CameraSource
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 log = EventLogger(__name__)
 
@@ -90,7 +88,7 @@ def source_opener(
     if not isinstance(first, CameraUri):
         _refuse_what_cameras_learn(wanted)
     if isinstance(first, DatasetUri):
-        from edge_client.sources.dataset import DatasetSource
+        from replayfleet.edge_client.sources.dataset import DatasetSource
 
         dataset = DatasetSource(first, data_root)
 

@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_client.cameras.base import Camera, Picture
-from edge_client.collector import Collector
-from edge_client.labels.lessons import Lessons
-from edge_client.labels.operators_word import AnyFeedback, Desk
-from edge_client.predictions import Shown
-from edge_client.sources.base import Samples
-from edge_client.views.base import View
-from federation.service.logs import EventLogger
+from replayfleet.edge_client.flow import Camera, Picture, Samples, Shown, View
+from replayfleet.edge_client.learning.collector import Collector
+from replayfleet.edge_client.learning.labels.lessons import Lessons
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk
+from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from export.engines.cache import Workplace
-from export.engines.maker import EngineFailed, Progress
-from export.provider_options import BatchProfile
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.engines.maker import EngineFailed, Progress
+from replayfleet.export.running.provider_options import BatchProfile
 
-BUILD_COMMAND = (sys.executable, "-m", "export.engines.process")
+BUILD_COMMAND = (sys.executable, "-m", "replayfleet.export.engines.process")
 
 BUILD_LIMIT_S = 3600.0
 """After this a build is given up: the longest that was told of took ten minutes, on an Orin

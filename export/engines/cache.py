@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from export.files import write_atomic
-from export.provider_options import BatchProfile
+from replayfleet.export.files import write_atomic
+from replayfleet.export.running.provider_options import BatchProfile
 
 DEFAULT_MAX_BYTES = 1 << 30
 """Of all entries together: a hundred engines of our networks."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from export.engines.cache import Workplace
-from export.provider_options import BatchProfile, Provider
-from federation.errors import ReplayfleetError
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.running.provider_options import BatchProfile, Provider
+from replayfleet.federation.errors import ReplayfleetError
 
 Progress: TypeAlias = Callable[[int, int], None]
 """(which part is being built, counted from 1; how many there are)."""

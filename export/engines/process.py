@@ -1,4 +1,4 @@
-"""The process that builds one engine: ``python -m export.engines.process``, its job as one JSON line on standard input.
+"""The process that builds one engine: ``python -m replayfleet.export.engines.process``, its job on stdin.
 
 It yields to everybody else, says how far it is on standard output, and ends when its input does, so it never outlives
 who started it.
@@ -17,8 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from export.engines.cache import Workplace
-from export.provider_options import BatchProfile
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.running.provider_options import BatchProfile
 
 NICENESS = 19
 """The lowest: nobody waits for an engine, another runtime answers meanwhile."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from devices.profiles import CPU, CUDA, TENSORRT
-from devices.shared_libraries import needed_libraries
-from export.engines.cache import Workplace
-from export.engines.maker import EngineFailed, Progress
-from export.inspection import input_names
-from export.provider_options import BatchProfile, Provider, cuda_options, tensorrt_options
+from replayfleet.devices.profiles import CPU, CUDA, TENSORRT
+from replayfleet.devices.shared_libraries import needed_libraries
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.engines.maker import EngineFailed, Progress
+from replayfleet.export.running.inspection import input_names
+from replayfleet.export.running.provider_options import BatchProfile, Provider, cuda_options, tensorrt_options
 
-TENSORRT_MAKER = "export.engines.tensorrt:TensorRt"
+TENSORRT_MAKER = "replayfleet.export.engines.tensorrt:TensorRt"
 """What ``build.EngineBuild`` takes."""
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -65,7 +65,7 @@ class TensorRt:
         Raises:
             ArtefactRejected: (load-failed) TensorRT can't build it.
         """
-        from export.runtime import OnnxModel
+        from replayfleet.export.running.runtime import OnnxModel
 
         progress(1, 1)
         shape = OnnxModel(model, {}, num_threads=1).input_shape

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from federation.methods.affcl import AFFCL
-from federation.methods.agem import AGEM
-from federation.methods.centralized import Centralized
-from federation.methods.der import DER
-from federation.methods.fedavg import FedAvg
-from federation.methods.fedavg_replay import FedAvgReplay
-from federation.methods.fedcil import FedCIL
-from federation.methods.fedem import FedEM
-from federation.methods.fedgp import FedGP
-from federation.methods.fedprox import FedProx
-from federation.methods.ideal import Ideal
-from federation.methods.lander import Lander
-from federation.methods.mfcl import MFCL
-from federation.methods.pfedgraph import PFedGraph
-from federation.methods.pfedgraph_replay import PFedGraphReplay
-from federation.methods.pfedgrp import PFedGRP
-from federation.methods.target import Target
+from replayfleet.federation.methods.affcl import AFFCL
+from replayfleet.federation.methods.agem import AGEM
+from replayfleet.federation.methods.centralized import Centralized
+from replayfleet.federation.methods.der import DER
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.fedavg_replay import FedAvgReplay
+from replayfleet.federation.methods.fedcil import FedCIL
+from replayfleet.federation.methods.fedem import FedEM
+from replayfleet.federation.methods.fedgp import FedGP
+from replayfleet.federation.methods.fedprox import FedProx
+from replayfleet.federation.methods.ideal import Ideal
+from replayfleet.federation.methods.lander import Lander
+from replayfleet.federation.methods.mfcl import MFCL
+from replayfleet.federation.methods.pfedgraph import PFedGraph
+from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay
+from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.target import Target
 
 METHODS: dict[str, type[Any]] = {
     "affcl": AFFCL,

@@ -31,24 +31,24 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import affcl_records as aff
-from federation.methods import checks, packing
-from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.flow_replay import (
+from replayfleet.federation.methods import affcl_records as aff
+from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.flow_replay import (
     REPLAY_LAYERS,
     FlowModels,
     FlowReplaySchedule,
     build_flow,
     train_with_flow,
 )
-from federation.methods.steps.modules import judge_of
-from federation.methods.task_method import in_order_with_shares
-from federation.methods.task_records import NoState
-from models.build import initialise
-from models.flow import initialise_flow
-from models.resnet_plus import build_resnet_plus
-from models.specs import TaskSpec
+from replayfleet.federation.methods.steps.modules import judge_of
+from replayfleet.federation.methods.task_method import in_order_with_shares
+from replayfleet.models.build import initialise
+from replayfleet.models.flow import initialise_flow
+from replayfleet.models.resnet_plus import build_resnet_plus
+from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,13 +21,13 @@ from typing import ClassVar
 
 import torch
 
-from federation.methods.buffered_method import BufferedMethod
-from federation.methods.pace import Pace
-from federation.methods.records import RoundData, Sampler
-from federation.methods.steps.buffered_training import Base, train_with_buffer
-from federation.methods.steps.reservoir import Reservoir
-from federation.methods.task_method import AveragingMethod
-from federation.methods.task_records import TaskDownload, TaskUpload
+from replayfleet.federation.methods.buffered_method import BufferedMethod
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
+from replayfleet.federation.methods.steps.buffered_training import Base, train_with_buffer
+from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.task_method import AveragingMethod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

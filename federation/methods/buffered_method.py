@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from federation.methods import checks
-from federation.methods.steps.reservoir import Reservoir
-from federation.methods.task_method import TaskMethod
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.task_method import TaskMethod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods.lockstep import InStep, TrainTaskModel, Work
-from federation.methods.records import ClientId, RoundData, Sampler
-from federation.methods.steps.grouped_task_model import TaskModelJob
-from federation.methods.steps.stored_rounds import StoredRounds
-from federation.methods.steps.task_model import Optimisation
-from federation.methods.task_method import TaskMethod, require_uploads
-from federation.methods.task_records import TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.lockstep import InStep, TrainTaskModel, Work
+from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
+from replayfleet.federation.methods.steps.stored_rounds import StoredRounds
+from replayfleet.federation.methods.steps.task_model import Optimisation
+from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

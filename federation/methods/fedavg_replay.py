@@ -16,16 +16,22 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import packing
-from federation.methods.fedavg import FedAvg
-from federation.methods.lockstep import TrainSubGenerators, Work
-from federation.methods.records import Artefacts, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.memory import Memory, MemorySettings, first_trainings, retrainings, with_replay
-from federation.methods.steps.task_model import judge_with
-from federation.methods.task_method import TaskMethod
-from federation.methods.task_records import TaskDownload, TaskUpload
-from models.specs import TaskSpec
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
+from replayfleet.federation.methods.lockstep import TrainSubGenerators, Work
+from replayfleet.federation.methods.steps.memory import (
+    Memory,
+    MemorySettings,
+    first_trainings,
+    retrainings,
+    with_replay,
+)
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.federation.methods.task_method import TaskMethod
+from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import checks, packing
-from federation.methods import fedcil_records as cil
-from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.acgan import (
+from replayfleet.federation.methods import fedcil_records as cil
+from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.acgan import (
     Acgan,
     AcganSchedule,
     DrawByClass,
@@ -41,11 +41,11 @@ from federation.methods.steps.acgan import (
     draw_by_class,
     train_acgan,
 )
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.modules import judge_of, shuffled_batches
-from federation.methods.task_method import in_order_with_shares
-from models.acgan import build_acgan, initialised_acgan
-from models.specs import TaskSpec
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.modules import judge_of, shuffled_batches
+from replayfleet.federation.methods.task_method import in_order_with_shares
+from replayfleet.models.acgan import build_acgan, initialised_acgan
+from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Parameters
-from federation.methods.steps.acgan import Acgan
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.steps.acgan import Acgan
 
 GENERATOR = "generator"
 CRITIC = "critic"

@@ -29,16 +29,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods import checks
-from federation.methods import fedem_records as em
-from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.task_model import Optimisation, descend, judge_with
-from federation.methods.task_method import TaskMethod, in_order_with_shares
-from federation.methods.task_records import NoState, task_upload_layout
-from models.build import build_task_model, initialise
-from models.resnet import ResNet20
-from models.specs import TaskSpec
+from replayfleet.federation.methods import fedem_records as em
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import NoState, task_upload_layout
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend, judge_with
+from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import TaskSpec
 
 
 def responsibilities(losses: Tensor, shares: Sequence[float]) -> Tensor:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
 
 LEARNER = "task/"
 

@@ -39,19 +39,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import checks
-from federation.methods import fedgp_records as fleet
-from federation.methods.buffered_method import BufferedMethod
-from federation.methods.pace import Pace
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
-from federation.methods.seeding import forked_generator
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
-from federation.methods.steps.projection import gradient_at, gradient_layout, joined
-from federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
-from federation.methods.task_method import in_order_with_shares
-from federation.methods.task_records import task_upload_layout
-from models.build import build_task_model, initialise
+from replayfleet.federation.methods import fedgp_records as fleet
+from replayfleet.federation.methods.buffered_method import BufferedMethod
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import forked_generator
+from replayfleet.federation.methods.kit.task_records import task_upload_layout
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
+from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined
+from replayfleet.federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
+from replayfleet.federation.methods.task_method import in_order_with_shares
+from replayfleet.models.build import build_task_model, initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
 
 GRADIENT = "gradient"
 REFERENCE = "reference"

@@ -18,13 +18,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from federation.methods import checks
-from federation.methods.pace import Pace
-from federation.methods.records import Parameters, RoundData, Sampler
-from federation.methods.steps.objective import loss_of
-from federation.methods.steps.task_model import Optimisation, descend
-from federation.methods.task_method import AveragingMethod
-from federation.methods.task_records import NoState, TaskDownload, TaskUpload
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskUpload
+from replayfleet.federation.methods.steps.objective import loss_of
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend
+from replayfleet.federation.methods.task_method import AveragingMethod
 
 
 def squared_distance(module: nn.Module, reference: Parameters) -> Tensor:

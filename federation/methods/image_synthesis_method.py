@@ -15,18 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from federation.methods import checks
-from federation.methods.records import ClientId, Parameters, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps import data_free
-from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import LOGITS, distilled_classes, soft_cross_entropy
-from federation.methods.steps.synthesis import OpenRound, Student, StudentTraining, Synthesis, synthesise
-from federation.methods.steps.task_model import trained_parameters
-from federation.methods.synthesis_method import SynthesisMethod, known_clients, seen_classes, uniform_average
-from federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
-from federation.methods.task_method import TaskMethod
-from models.resnet import ResNet20
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps import data_free
+from replayfleet.federation.methods.steps.data_free import Observation
+from replayfleet.federation.methods.steps.incremental import LOGITS, distilled_classes, soft_cross_entropy
+from replayfleet.federation.methods.steps.synthesis import OpenRound, Student, StudentTraining, Synthesis, synthesise
+from replayfleet.federation.methods.steps.task_model import trained_parameters
+from replayfleet.federation.methods.synthesis_method import (
+    SynthesisMethod,
+    known_clients,
+    seen_classes,
+    uniform_average,
+)
+from replayfleet.federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
+from replayfleet.federation.methods.task_method import TaskMethod
+from replayfleet.models.resnet import ResNet20
 
 PASSES = ("apart", "joined")
 """How a step's real and synthetic images go through the task model.

@@ -46,21 +46,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federation.methods import checks
-from federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod
-from federation.methods.pace import Pace
-from federation.methods.records import Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps import data_free
-from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import absent_classes, current_loss
-from federation.methods.steps.synthesis import OpenRound, Synthesis
-from federation.methods.steps.task_model import Optimisation, descend
-from federation.methods.synthesis_method import built_generator
-from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
-from federation.methods.task_records import NoState
-from models.data_free import LanderGenerator
-from models.resnet import WIDTHS, ResNet20
+from replayfleet.federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.steps import data_free
+from replayfleet.federation.methods.steps.data_free import Observation
+from replayfleet.federation.methods.steps.incremental import absent_classes, current_loss
+from replayfleet.federation.methods.steps.synthesis import OpenRound, Synthesis
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend
+from replayfleet.federation.methods.synthesis_method import built_generator
+from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
+from replayfleet.models.data_free import LanderGenerator
+from replayfleet.models.resnet import WIDTHS, ResNet20
 
 NUM_FEATURES = WIDTHS[-1]
 """D: entries of a feature and of an anchor."""

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from federation.methods.pace import Pace, Stage
-from federation.methods.records import ClientId, RoundData, Sampler
-from federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
-from federation.methods.steps.memory import Retraining, train_all, train_in_time
-from federation.methods.steps.sub_generators import SubGeneratorKind
-from federation.methods.steps.task_model import Optimisation, train_task_model
-from models.specs import AnyTaskSpec, DetectionSpec
+from replayfleet.federation.methods.kit.pace import Pace, Stage
+from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
+from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
+from replayfleet.federation.methods.steps.memory import Retraining, train_all, train_in_time
+from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
+from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 T = TypeVar("T")
 

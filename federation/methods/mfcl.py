@@ -37,25 +37,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods import checks
-from federation.methods.pace import Pace
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps import data_free
-from federation.methods.steps.incremental import LOGITS, absent_classes, current_loss, head_weighted_distance
-from federation.methods.steps.task_model import Optimisation, descend, train_task_model, trained_parameters
-from federation.methods.synthesis_method import (
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.steps import data_free
+from replayfleet.federation.methods.steps.incremental import (
+    LOGITS,
+    absent_classes,
+    current_loss,
+    head_weighted_distance,
+)
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend, train_task_model, trained_parameters
+from replayfleet.federation.methods.synthesis_method import (
     SynthesisMethod,
     built_generator,
     known_clients,
     seen_classes,
     uniform_average,
 )
-from federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
-from federation.methods.task_method import TaskMethod
-from federation.methods.task_records import NoState
-from models.data_free import MfclGenerator
-from models.resnet import ResNet20
+from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
+from replayfleet.federation.methods.task_method import TaskMethod
+from replayfleet.models.data_free import MfclGenerator
+from replayfleet.models.resnet import ResNet20
 
 REPLAY_LABELS = ("own", "latents")
 """What a synthetic image shows: what the average model names (the reference), or what its latents ask for (Eq. 1)."""

@@ -29,18 +29,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federation.methods import checks
-from federation.methods import pfedgraph_records as graph
-from federation.methods.pace import Pace
-from federation.methods.records import ClientId, Parameters, RoundData, Sampler
-from federation.methods.steps.averaging import check_distribution, weighted_average
-from federation.methods.steps.simplex import project_to_simplex
-from federation.methods.steps.task_model import Optimisation, descend
-from federation.methods.task_method import TaskMethod, average_by_volume, require_uploads
-from federation.methods.task_records import NoState, TaskUpload, task_upload_layout
-from models.build import build_task_model, initialise
-from models.resnet import ResNet20
-from models.specs import TaskSpec
+from replayfleet.federation.methods import pfedgraph_records as graph
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload, task_upload_layout
+from replayfleet.federation.methods.steps.averaging import check_distribution, weighted_average
+from replayfleet.federation.methods.steps.simplex import project_to_simplex
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend
+from replayfleet.federation.methods.task_method import TaskMethod, average_by_volume, require_uploads
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import TaskSpec
 
 SAME_CLUSTER = 0.9
 """Updates with a larger cosine count as equal (released code)."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Facts, Parameters
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Facts, Parameters
 
 _INITIAL = "initial"
 

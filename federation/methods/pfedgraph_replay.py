@@ -17,14 +17,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import packing
-from federation.methods import pfedgraph_records as graph
-from federation.methods.pace import Pace
-from federation.methods.pfedgraph import PFedGraph
-from federation.methods.records import Artefacts, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.memory import Memory, MemorySettings, first_trainings, retrained, retrainings, with_replay
-from federation.methods.steps.task_model import Optimisation, judge_with
+from replayfleet.federation.methods import pfedgraph_records as graph
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import Artefacts, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.pfedgraph import PFedGraph
+from replayfleet.federation.methods.steps.memory import (
+    Memory,
+    MemorySettings,
+    first_trainings,
+    retrained,
+    retrainings,
+    with_replay,
+)
+from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,15 +29,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods import checks, packing
-from federation.methods import pfedgrp_records as grp
-from federation.methods.each import each
-from federation.methods.lockstep import InStep, TrainSubGenerators, TrainTaskModel, Work
-from federation.methods.records import ClientId, Judge, Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.grouped_task_model import TaskModelJob
-from federation.methods.steps.memory import (
+from replayfleet.federation.methods import pfedgrp_records as grp
+from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.each import each
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.lockstep import InStep, TrainSubGenerators, TrainTaskModel, Work
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
+from replayfleet.federation.methods.steps.memory import (
     MemorySettings,
     MixedData,
     draw,
@@ -46,12 +46,12 @@ from federation.methods.steps.memory import (
     retrainings,
     with_replay,
 )
-from federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
-from federation.methods.steps.replay import Replay, counts_for_distribution
-from federation.methods.steps.task_model import Alignment, Optimisation, judge_with
-from federation.methods.task_method import TaskMethod, require_uploads
-from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
+from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
+from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

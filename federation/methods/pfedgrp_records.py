@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Parameters
-from federation.methods.steps.memory import Memory
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.steps.memory import Memory
 
 ClientState: TypeAlias = Memory
 """What a client remembers between rounds."""

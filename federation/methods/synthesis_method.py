@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from federation.methods.records import ClientId, Parameters
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
-from federation.methods.task_method import TaskMethod, require_uploads
-from models.build import build_module, build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import ClientId, Parameters
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
+from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
+from replayfleet.models.build import build_module, build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, ClientId, Facts, Parameters
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Facts, Parameters
 
 GENERATOR = "generator"
 SYNTHETIC = "synthetic"

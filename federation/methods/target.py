@@ -36,20 +36,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from federation.methods import checks
-from federation.methods.image_synthesis_method import ImageSynthesisMethod
-from federation.methods.pace import Pace
-from federation.methods.records import Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.data_free import Observation
-from federation.methods.steps.incremental import absent_classes, current_loss
-from federation.methods.steps.synthesis import OpenRound
-from federation.methods.steps.task_model import Optimisation, descend, train_task_model
-from federation.methods.synthesis_method import built_generator
-from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
-from federation.methods.task_records import NoState
-from models.data_free import TargetGenerator
-from models.resnet import ResNet20
+from replayfleet.federation.methods.image_synthesis_method import ImageSynthesisMethod
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.steps.data_free import Observation
+from replayfleet.federation.methods.steps.incremental import absent_classes, current_loss
+from replayfleet.federation.methods.steps.synthesis import OpenRound
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend, train_task_model
+from replayfleet.federation.methods.synthesis_method import built_generator
+from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
+from replayfleet.models.data_free import TargetGenerator
+from replayfleet.models.resnet import ResNet20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

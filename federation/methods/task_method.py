@@ -8,11 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from federation.methods import checks
-from federation.methods.records import ClientId, Judge, Parameters, Sampler
-from federation.methods.steps.averaging import weighted_average
-from federation.methods.steps.task_model import judge_with
-from federation.methods.task_records import (
+from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, Sampler
+from replayfleet.federation.methods.kit.task_records import (
     NoState,
     TaskDownload,
     TaskModels,
@@ -20,8 +18,10 @@ from federation.methods.task_records import (
     check_task_upload,
     task_upload_layout,
 )
-from models.build import build_task_model, initialise
-from models.specs import AnyTaskSpec
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

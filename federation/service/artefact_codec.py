@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from federation.errors import ArtefactRejected, MalformedMessage, Reason
-from federation.protocol.facts import decode_facts, encode_facts
-from federation.protocol.messages import BlobEntry
-from federation.protocol.tensors import decode_arrays, encode_arrays
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
+from replayfleet.federation.wire.protocol.messages import BlobEntry
+from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
 
 if TYPE_CHECKING:
-    from federation.methods.records import Artefacts, Parameters
+    from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 
 HEADER_ALLOWANCE_BYTES = 64 << 10
 """How much larger than its tensors an encoded parameter set may be."""
@@ -131,7 +131,7 @@ def decode_artefacts(
         ArtefactRejected: A set is unknown, malformed or not finite, or the facts are malformed.
         KeyError: A blob is not in the store.
     """
-    from federation.methods.records import Artefacts
+    from replayfleet.federation.methods.kit.records import Artefacts
 
     try:
         decoded_facts = decode_facts(facts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeVar
 
-from federation.errors import MalformedMessage
+from replayfleet.federation.errors import MalformedMessage
 
 T = TypeVar("T")
 

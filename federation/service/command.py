@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 
 def run_command(command: click.Command, name: str) -> NoReturn:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from federation.errors import SettingsError
-from federation.service.atomic import write_atomic
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.atomic import write_atomic
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""

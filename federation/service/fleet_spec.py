@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from federation.errors import SettingsError, nearest
-from federation.protocol.messages import FleetSpec
-from federation.service.presets import settings_for_task
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.presets import settings_for_task
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 if TYPE_CHECKING:
-    from federation.methods.records import Method
+    from replayfleet.federation.methods.kit.records import Method
 
 
 TASK_KINDS: Mapping[str, type[AnyTaskSpec]] = {"classification": TaskSpec, "detection": DetectionSpec}
@@ -100,7 +100,7 @@ def method_class(name: str) -> type[Any]:
     Raises:
         SettingsError: No such method, or one whose predictions no device can serve; names what there is.
     """
-    from federation.methods import METHODS
+    from replayfleet.federation.methods import METHODS
 
     try:
         kind = METHODS[name]

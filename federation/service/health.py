@@ -13,8 +13,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from federation.errors import SettingsError
-from federation.service.logs import EventLogger
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from federation.errors import SettingsError, nearest
-from federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 TASKS: dict[str, TaskSpec] = {
     "fashion-mnist": TaskSpec(1, 28, FASHION_MNIST, "cifar", 16),

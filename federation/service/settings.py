@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

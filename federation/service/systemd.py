@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, MutableMapping
 
-from federation.service.logs import EventLogger
+from replayfleet.federation.service.logs import EventLogger
 
 EXTEND_S = 60.0
 """How much more time to start is asked for, again and again while starting goes on."""

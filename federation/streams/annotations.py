@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest
 
 MAX_LABEL_BYTES = 2**20
 """Largest YOLO label file and names file."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from federation.errors import SettingsError, nearest
-from federation.streams.datasets import (
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.streams.datasets import (
     DATASETS,
     NAME_A_RECORDING,
     Dataset,
@@ -19,8 +19,8 @@ from federation.streams.datasets import (
     folders_to_search,
     load_dataset,
 )
-from federation.streams.driving_pictures import DrivingPictures, read_driving_pictures
-from models.specs import DetectionSpec
+from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
+from replayfleet.models.specs import DetectionSpec
 
 
 @dataclass(frozen=True, slots=True)

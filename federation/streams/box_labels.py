@@ -15,7 +15,7 @@ PADDING = -1.0
 def box_labels(
     corners: NDArray[np.float32], class_ids: NDArray[np.int64], picture_size: tuple[int, int], max_boxes: int
 ) -> NDArray[np.float32]:
-    """Return one picture's label: (M, 5) float32, see ``federation.methods.records.RoundData``.
+    """Return one picture's label: (M, 5) float32, see ``federation.methods.kit.records.RoundData``.
 
     Boxes are cut off at the picture's edge; those outside of it are left out. Of more than M the largest stay.
 

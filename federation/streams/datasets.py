@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from federation.errors import SettingsError, nearest
-from federation.service.presets import TASKS
-from federation.streams import cifar_binary
-from federation.streams.driving_crops import read_driving_crops
-from federation.streams.idx_sets import download_idx_set, read_idx_set
-from federation.streams.image_trees import read_folder, read_zip
-from federation.streams.imagenet import read_imagenet_10, read_tiny_imagenet_100
-from federation.streams.labelled_images import LabelledImages, Parts
-from models.specs import TaskSpec
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.streams.driving.crops import read_driving_crops
+from replayfleet.federation.streams.files import cifar_binary
+from replayfleet.federation.streams.files.idx_sets import download_idx_set, read_idx_set
+from replayfleet.federation.streams.files.image_trees import read_folder, read_zip
+from replayfleet.federation.streams.files.imagenet import read_imagenet_10, read_tiny_imagenet_100
+from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
+from replayfleet.models.specs import TaskSpec
 
 DATA_ROOT_VARIABLE = "REPLAYFLEET_DATA"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

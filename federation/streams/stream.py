@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest
 
 Indices: TypeAlias = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 DRIVING = "driving"
-"""A scenario without task types, ``federation.streams.driving_stream``, whose settings are these all the same."""
+"""A scenario without task types, ``federation.streams.driving.stream``, whose settings are these all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.status import read_status
-from federation.errors import ReplayfleetError, SettingsError
-from scripts.carla.plan import MARKER, VEHICLES
-from scripts.carla.quality import EVERYWHERE, Qualities, Quality, read_quality
-from scripts.fleet_record import ClientRound, FleetRecord, JournalTail
+from replayfleet.edge_client.operator.status import read_status
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.scripts.carla.plan import MARKER, VEHICLES
+from replayfleet.scripts.carla.quality import EVERYWHERE, Qualities, Quality, read_quality
+from replayfleet.scripts.fleet.record import ClientRound, FleetRecord, JournalTail
 
 PARTS = ("crops", "detection")
 

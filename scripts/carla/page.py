@@ -6,12 +6,12 @@ import html
 import shlex
 from collections.abc import Mapping, Sequence
 
-from scripts.carla.facts import Facts, Part, Vehicle
-from scripts.carla.quality import EVERYWHERE, Quality
-from scripts.carla.stills import Still
-from scripts.report.line_chart import Line, line_chart
-from scripts.report.parts import definitions, document, section, tiles
-from scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent
+from replayfleet.scripts.carla.facts import Facts, Part, Vehicle
+from replayfleet.scripts.carla.quality import EVERYWHERE, Quality
+from replayfleet.scripts.carla.stills import Still
+from replayfleet.scripts.report.line_chart import Line, line_chart
+from replayfleet.scripts.report.parts import definitions, document, section, tiles
+from replayfleet.scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent
 
 _CHART = (440, 300)
 _TITLES = {"crops": "What is this? Objects on the way", "detection": "What is where? Boxes in whole pictures"}

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from edge_client.session_logic import Step
-from edge_client.status import read_status
-from federation.errors import ReplayfleetError, SettingsError
-from scripts.carla.plan import VEHICLES, Plan, Work
-from scripts.demo_processes import Child, Children
-from scripts.demo_watch import Limit, Watch, seconds_from_now
-from scripts.fleet_record import FleetRecord
+from replayfleet.edge_client.operator.status import read_status
+from replayfleet.edge_client.sync.session_logic import Step
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.scripts.carla.plan import VEHICLES, Plan, Work
+from replayfleet.scripts.demo.processes import Child, Children
+from replayfleet.scripts.demo.watch import Limit, Watch, seconds_from_now
+from replayfleet.scripts.fleet.record import FleetRecord
 
 LEAVE_S = 30.0
 """Vehicles leave by themselves within this time after the aggregator did."""

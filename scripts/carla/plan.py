@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from federation.service.atomic import write_atomic
-from federation.streams.anchors import fit_anchors
-from models.specs import DetectionSpec
-from scripts.carla.roads import HOLD_OUT, Drive, Roads
-from scripts.demo_folder import note_facts
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.streams.anchors import fit_anchors
+from replayfleet.models.specs import DetectionSpec
+from replayfleet.scripts.carla.roads import HOLD_OUT, Drive, Roads
+from replayfleet.scripts.demo.folder import note_facts
 
 VEHICLES = ("vehicle-1", "vehicle-2")
 MARKER = "demo-carla.json"

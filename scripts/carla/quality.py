@@ -14,22 +14,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.cameras.base import Picture
-from edge_client.model_slot import Model
-from edge_client.quality import boxes_found
-from edge_client.serving.loading import load_model
-from edge_client.serving.model import Workers
-from edge_client.sources.base import Samples
-from edge_client.state_store import HeldDownload, StateStore
-from edge_client.views.crops import Crops
-from edge_client.views.detector import Detector
-from federation.errors import ReplayfleetError, SettingsError
-from federation.protocol.messages import FleetSpec
-from federation.service.atomic import write_atomic
-from federation.service.fleet_spec import task_of
-from federation.streams.box_labels import box_labels
-from models.specs import DetectionSpec, TaskSpec
-from scripts.carla.roads import Roads
+from replayfleet.edge_client.flow import Picture, Samples
+from replayfleet.edge_client.frames.views.crops import Crops
+from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.learning.quality import boxes_found
+from replayfleet.edge_client.serving.loading import load_model
+from replayfleet.edge_client.serving.model import Workers
+from replayfleet.edge_client.serving.slot import Model
+from replayfleet.edge_client.state_store import HeldDownload, StateStore
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.service.fleet_spec import task_of
+from replayfleet.federation.streams.box_labels import box_labels
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.models.specs import DetectionSpec, TaskSpec
+from replayfleet.scripts.carla.roads import Roads
 
 QUALITY_FILE = "quality.json"
 EVERYWHERE = "all towns"
@@ -183,7 +182,7 @@ def _replayed(outputs: NDArray[np.float32]) -> Callable[[NDArray[np.float32]], N
 def _map50(task: DetectionSpec, outputs: NDArray[np.float32], samples: Samples) -> float | None:
     import torch
 
-    from federation.scenarios.detection_metrics import evaluate_detector
+    from replayfleet.federation.simulator.measures.detection_metrics import evaluate_detector
 
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     try:

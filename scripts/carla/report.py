@@ -1,4 +1,4 @@
-"""The page of a finished driving demo, made from its folder; ``python -m scripts.carla.report OUT`` makes it again."""
+"""The page of a finished driving demo; ``python -m replayfleet.scripts.carla.report OUT`` makes it again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from federation.errors import ReplayfleetError
-from federation.streams.driving import Driving
-from scripts.carla.facts import PARTS, read_facts, read_marker
-from scripts.carla.page import page, summary
-from scripts.carla.plan import VEHICLES, film_name
-from scripts.carla.quality import measure
-from scripts.carla.roads import RecordedRoads, Roads, StreetRoads
-from scripts.carla.stills import Still, still
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.streams.driving.recording import Driving
+from replayfleet.scripts.carla.facts import PARTS, read_facts, read_marker
+from replayfleet.scripts.carla.page import page, summary
+from replayfleet.scripts.carla.plan import VEHICLES, film_name
+from replayfleet.scripts.carla.quality import measure
+from replayfleet.scripts.carla.roads import RecordedRoads, Roads, StreetRoads
+from replayfleet.scripts.carla.stills import Still, still
 
 _STRETCHES = ((0.6, 0.75), (0.85, 1.0))
 """Of each vehicle's film, where its still comes from: late, when models have learned, and not in the same town."""
@@ -75,7 +75,7 @@ def _stills(out: Path) -> dict[str, list[Still]]:
 @click.argument("out", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def report(out: Path) -> None:
     """Write OUT/report.html of the driving demo that ran in OUT."""
-    from federation.service.torch_setup import prepare_torch
+    from replayfleet.federation.service.torch_setup import prepare_torch
 
     prepare_torch(1)
     try:

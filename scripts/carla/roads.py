@@ -18,10 +18,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.cameras.base import Boxes
-from federation.errors import SettingsError
-from federation.streams.driving import Driving, DrivingFrame
-from federation.streams.street.street import Street
+from replayfleet.edge_client.flow import Boxes
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.driving.recording import Driving, DrivingFrame
+from replayfleet.federation.streams.street.street import Street
 
 HOLD_OUT = 4
 """Of so many pictures in a row the last is held out; ``edge-client start --hold-out``."""
@@ -198,7 +198,7 @@ def thin(root: Path, into: Path, *, num_towns: int, frames_per_town: int) -> Rec
     Frames that show nothing are left out; the others are taken evenly.
 
     Args:
-        root: recorded driving, see ``federation.streams.driving``.
+        root: recorded driving, see ``federation.streams.driving.recording``.
         into: a folder that doesn't exist yet.
         num_towns: how many towns.
         frames_per_town: at most so many of each; fewer where the smallest town has fewer.

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError
 
 _BLACK = 20
 """Up to this value in all channels a pixel counts as the ground of a drawn word."""

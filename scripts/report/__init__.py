@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from federation.streams.datasets import Dataset
-from scripts.report.facts import Facts, read_facts
-from scripts.report.page import page
-from scripts.report.samples import generated_pictures, real_pictures
-from scripts.report.sentences import summary
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.scripts.report.facts import Facts, read_facts
+from replayfleet.scripts.report.page import page
+from replayfleet.scripts.report.samples import generated_pictures, real_pictures
+from replayfleet.scripts.report.sentences import summary
 
 
 @dataclass(frozen=True, slots=True)

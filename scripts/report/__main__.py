@@ -1,4 +1,4 @@
-"""``python -m scripts.report runs/demo``: write the report of a finished demo again."""
+"""``python -m replayfleet.scripts.report runs/demo``: write the report of a finished demo again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from federation.errors import ReplayfleetError
-from scripts.demo_plan import DATASET
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.scripts.demo.plan import DATASET
 
 
 @click.command()
@@ -15,8 +15,8 @@ from scripts.demo_plan import DATASET
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds the data set.")
 def report(out: Path, data_root: Path | None) -> None:
     """Write OUT/report.html of the demo that ran in OUT."""
-    from federation.streams.datasets import load_dataset
-    from scripts.report import write_report
+    from replayfleet.federation.streams.datasets import load_dataset
+    from replayfleet.scripts.report import write_report
 
     try:
         written = write_report(out, load_dataset(DATASET, data_root=data_root))

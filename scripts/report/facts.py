@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from aggregator.store import AggregatorStore, StoredArtefacts
-from federation.errors import ArtefactRejected, ReplayfleetError
-from federation.scenarios.result import Result
-from federation.transport.blob_store import DiskBlobStore
-from scripts.demo_plan import BASELINE, MARKER
-from scripts.fleet_record import ClientRound, FleetRecord, JournalTail, Round
+from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
+from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.scripts.demo.plan import BASELINE, MARKER
+from replayfleet.scripts.fleet.record import ClientRound, FleetRecord, JournalTail, Round
 
 
 @dataclass(frozen=True, slots=True)

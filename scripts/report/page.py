@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from scripts.fleet_record import Client, ClientRound, Round
-from scripts.report.facts import Facts, Traffic
-from scripts.report.line_chart import Line, line_chart
-from scripts.report.parts import document, section, tiles
-from scripts.report.samples import Picture, draws_all_classes, why_nothing_is_drawn
-from scripts.report.sentences import headline, is_quiet, revisit_sentence
-from scripts.report.settings_section import settings_section
-from scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
+from replayfleet.scripts.fleet.record import Client, ClientRound, Round
+from replayfleet.scripts.report.facts import Facts, Traffic
+from replayfleet.scripts.report.line_chart import Line, line_chart
+from replayfleet.scripts.report.parts import document, section, tiles
+from replayfleet.scripts.report.samples import Picture, draws_all_classes, why_nothing_is_drawn
+from replayfleet.scripts.report.sentences import headline, is_quiet, revisit_sentence
+from replayfleet.scripts.report.settings_section import settings_section
+from replayfleet.scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
 
 _WIDE, _NARROW = (880, 380), (400, 300)
 _HEAT_CROSSOVER = 0.82

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import ReplayfleetError
-from federation.protocol.messages import FleetSpec
-from federation.service.fleet_spec import method_of
-from federation.streams.datasets import Dataset
-from federation.streams.labelled_images import normalise
-from scripts.report.facts import stored_state
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.fleet_spec import method_of
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.streams.labelled_images import normalise
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.scripts.report.facts import stored_state
 
 NUM_COLUMNS = 2
 NUM_ROWS = 3
@@ -73,14 +73,14 @@ def generated_pictures(aggregator_dir: Path, spec: Mapping[str, Any]) -> dict[st
         return {}
     import torch
 
-    from aggregator.aggregation import restore_artefacts
-    from federation.methods.packing import ALL_CLASSES
-    from federation.methods.seeding import seeded_generator
-    from federation.methods.steps.memory import sampler_of
-    from federation.methods.steps.replay import recognised_share
-    from federation.methods.steps.task_model import judge_with
-    from federation.service.torch_setup import prepare_torch
-    from models.specs import LATENT_SIZE
+    from replayfleet.aggregator.aggregation import restore_artefacts
+    from replayfleet.federation.methods.kit.packing import ALL_CLASSES
+    from replayfleet.federation.methods.kit.seeding import seeded_generator
+    from replayfleet.federation.methods.steps.memory import sampler_of
+    from replayfleet.federation.methods.steps.replay import recognised_share
+    from replayfleet.federation.methods.steps.task_model import judge_with
+    from replayfleet.federation.service.torch_setup import prepare_torch
+    from replayfleet.models.specs import LATENT_SIZE
 
     prepare_torch(1)
     state, blobs = stored_state(aggregator_dir)

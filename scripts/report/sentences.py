@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.fleet_record import ClientRound
-from scripts.report.facts import Facts
-from scripts.words import megabytes, percent
+from replayfleet.scripts.fleet.record import ClientRound
+from replayfleet.scripts.report.facts import Facts
+from replayfleet.scripts.words import megabytes, percent
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.report.facts import Facts
-from scripts.report.parts import definitions
-from scripts.words import clock
+from replayfleet.scripts.report.facts import Facts
+from replayfleet.scripts.report.parts import definitions
+from replayfleet.scripts.words import clock
 
 
 def settings_section(facts: Facts) -> str:

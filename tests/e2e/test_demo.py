@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEMO = [sys.executable, "-m", "scripts.demo", "--fast"]
+DEMO = [sys.executable, "-m", "replayfleet.scripts.demo", "--fast"]
 
 
 def processes_of(folder: Path) -> list[str]:

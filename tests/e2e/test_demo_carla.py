@@ -14,7 +14,7 @@ import cv2
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEMO = [sys.executable, "-m", "scripts.demo_carla", "--fast", "--synthetic"]
+DEMO = [sys.executable, "-m", "replayfleet.scripts.carla", "--fast", "--synthetic"]
 VEHICLES = ("vehicle-1", "vehicle-2")
 
 

@@ -13,33 +13,33 @@ import pytest
 from support.client_world import PFEDGRP, TrainerThread
 from support.image_sets import idx_bytes
 
-from aggregator.founding import Fleet
-from aggregator.jobs import ThreadJobs
-from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService
-from aggregator.serving import OnnxExporter
-from edge_client.parts import Compute
-from edge_client.service import ClientService, Identity
-from edge_client.sources.dataset import DatasetSource
-from edge_client.sources.uri import DatasetUri, parse_source
-from edge_client.state_store import StateStore
-from export.graph import sub_generator_graph
-from export.sampler import onnx_sampler
-from federation.methods.records import Method, Sampler
-from federation.methods.steps.memory import kind_of, sampler_of
-from federation.protocol.messages import FleetSpec
-from federation.scenarios.ledger import DigestOnly
-from federation.scenarios.simulator import RoundOutcome, Simulation
-from federation.service.artefact_codec import encode_artefacts
-from federation.service.fleet_spec import make_spec, method_of
-from federation.service.torch_setup import prepare_torch
-from federation.service.variants import resolved
-from federation.streams.datasets import load_dataset
-from federation.streams.stream import Stream, StreamSettings
-from federation.transport.broker import find_mosquitto, open_broker
-from federation.transport.interfaces import OnMessage, Session, Will
-from federation.transport.memory import MemoryBroker
-from federation.transport.mqtt import MqttSession
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.jobs import ThreadJobs
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
+from replayfleet.edge_client.service import ClientService, Identity
+from replayfleet.edge_client.sources.dataset import DatasetSource
+from replayfleet.edge_client.state_store import StateStore
+from replayfleet.edge_client.sync.parts import Compute
+from replayfleet.export.graph import sub_generator_graph
+from replayfleet.export.running.sampler import onnx_sampler
+from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.service.artefact_codec import encode_artefacts
+from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.service.variants import resolved
+from replayfleet.federation.simulator.measures.ledger import DigestOnly
+from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
+from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.memory import MemoryBroker
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 NUM_CLIENTS, NUM_ROUNDS, SAMPLES, SEED, RUN_SEED = 2, 3, 8, 5, 11
 NAMES = [f"client-{index}" for index in range(NUM_CLIENTS)]

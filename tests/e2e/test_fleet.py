@@ -1,4 +1,4 @@
-"""``python -m scripts.fleet`` in small, with everything going wrong that can: real processes over a real broker."""
+"""``python -m replayfleet.scripts.fleet`` in small, with everything going wrong that can: real processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.image_sets import write_fashion_mnist
 
-from federation.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker import find_mosquitto
 
 ROOT = Path(__file__).parents[2]
-FLEET = [sys.executable, "-m", "scripts.fleet"]
+FLEET = [sys.executable, "-m", "replayfleet.scripts.fleet"]
 
 
 @pytest.mark.timeout(600)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.streams import Look, Streamed, num_counted, stream
 
-from federation.streams.datasets import DATA_ROOT_VARIABLE
-from federation.transport.broker import find_mosquitto, open_broker
-from scripts.carla.plan import Plan, Size, Work
-from scripts.carla.roads import find_recording, thin
-from scripts.fleet_record import ClientRound
+from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
+from replayfleet.scripts.carla.plan import Plan, Size, Work
+from replayfleet.scripts.carla.roads import find_recording, thin
+from replayfleet.scripts.fleet.record import ClientRound
 
 RATE_HZ = 10.0
 FRAMES_PER_TOWN = 100

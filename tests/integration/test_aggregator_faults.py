@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import TinyFleet
 
-from federation.transport.memory import Faults
+from replayfleet.federation.wire.transport.memory import Faults
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -7,12 +7,12 @@ import pytest
 from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
 from support.tiny_method import TinyMethod, TinyState
 
-from aggregator.aggregation import restore_artefacts
-from aggregator.journal import read_journal
-from aggregator.steps import Step
-from federation.errors import SettingsError
-from federation.methods.seeding import seeded_generator
-from federation.protocol.messages import BlobEntry, Manifest
+from replayfleet.aggregator.aggregation import restore_artefacts
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.steps import Step
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,15 @@ import pytest
 from support.tiny_fleet import TinyClient, TinyFleet
 from support.tiny_method import TinyState
 
-from aggregator.aggregation import restore_artefacts
-from aggregator.journal import read_journal
-from aggregator.status import read_status
-from aggregator.steps import Step
-from aggregator.store import AggregatorStore
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.broker import find_mosquitto, open_broker
-from federation.transport.interfaces import OnMessage, Session, Will
-from federation.transport.mqtt import MqttSession
+from replayfleet.aggregator.aggregation import restore_artefacts
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.operator.status import read_status
+from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 TESTS = Path(__file__).parents[1]
 KILLED_AT = (Step.UPLOAD_STORED, Step.COMMITTED)

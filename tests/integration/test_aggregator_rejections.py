@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.tiny_fleet import TinyFleet
 
-from aggregator.journal import read_journal
-from federation.errors import Reason
-from federation.methods.records import Artefacts
-from federation.protocol.messages import Manifest
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.federation.errors import Reason
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.wire.protocol.messages import Manifest
 
 
 @pytest.fixture(autouse=True)

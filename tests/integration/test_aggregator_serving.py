@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH, Publisher, export_graphs
-from aggregator.serving import OnnxExporter
-from export.artefact import check_probe
-from export.runtime import OnnxModel
-from federation.errors import ArtefactRejected
-from federation.methods import METHODS
-from federation.methods.seeding import seeded_generator
-from federation.protocol.codec import decode_manifest, encode_manifest
-from federation.protocol.tensors import decode_arrays
-from federation.service.presets import TASKS
-from federation.transport.blob_store import DiskBlobStore
+from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH, Publisher, export_graphs
+from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.export.running.artefact import check_probe
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.errors import ArtefactRejected
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.wire.protocol.codec import decode_manifest, encode_manifest
+from replayfleet.federation.wire.protocol.tensors import decode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 TASK = TASKS["fashion-mnist"]
 

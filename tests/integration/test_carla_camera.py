@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 from support.client_world import World
 
-from edge_client.cameras import carla_live
-from edge_client.cameras.base import CameraError
-from edge_client.cameras.carla_guard import Duty, Guard
-from edge_client.cameras.carla_live import CarlaCamera, CarlaSettings
-from edge_client.predictions import Shown
-from edge_client.sources.opening import source_opener
-from models.specs import TaskSpec
+from replayfleet.edge_client.cameras.carla import live as carla_live
+from replayfleet.edge_client.cameras.carla.guard import Duty, Guard
+from replayfleet.edge_client.cameras.carla.live import CarlaCamera, CarlaSettings
+from replayfleet.edge_client.flow import CameraError, Shown
+from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.models.specs import TaskSpec
 
 TESTS = Path(__file__).resolve().parents[1]
 WAITING_S = 60.0

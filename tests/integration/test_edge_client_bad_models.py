@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from support.client_world import World, events
 
-from edge_client import downloads, service
-from edge_client.model_slot import Candidate
-from edge_client.predictions import Prediction, Shown
-from edge_client.serving.model import WorkerRules, Workers
-from edge_client.state_store import StateStore
-from federation.protocol.messages import Manifest
-from federation.transport.blob_store import DiskBlobStore
+from replayfleet.edge_client import service
+from replayfleet.edge_client.flow import Prediction, Shown
+from replayfleet.edge_client.serving.model import WorkerRules, Workers
+from replayfleet.edge_client.serving.slot import Candidate
+from replayfleet.edge_client.state_store import StateStore
+from replayfleet.edge_client.sync import downloads
+from replayfleet.federation.wire.protocol.messages import Manifest
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 QUIET = os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
 ONE_SECOND = 1.0 if QUIET else 30.0

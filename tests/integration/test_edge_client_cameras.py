@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support.client_world import World, events
 
-from edge_client.collector import CollectorSettings
-from edge_client.predictions import Shown
-from edge_client.sources.opening import LearningSettings, source_opener
-from federation.protocol.topics import feedback_topic
-from models.specs import TaskSpec
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.learning.collector import CollectorSettings
+from replayfleet.edge_client.sources.opening import LearningSettings, source_opener
+from replayfleet.federation.wire.protocol.topics import feedback_topic
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
 

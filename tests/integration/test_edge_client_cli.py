@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from support.client_world import TASK, World, events
 
-from devices.profiles import TENSORRT
-from devices.providers import try_provider
-from federation.transport.broker import open_broker
-from federation.transport.mqtt import MqttSession
+from replayfleet.devices.profiles import TENSORRT
+from replayfleet.devices.providers import try_provider
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 GOOD = {"broker": "mqtt://127.0.0.1:1", "client-id": "cam-0", "source": "folder://images", "data-dir": "data"}
 
@@ -33,7 +33,7 @@ Spawn = Callable[[list[str]], subprocess.Popen[bytes]]
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from edge_client.cli import main; main()", *words]
+    return [sys.executable, "-c", "from replayfleet.edge_client.cli import main; main()", *words]
 
 
 def start_words(**changes: str) -> list[str]:
@@ -96,7 +96,10 @@ def test_bad_input_gives_one_clear_line_and_writes_nothing(changes: dict[str, st
 
 def test_help_is_quick_and_imports_neither_torch_nor_onnx(place: Path) -> None:
     heavy = "{'torch', 'onnx', 'onnxruntime'}"
-    code = f"import sys\nfrom edge_client.cli import main\ntry: main()\nfinally: print({heavy} & set(sys.modules))"
+    code = (
+        "import sys\nfrom replayfleet.edge_client.cli import main\n"
+        f"try: main()\nfinally: print({heavy} & set(sys.modules))"
+    )
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-c", code, "start", "--help"], capture_output=True, text=True, check=True, timeout=30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.client_world import PFEDGRP, World, events
 
-from edge_client.state_store import StateStore, spec_digest
+from replayfleet.edge_client.state_store import StateStore, spec_digest
 
 DEADLINE_S = 12.0
 
@@ -46,7 +46,7 @@ def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, m
 def test_a_first_optimiser_has_nothing_left_to_import() -> None:
     script = (
         "import sys\n"
-        "from edge_client.training.trainer import warm_up\n"
+        "from replayfleet.edge_client.learning.training.trainer import warm_up\n"
         "warm_up()\n"
         "before = set(sys.modules)\n"
         "import torch\n"
@@ -60,7 +60,7 @@ def test_a_first_optimiser_has_nothing_left_to_import() -> None:
 def test_torch_says_that_memory_ran_out_in_words_that_are_understood() -> None:
     script = (
         "import torch\n"
-        "from edge_client.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
+        "from replayfleet.edge_client.learning.training.guard import bound_memory, is_out_of_memory, _status_bytes\n"
         "torch.nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 9, 9)).sum().backward()\n"
         "bound_memory(_status_bytes('RssAnon') + (100 << 20))\n"
         "try:\n"

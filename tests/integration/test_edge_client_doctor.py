@@ -17,13 +17,13 @@ from support.authority import Authority
 from support.linked import linked_library
 from support.mosquitto import mosquitto, password_file
 
-from devices.installing import DRIVER
-from devices.shared_libraries import is_missing
-from edge_client.doctor.broker import BrokerTarget, look_at_broker
-from edge_client.doctor.findings import Finding, Status
-from federation.transport.broker import find_mosquitto
-from federation.transport.broker_address import Credentials, TlsSettings
-from federation.transport.embedded import EmbeddedBroker
+from replayfleet.devices.installing import DRIVER
+from replayfleet.devices.shared_libraries import is_missing
+from replayfleet.edge_client.doctor.broker import BrokerTarget, look_at_broker
+from replayfleet.edge_client.doctor.findings import Finding, Status
+from replayfleet.federation.wire.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
+from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
 OPEN = ("allow_anonymous true", "set_tcp_nodelay true", "max_packet_size 1048576")
@@ -232,7 +232,7 @@ def command(
     *words: str, without: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     absent = "".join(f"sys.modules[{name!r}] = None; " for name in without)
-    code = f"import sys; {absent}from edge_client.cli import main; main()"
+    code = f"import sys; {absent}from replayfleet.edge_client.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *words],
         capture_output=True,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edge_client.bench.messages import Measured, Trial
-from edge_client.bench.subject import from_data_dir, task_facts_of
-from edge_client.bench.worker import measured
-from edge_client.engine_desk import EngineDesk, open_desk
-from edge_client.model_slot import ModelSlot
-from edge_client.parts import Compute
-from edge_client.serving.model import WorkerModel
+from replayfleet.edge_client.bench.messages import Measured, Trial
+from replayfleet.edge_client.bench.subject import from_data_dir, task_facts_of
+from replayfleet.edge_client.bench.worker import measured
+from replayfleet.edge_client.serving.engine_desk import EngineDesk, open_desk
+from replayfleet.edge_client.serving.model import WorkerModel
+from replayfleet.edge_client.serving.slot import ModelSlot
+from replayfleet.edge_client.sync.parts import Compute
 from tests.support.client_world import TASK, World
 from tests.support.paper_engines import PaperMaker
 

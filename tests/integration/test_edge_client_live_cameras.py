@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from support.rtsp_server import RED, RtspServer, number_in
 
-from edge_client.cameras.base import CameraError, Picture
-from edge_client.cameras.device import DeviceCameraSettings
-from edge_client.cameras.opencv import has_backend
-from edge_client.cameras.rtsp import RtspCameraSettings
-from edge_client.cameras.supervised import SupervisedCamera
-from edge_client.cameras.worker_messages import CameraJob
-from edge_client.cameras.worker_process import WorkerProcess
+from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
+from replayfleet.edge_client.cameras.live.opencv import has_backend
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
+from replayfleet.edge_client.cameras.live.worker_messages import CameraJob
+from replayfleet.edge_client.cameras.live.worker_process import WorkerProcess
+from replayfleet.edge_client.flow import CameraError, Picture
 
 TESTS = Path(__file__).parents[1]
 WITHIN_S = 5.0
@@ -272,8 +272,8 @@ def test_nothing_is_left_behind_by_capture_processes_that_died(
 
 PARENT = """
 import sys, threading
-from edge_client.cameras.device import DeviceCameraSettings
-from edge_client.cameras.supervised import SupervisedCamera
+from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 camera = SupervisedCamera(DeviceCameraSettings(), "front", command=sys.argv[1:])
 for picture in camera.pictures(threading.Event()):
     print(camera.pid, flush=True)

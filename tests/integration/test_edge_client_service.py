@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from support.client_world import TrainerThread, World, events
 
-from edge_client.local_training import TrainerProcess
-from edge_client.parts import Compute
-from edge_client.predictions import Shown
-from edge_client.probation.probation import ProbationRules
-from edge_client.state_store import StateStore
-from federation.errors import Reason
-from federation.protocol.codec import decode
-from federation.protocol.messages import Presence
-from federation.protocol.topics import state_topic
-from federation.transport.memory import MemoryBroker
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.learning.local_training import TrainerProcess
+from replayfleet.edge_client.serving.probation.probation import ProbationRules
+from replayfleet.edge_client.state_store import StateStore
+from replayfleet.edge_client.sync.parts import Compute
+from replayfleet.federation.errors import Reason
+from replayfleet.federation.wire.protocol.codec import decode
+from replayfleet.federation.wire.protocol.messages import Presence
+from replayfleet.federation.wire.protocol.topics import state_topic
+from replayfleet.federation.wire.transport.memory import MemoryBroker
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: py
     fleet = world(num_clients=1, num_rounds=1)
     rules = ProbationRules(duration_s=0.3, num_answered=10)
     client = fleet.start_client("cam-0", compute=Compute(probation=rules))
-    with caplog.at_level(logging.INFO, "edge_client.probation.guard"):
+    with caplog.at_level(logging.INFO, "replayfleet.edge_client.serving.probation.guard"):
         fleet.until(lambda: client.status()["serving_version"] >= 2, 60)  # the first one has nothing to go back to
         fleet.until(lambda: "probation passed" in caplog.messages, 30)
     assert client.status()["probation_version"] is None

@@ -20,18 +20,18 @@ import numpy as np
 import pytest
 from support.served_models import SCENE, TASK, Colours
 
-from edge_client.answerer import Answerer
-from edge_client.cameras.scene import SceneCamera
-from edge_client.inference import InferenceLoop
-from edge_client.model_slot import Candidate, Model, ModelLost, ModelSlot
-from edge_client.predictions import Prediction, Shown
-from edge_client.probation.guard import Guard
-from edge_client.probation.probation import ProbationRules
-from edge_client.serving.loading import load_model
-from edge_client.serving.memory_watch import MemoryWatch
-from edge_client.serving.model import WorkerModel
-from edge_client.views.whole import WholePicture
-from federation.errors import ArtefactRejected, Reason
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.flow import Prediction, Shown
+from replayfleet.edge_client.frames.answerer import Answerer
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.serving.loading import load_model
+from replayfleet.edge_client.serving.memory_watch import MemoryWatch
+from replayfleet.edge_client.serving.model import WorkerModel
+from replayfleet.edge_client.serving.probation.guard import Guard
+from replayfleet.edge_client.serving.probation.probation import ProbationRules
+from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
+from replayfleet.federation.errors import ArtefactRejected, Reason
 
 RATE_HZ = 100.0
 QUIET = os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
@@ -339,7 +339,7 @@ def test_a_signal_to_the_whole_group_is_left_to_the_client(rig: Callable[..., Ri
 def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours) -> None:
     graph, parameters = (entry.digest for entry in colours.manifest(1).blobs)
     script = (
-        "import sys, numpy as np\nfrom pathlib import Path\nfrom edge_client.serving.model import Workers\n"
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom replayfleet.edge_client.serving.model import Workers\n"
         "workers = Workers(Path(sys.argv[1]), num_threads=1, providers=('CPUExecutionProvider',))\n"
         "model = workers.model(sys.argv[2], sys.argv[3], (3, 32, 32))\n"
         "model(np.zeros((1, 3, 32, 32), np.float32))\nprint(model.pid, flush=True)\nsys.stdin.read()"
@@ -357,6 +357,8 @@ def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours)
 
 
 def test_a_serving_process_has_neither_torch_nor_mqtt() -> None:
-    code = "import sys, edge_client.serving.worker\nprint({'torch', 'onnx', 'paho', 'cv2'} & set(sys.modules))"
+    code = (
+        "import sys, replayfleet.edge_client.serving.worker\nprint({'torch', 'onnx', 'paho', 'cv2'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"

@@ -14,21 +14,28 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.backoff import Backoff
-from edge_client.local_training import LocalTraining, TrainerEvent, TrainerProcess
-from edge_client.sources.base import Samples
-from edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from edge_client.training.job import RoundFile, TrainDone, TrainerReady, TrainFailed, TrainJob, read_round_data
-from edge_client.training.trainer import BLOBS, run_job
-from federation.errors import SettingsError
-from federation.methods import METHODS
-from federation.methods.records import RoundData
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.replay import eager_sampler
-from federation.protocol.messages import FleetSpec, Manifest
-from federation.service.artefact_codec import decode_artefacts, encode_artefacts
-from federation.transport.blob_store import DiskBlobStore
-from models.specs import TaskSpec
+from replayfleet.edge_client.flow import Samples
+from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.training.job import (
+    RoundFile,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    read_round_data,
+)
+from replayfleet.edge_client.learning.training.trainer import BLOBS, run_job
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.records import RoundData
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=1)
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -16,17 +16,17 @@ import pytest
 from support.client_world import TASK, ToySource, World
 from support.manager_socket import ManagerSocket
 
-from edge_client.answerer import Answerer
-from edge_client.cameras.base import CameraError
-from edge_client.inference import InferenceLoop
-from edge_client.model_slot import ModelSlot
-from edge_client.parts import Compute
-from edge_client.service import ClientService, Identity
-from edge_client.views.whole import WholePicture
-from federation.protocol.topics import feedback_topic
-from federation.service.systemd import Notifier, ServiceManager
-from federation.transport.broker import find_mosquitto, open_broker
-from federation.transport.mqtt import MqttSession
+from replayfleet.edge_client.flow import CameraError
+from replayfleet.edge_client.frames.answerer import Answerer
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.service import ClientService, Identity
+from replayfleet.edge_client.serving.slot import ModelSlot
+from replayfleet.edge_client.sync.parts import Compute
+from replayfleet.federation.service.systemd import Notifier, ServiceManager
+from replayfleet.federation.wire.protocol.topics import feedback_topic
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 WATCHDOG_S = 2.0
 FED_WITHIN_S = 30.0

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.torch_free import NOT_ON_A_DEVICE, check, serve
 
-from federation.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker import find_mosquitto
 
 ROOT = Path(__file__).parents[2]
-START = "from edge_client.cli import main; main()"
+START = "from replayfleet.edge_client.cli import main; main()"
 HOOK = f"""
 import sys
 

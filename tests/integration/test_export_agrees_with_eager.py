@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-import export.graph
-from export.artefact import Array, Run, check_probe, make_probe
-from export.facts import own_facts
-from export.graph import join, sub_generator_graph, task_graph
-from export.inspection import inspect_graph
-from export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
-from export.runtime import OnnxModel
-from export.sampler import onnx_sampler
-from export.torchscript import load_torchscript, torchscript_bytes
-from federation.errors import ArtefactRejected
-from models.build import build_generator, build_task_model, initialise
-from models.specs import LATENT_SIZE, TaskSpec
+import replayfleet.export.graph
+from replayfleet.export.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
+from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.inspection import inspect_graph
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.running.sampler import onnx_sampler
+from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.federation.errors import ArtefactRejected
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 CLASSES = tuple("abcdefghij")
 SMALL = TaskSpec(1, 28, CLASSES)
@@ -125,7 +125,7 @@ def test_a_graph_is_small_reproducible_and_silent_about_the_machine():
     assert again == graph
     assert torch.equal(before, torch.get_rng_state())
     assert len(graph) < 32_000
-    for trace in (export.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
+    for trace in (replayfleet.export.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
         assert trace.encode() not in graph
 
 

@@ -12,14 +12,14 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-import export.subject
-from export.artefact import Array, Run
-from export.cli import main
-from export.parity import eager_run
-from export.runtime import OnnxModel
-from export.torchscript import load_torchscript
-from models.build import build_generator, build_task_model, initialise
-from models.specs import LATENT_SIZE, TaskSpec
+import replayfleet.export.subject
+from replayfleet.export.cli import main
+from replayfleet.export.parity import eager_run
+from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.torchscript import load_torchscript
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 SPEC = TaskSpec(1, 28, ("shirt", "shoe", "bag"), generator_width=8)
 SHAPE = ["--image-size", "28", "--image-channels", "1"]
@@ -101,7 +101,9 @@ def test_a_sub_generator_is_exported_in_its_own_width(tmp_path: Path):
 def test_a_model_that_differs_is_never_written(
     task: tuple[Run, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(export.subject, "eager_run", lambda module: lambda x: eager_run(module)(x) + np.float32(1e-3))
+    monkeypatch.setattr(
+        replayfleet.export.subject, "eager_run", lambda module: lambda x: eager_run(module)(x) + np.float32(1e-3)
+    )
     out = tmp_path / "out"
     result = CliRunner().invoke(main, [*task[1], "--out", str(out)])
     assert result.exit_code == 2

@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import nn
 
-from aggregator.publisher import TASK_GRAPH, Publisher, export_graphs
-from aggregator.serving import OnnxExporter
-from export.artefact import PROBED_ENTRIES, Array, check_probe, make_probe
-from export.detections import detections
-from export.facts import own_facts
-from export.graph import join, task_graph
-from export.inspection import inspect_graph
-from export.parity import BATCHES, DETECTOR_TOLERANCE, check_parity, eager_run
-from export.runtime import OnnxModel
-from federation.errors import ArtefactRejected
-from federation.methods import METHODS
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.detection import found_boxes
-from federation.protocol.codec import encode_manifest
-from federation.protocol.tensors import decode_arrays
-from federation.transport.blob_store import DiskBlobStore
-from models.build import build_task_model, initialise
-from models.specs import DetectionRules, DetectionSpec
+from replayfleet.aggregator.publisher import TASK_GRAPH, Publisher, export_graphs
+from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.export.graph import join, task_graph
+from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, check_parity, eager_run
+from replayfleet.export.running.artefact import PROBED_ENTRIES, Array, check_probe, make_probe
+from replayfleet.export.running.detections import detections
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.inspection import inspect_graph
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.errors import ArtefactRejected
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.detection import found_boxes
+from replayfleet.federation.wire.protocol.codec import encode_manifest
+from replayfleet.federation.wire.protocol.tensors import decode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import DetectionRules, DetectionSpec
 
 NARROW = DetectionSpec(
     3, 64, 96, ("vehicle", "bike", "traffic_light"), ((0.05, 0.1), (0.2, 0.2), (0.5, 0.6)), width=4, stride=16

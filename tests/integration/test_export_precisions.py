@@ -18,17 +18,17 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
-import export.subject
-from export.artefact import Array
-from export.cli import main
-from export.facts import own_facts
-from export.inspection import inspect_graph
-from export.parity import eager_run
-from export.runtime import OnnxModel
-from export.sampler_graph import TimedNetwork, eager_sampler, solver_steps, timed_network
-from models.build import build_generator, build_task_model, initialise
-from models.ddpm import build_denoiser
-from models.specs import LATENT_SIZE, DetectionSpec, TaskSpec
+import replayfleet.export.subject
+from replayfleet.export.cli import main
+from replayfleet.export.parity import eager_run
+from replayfleet.export.running.artefact import Array
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.inspection import inspect_graph
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.export.sampler_graph import TimedNetwork, eager_sampler, solver_steps, timed_network
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.ddpm import build_denoiser
+from replayfleet.models.specs import LATENT_SIZE, DetectionSpec, TaskSpec
 
 SPEC = TaskSpec(1, 28, ("shirt", "shoe", "bag"), generator_width=4)
 DETECTOR = DetectionSpec(3, 64, 96, ("car", "bike"), ((0.2, 0.2), (0.5, 0.6)), width=4, stride=16)
@@ -119,8 +119,8 @@ def test_int8_is_small_exact_enough_reproducible_and_calibrated_from_replay(
     command += ["--held", str(tmp_path / "held.npz"), "--max-loss", "100"]  # judged quicker; the model is the same
     other = tmp_path / "elsewhere"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    again = [sys.executable, "-m", "export.cli", *command, "--out", str(other)]
-    code = "import sys; from export.cli import main; main(sys.argv[1:])"
+    again = [sys.executable, "-m", "replayfleet.export.cli", *command, "--out", str(other)]
+    code = "import sys; from replayfleet.export.cli import main; main(sys.argv[1:])"
     again[1:3] = ["-c", code]
     done = subprocess.run(again, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stderr
@@ -236,7 +236,7 @@ def test_a_sampler_draws_what_the_eager_one_draws_from_the_same_noise(tmp_path: 
             networks.append(timed_network(*arguments))
         return networks[0]
 
-    monkeypatch.setattr(export.subject, "timed_network", once)
+    monkeypatch.setattr(replayfleet.export.subject, "timed_network", once)
     module = initialise(build_denoiser(SPEC, 4), torch.Generator().manual_seed(0)).eval()
     command = ["sampler", "--parameters", saved(module, tmp_path / "s.safetensors"), *SHAPE, "--width", "4"]
     command += ["--steps", "5", "--threads", "1", "--out", str(tmp_path)]

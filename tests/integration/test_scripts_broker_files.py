@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.protocol.topics import (
+from replayfleet.federation.wire.protocol.topics import (
     aggregator_subscriptions,
     client_subscriptions,
     control_topic,
@@ -25,9 +25,9 @@ from federation.protocol.topics import (
     state_topic,
     up_topic,
 )
-from federation.transport.broker import find_mosquitto
-from federation.transport.broker_address import TlsSettings
-from federation.transport.mqtt import MqttSession
+from replayfleet.federation.wire.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker_address import TlsSettings
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "broker"
 FLEET = "fleet"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.manager_socket import ManagerSocket
 
-from federation.transport.broker import find_mosquitto, open_broker
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
 
 WITHIN_S = 120.0
 """A few seconds on a quiet machine; the aggregator exports its models first."""
@@ -39,8 +39,8 @@ def broker() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("module", "words", "begins"),
     [
-        ("edge_client.cli", CLIENT, "proving the execution provider"),
-        ("aggregator.cli", AGGREGATOR, "building the fleet's models"),
+        ("replayfleet.edge_client.cli", CLIENT, "proving the execution provider"),
+        ("replayfleet.aggregator.cli", AGGREGATOR, "building the fleet's models"),
     ],
 )
 def test_a_service_says_what_it_does_that_it_is_ready_and_that_it_turns(

@@ -18,16 +18,16 @@ from queue import Empty, SimpleQueue
 import pytest
 from support.authority import Authority
 
-from federation.errors import SettingsError
-from federation.protocol import topics
-from federation.protocol.messages import BlobEntry, Manifest
-from federation.transport import broker as broker_module
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.broker import find_mosquitto, open_broker
-from federation.transport.broker_address import Credentials, TlsSettings
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Arrived, Concluded, Event, Offered, Will
-from federation.transport.mqtt import MqttSession
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol import topics
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.transport import broker as broker_module
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 log = logging.getLogger(__name__)
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
@@ -285,8 +285,8 @@ def test_the_last_will_speaks_for_the_dead_and_not_for_who_said_goodbye(broker_u
     watcher, inbox = listen(broker_url, "watcher", "state/#")
     polite, _ = listen(broker_url, "polite", will=Will("state/polite", b"offline"))
     script = (
-        "import sys, os, time; from federation.transport.mqtt import MqttSession; "
-        "from federation.transport.interfaces import Will\n"
+        "import sys, os, time; from replayfleet.federation.wire.transport.mqtt import MqttSession; "
+        "from replayfleet.federation.wire.transport.interfaces import Will\n"
         f"s = MqttSession({broker_url!r}, 'dying', on_message=print, will=Will('state/dying', b'offline'))\n"
         "s.start()\nwhile not s.connected: time.sleep(0.01)\nos.kill(os.getpid(), 9)"
     )
@@ -398,7 +398,7 @@ def test_a_port_in_use_is_one_clear_error() -> None:
 @needs_mosquitto
 def test_a_private_broker_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     script = (
-        "import logging, time; from federation.transport.broker import open_broker\n"
+        "import logging, time; from replayfleet.federation.wire.transport.broker import open_broker\n"
         "with open_broker(None, log=logging.getLogger()) as handle:\n    print(handle.pid, flush=True)\n"
         "    time.sleep(60)"
     )

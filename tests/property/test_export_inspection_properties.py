@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from export.inspection import GraphSummary, inspect_graph
-from federation.errors import ArtefactRejected
+from replayfleet.export.running.inspection import GraphSummary, inspect_graph
+from replayfleet.federation.errors import ArtefactRejected
 
 
 def small_graph() -> bytes:

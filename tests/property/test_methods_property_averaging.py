@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.methods.steps import averaging
-from federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps import averaging
+from replayfleet.federation.methods.steps.averaging import weighted_average
 
 Sets = list[dict[str, torch.Tensor]]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from federation.methods.steps.projection import project_conflicting
+from replayfleet.federation.methods.steps.projection import project_conflicting
 
 
 @st.composite

@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.errors import MalformedMessage
-from federation.protocol.codec import decode, encode
-from federation.protocol.facts import decode_facts, encode_facts
-from federation.protocol.messages import Block, Presence, Progress, Report
-from federation.protocol.tensors import compress, decode_arrays, decompress
+from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.wire.protocol.codec import decode, encode
+from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
+from replayfleet.federation.wire.protocol.messages import Block, Presence, Progress, Report
+from replayfleet.federation.wire.protocol.tensors import compress, decode_arrays, decompress
 
 ids = st.text("abcXYZ019_-", min_size=1, max_size=64)
 transfer_ids = st.binary(min_size=16, max_size=16).map(bytes.hex)

@@ -6,10 +6,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from federation.methods.records import Artefacts
-from federation.scenarios.accounts import DigestAccounts, SetSizes, TensorAccounts, equal_bits
-from federation.scenarios.ledger import Ledger
-from federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.simulator.measures.accounts import DigestAccounts, SetSizes, TensorAccounts, equal_bits
+from replayfleet.federation.simulator.measures.ledger import Ledger
 
 Parameters = dict[str, torch.Tensor]
 Transfer = tuple[str, str, dict[str, int], bool]

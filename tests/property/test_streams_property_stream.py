@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from federation.errors import SettingsError
-from federation.scenarios import SCENARIOS
-from federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.simulator import SCENARIOS
+from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 
 @given(

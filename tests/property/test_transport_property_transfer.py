@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.couriers import Clock, End, run
 
-from federation.protocol.messages import Progress
-from federation.transport.memory import Faults, MemoryBroker
-from federation.transport.sending import Sending
+from replayfleet.federation.wire.protocol.messages import Progress
+from replayfleet.federation.wire.transport.memory import Faults, MemoryBroker
+from replayfleet.federation.wire.transport.sending import Sending
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,9 +10,9 @@ import contextlib
 import sys
 import threading
 
-from edge_client.cameras.base import CameraError
-from edge_client.cameras.carla_live import CarlaCamera, CarlaSettings
-from federation.service.signals import stopped_by_signals
+from replayfleet.edge_client.cameras.carla.live import CarlaCamera, CarlaSettings
+from replayfleet.edge_client.flow import CameraError
+from replayfleet.federation.service.signals import stopped_by_signals
 
 
 def main(how: str) -> None:

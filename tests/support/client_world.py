@@ -11,27 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.founding import Fleet
-from aggregator.journal import read_journal
-from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService
-from aggregator.serving import OnnxExporter
-from edge_client.cameras.base import Camera
-from edge_client.cameras.scene import SceneCamera
-from edge_client.local_training import TrainerEvent
-from edge_client.parts import Compute
-from edge_client.predictions import Shown
-from edge_client.service import ClientService, Identity
-from edge_client.sources.base import Samples
-from edge_client.training.job import TrainerReady, TrainJob
-from edge_client.training.trainer import answer
-from edge_client.views.pixels import to_pixels
-from edge_client.views.whole import WholePicture
-from federation.methods.steps.replay import eager_sampler
-from federation.service.fleet_spec import make_spec, method_of
-from federation.transport.interfaces import OnMessage, Session, Will
-from federation.transport.memory import MemoryBroker
-from models.specs import TaskSpec
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.flow import Camera, Samples, Shown
+from replayfleet.edge_client.frames.views.pixels import to_pixels
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.learning.local_training import TrainerEvent
+from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
+from replayfleet.edge_client.learning.training.trainer import answer
+from replayfleet.edge_client.service import ClientService, Identity
+from replayfleet.edge_client.sync.parts import Compute
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.memory import MemoryBroker
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1)
 FEDAVG = {"local_epochs": "1", "batch_size": "8"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from federation.protocol import topics
-from federation.protocol.messages import BlobEntry, Manifest
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
-from federation.transport.memory import MemoryBroker
-from federation.transport.wire import TransferLimits
+from replayfleet.federation.wire.protocol import topics
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+from replayfleet.federation.wire.transport.memory import MemoryBroker
+from replayfleet.federation.wire.transport.wire import TransferLimits
 
 FLEET = "yard"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from federation.scenarios.records import ClientRecord, RoundRecord
-from federation.scenarios.result import Result
+from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
+from replayfleet.federation.simulator.result import Result
 
 CLASS_NAMES = ("shirt", "shoe", "bag", "coat & hat")
 CLIENTS = ("client-0", "client-1")

@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 from support.rtsp_server import painted
 
-from edge_client.cameras.worker import main
+from replayfleet.edge_client.cameras.live.worker import main
 
 RATE_HZ = 50.0
 SIZE = (192, 64)

@@ -13,9 +13,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.serving.loading import LoadedModel, load_model
-from edge_client.serving.messages import Load
-from edge_client.serving.worker import main
+from replayfleet.edge_client.serving.loading import LoadedModel, load_model
+from replayfleet.edge_client.serving.messages import Load
+from replayfleet.edge_client.serving.worker import main
 
 HANG_S = 600.0
 SLOW_S = 0.1

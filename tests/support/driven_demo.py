@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripts.carla.plan import MARKER, VEHICLES
-from scripts.carla.quality import EVERYWHERE, QUALITY_FILE, Quality
+from replayfleet.scripts.carla.plan import MARKER, VEHICLES
+from replayfleet.scripts.carla.quality import EVERYWHERE, QUALITY_FILE, Quality
 
 TOWNS = {"vehicle-1": ["Town01", "Town02"], "vehicle-2": ["Town02", "Town01"]}
 METHODS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def driven_demo(out: Path, *, synthetic: bool = False, complete: bool = True) ->
         "detection_complete": True,
         "seconds": 125.0,
         "broker": "private mosquitto 2.0 on 127.0.0.1:1, without persistence",
-        "command": ["python", "-m", "scripts.demo_carla", "--data-root", "a <folder>"],
+        "command": ["python", "-m", "replayfleet.scripts.carla", "--data-root", "a <folder>"],
         "hardware": {"processor": "A fine one", "num_cores": 2},
     }
     (out / MARKER).write_text(json.dumps(marker))

@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from federation.streams.datasets import Dataset, load_dataset
-from federation.streams.driving_crops import DrivingCrops
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
+from replayfleet.federation.streams.driving.crops import DrivingCrops
 
 CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
 WIDTH, HEIGHT = 240, 48

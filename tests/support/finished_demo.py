@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from support.demo_journal import CLASS_NAMES, CLIENTS, WEIGHTS, baseline_result, journal, spec
 
-from aggregator.aggregation import store_artefacts
-from aggregator.store import AggregatorStore
-from federation.methods import packing
-from federation.methods.pfedgrp_records import AggregatorState, ClientRecord
-from federation.protocol.messages import FleetSpec
-from federation.streams.datasets import Dataset
-from federation.streams.labelled_images import LabelledImages
-from federation.transport.blob_store import DiskBlobStore
-from models.build import build_generator, build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.aggregator.aggregation import store_artefacts
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.pfedgrp_records import AggregatorState, ClientRecord
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, CLASS_NAMES, "cifar", 16)
 
@@ -39,7 +39,9 @@ def finished_demo(out: Path, *, sent: tuple[int, ...] = (2, 2, 0), **changed: An
     (out / "fedavg").mkdir()
     (out / "fedavg" / "result.json").write_bytes(baseline_result().encode())
     noted: dict[str, Any] = {"preset": "tiny", "broker": "private mosquitto 2.0 on 127.0.0.1:1, without persistence"}
-    (out / "demo.json").write_text(json.dumps({**noted, "command": ["python", "-m", "scripts.demo", "--fast"]}))
+    (out / "demo.json").write_text(
+        json.dumps({**noted, "command": ["python", "-m", "replayfleet.scripts.demo", "--fast"]})
+    )
     return out
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from federation.streams.datasets import Dataset
-from federation.streams.labelled_images import LabelledImages
-from models.specs import TaskSpec
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.models.specs import TaskSpec
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

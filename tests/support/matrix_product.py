@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from export.inspection import PARAMETERS
+from replayfleet.export.running.inspection import PARAMETERS
 
 
 def matrix_product(location: str = PARAMETERS) -> bytes:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from federation.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker import find_mosquitto
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods.records import Artefacts, Parameters, RoundData
-from federation.methods.steps.task_model import judge_with
-from models.build import build_task_model, initialise
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
 
 BIAS = "head.bias"
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from export.engines.cache import Workplace
-from export.engines.maker import EngineFailed, Progress
-from export.provider_options import BatchProfile, Provider
+from replayfleet.export.engines.cache import Workplace
+from replayfleet.export.engines.maker import EngineFailed, Progress
+from replayfleet.export.running.provider_options import BatchProfile, Provider
 
 NUM_PARTS = 11
 

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_client.cameras.base import Camera, Picture
+from replayfleet.edge_client.flow import Camera, Picture
 
 CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
 WIDTH, HEIGHT = 64, 40

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from federation.methods.fedavg import FedAvg
-from federation.methods.lander import Lander
-from federation.methods.mfcl import MFCL
-from federation.methods.records import Parameters, RoundData
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps import data_free
-from federation.methods.steps.replay import eager_sampler
-from federation.methods.steps.task_model import trainable_task_model
-from federation.methods.synthesis_records import CountedUpload, SynthesisDownload
-from models.build import build_task_model, initialise
-from models.resnet import ResNet20
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.records import Parameters, RoundData
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.lander import Lander
+from replayfleet.federation.methods.mfcl import MFCL
+from replayfleet.federation.methods.steps import data_free
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.task_model import trainable_task_model
+from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.resnet import ResNet20
 from tests.support.toy import TOY, accuracy, toy_data
 
 SAMPLER = eager_sampler(TOY)
@@ -33,7 +33,7 @@ def short_mfcl(**changes: Any) -> MFCL:
 
 
 def short_target(**changes: Any) -> Any:
-    from federation.methods.target import Target
+    from replayfleet.federation.methods.target import Target
 
     return Target(task=TOY, **{**SHORT, **SHORT_SYNTHESIS, **changes})
 
@@ -70,7 +70,7 @@ def aggregated(method: Any, uploads: dict[str, CountedUpload], *, state: Any = N
 
 def fedavg_local(parameters: Parameters, data: Any, settings: dict[str, Any], seed: int = 0) -> Parameters:
     """Return what FedAvg's client makes of the same start, samples and random numbers."""
-    from federation.methods.task_records import NoState, TaskDownload
+    from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
 
     method = FedAvg(task=TOY, **settings)
     _, upload = method.local_round(

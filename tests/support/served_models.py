@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edge_client.download import candidate
-from edge_client.model_slot import Candidate
-from edge_client.serving.model import WorkerRules, Workers
-from export.artefact import make_probe
-from export.inspection import PARAMETERS
-from federation.protocol.messages import BlobEntry, Manifest, Serving
-from federation.protocol.tensors import encode_arrays
-from federation.transport.blob_store import DiskBlobStore
-from models.specs import TaskSpec
+from replayfleet.edge_client.serving.model import WorkerRules, Workers
+from replayfleet.edge_client.serving.slot import Candidate
+from replayfleet.edge_client.sync.download import candidate
+from replayfleet.export.running.artefact import make_probe
+from replayfleet.export.running.inspection import PARAMETERS
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
+from replayfleet.federation.wire.protocol.tensors import encode_arrays
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(3, 32, ("red", "green", "blue"), generator_width=1)
 COLOURS = 255 * np.eye(3, dtype=np.uint8)

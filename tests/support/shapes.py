@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from federation.methods.records import RoundData
-from models.specs import DetectionSpec
+from replayfleet.federation.methods.kit.records import RoundData
+from replayfleet.models.specs import DetectionSpec
 
 SHAPES = DetectionSpec(
     image_channels=3,

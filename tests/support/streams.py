@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.carla.plan import Plan, Work
-from scripts.carla.roads import HOLD_OUT
-from scripts.demo_processes import Child, Children
-from scripts.fleet_record import FleetRecord, JournalTail
+from replayfleet.scripts.carla.plan import Plan, Work
+from replayfleet.scripts.carla.roads import HOLD_OUT
+from replayfleet.scripts.demo.processes import Child, Children
+from replayfleet.scripts.fleet.record import FleetRecord, JournalTail
 
 POLL_S = 0.5
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from support.tiny_fleet import TinyExporter, tiny_spec
 from support.tiny_method import TinyMethod
 
-from aggregator.founding import Fleet
-from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService
-from aggregator.steps import Step
-from federation.service.torch_setup import prepare_torch
-from federation.transport.interfaces import OnMessage, Session, Will
-from federation.transport.mqtt import MqttSession
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.steps import Step
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 
 def main(folder: str, url: str, step: str, passes: int) -> None:

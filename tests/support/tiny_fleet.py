@@ -9,22 +9,30 @@ from typing import Any, Protocol
 import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
 
-from aggregator.founding import Fleet
-from aggregator.jobs import run_job
-from aggregator.parts import Outcome
-from aggregator.rounds import RoundRules
-from aggregator.service import AggregatorService
-from aggregator.steps import Step
-from federation.methods.records import Artefacts
-from federation.methods.seeding import seeded_generator
-from federation.protocol.codec import encode
-from federation.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
-from federation.protocol.topics import client_subscriptions, control_topic, state_topic
-from federation.service.artefact_codec import decode_artefacts, encode_artefacts
-from federation.transport.blob_store import DiskBlobStore
-from federation.transport.courier import FleetCourier
-from federation.transport.interfaces import Arrived, Concluded, Offered, OnMessage, Received, Session, Will
-from federation.transport.memory import MemoryBroker
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.jobs import run_job
+from replayfleet.aggregator.parts import Outcome
+from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.steps import Step
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
+from replayfleet.federation.wire.protocol.topics import client_subscriptions, control_topic, state_topic
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import (
+    Arrived,
+    Concluded,
+    Offered,
+    OnMessage,
+    Received,
+    Session,
+    Will,
+)
+from replayfleet.federation.wire.transport.memory import MemoryBroker
 
 FLEET = "tiny-fleet"
 SEED = 7

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from federation.methods.records import Artefacts, Parameters
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
+from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, ("left", "right"))
 

@@ -14,9 +14,9 @@ from typing import Any
 from support.client_world import World
 from support.image_sets import write_fashion_mnist
 
-from federation.service.presets import TASKS
-from federation.transport.broker import open_broker
-from federation.transport.mqtt import MqttSession
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 NOT_ON_A_DEVICE = ("torch", "torchvision", "onnx", "onnxscript", "cv2", "matplotlib", "rich")
 """What the base install and ONNX Runtime don't bring."""

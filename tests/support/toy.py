@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from federation.methods.records import Parameters, RoundData
-from federation.methods.seeding import seeded_generator
-from federation.methods.steps.memory import sampler_of
-from federation.methods.steps.task_model import judge_with
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters, RoundData
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.models.specs import TaskSpec
 
 TOY = TaskSpec(image_channels=1, image_size=28, class_names=("a", "b", "c", "d"), generator_width=4)
 

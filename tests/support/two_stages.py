@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.fedavg import FedAvg
-from federation.methods.records import Parameters, RoundData
-from federation.methods.steps.projection import gradient_layout, joined
-from federation.methods.steps.replay import eager_sampler
-from federation.methods.steps.reservoir import Reservoir
-from federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
-from federation.methods.task_records import NoState, TaskDownload
-from models.build import build_task_model, initialise
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.records import Parameters, RoundData
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
+from replayfleet.federation.methods.steps.projection import gradient_layout, joined
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
+from replayfleet.models.build import build_task_model, initialise
 from tests.support.toy import TOY, toy_data
 
 FIRST: dict[int, int] = {0: 12, 1: 12}

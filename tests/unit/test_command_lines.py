@@ -13,11 +13,11 @@ import click
 import pytest
 
 START = {
-    "aggregator.cli": ["serve", "--clients", "1", "--data-dir"],
-    "edge_client.cli": [
+    "replayfleet.aggregator.cli": ["serve", "--clients", "1", "--data-dir"],
+    "replayfleet.edge_client.cli": [
         *("start", "--broker", "mqtt://localhost", "--client-id", "a", "--source", "folder://{folder}", "--data-dir"),
     ],
-    "federation.scenarios.cli": ["fedavg", "--out"],
+    "replayfleet.federation.simulator.cli": ["fedavg", "--out"],
 }
 HELP_LIMIT_S = 0.5
 """Of CPU time, the interpreter's start included: what a person waits for on a quiet machine."""
@@ -40,7 +40,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(module: str, tmp_
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("module", [*START, "export.cli"])
+@pytest.mark.parametrize("module", [*START, "replayfleet.export.cli"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     done = _python(
         "import sys\n"
@@ -81,8 +81,8 @@ def _cpu_s(arguments: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-EVERY_COMMAND = [words for module in (*START, "export.cli") for words in _commands(module)]
-EVERY_COMMAND.append(("federation.scenarios.cli", "table"))
+EVERY_COMMAND = [words for module in (*START, "replayfleet.export.cli") for words in _commands(module)]
+EVERY_COMMAND.append(("replayfleet.federation.simulator.cli", "table"))
 
 
 @pytest.mark.parametrize("words", EVERY_COMMAND, ids=" ".join)
@@ -97,7 +97,7 @@ def test_help_of_every_command_takes_less_than_half_a_second(words: tuple[str, .
     pytest.fail(f"{' '.join(words)} --help takes {min(taken):.2f} s of CPU time, {HELP_LIMIT_S} s are allowed")
 
 
-@pytest.mark.parametrize("module", ["aggregator.cli", "federation.scenarios.cli"])
+@pytest.mark.parametrize("module", ["replayfleet.aggregator.cli", "replayfleet.federation.simulator.cli"])
 def test_idle_threads_sleep_before_torch_is_imported(module: str, tmp_path: Path) -> None:
     done = _python(
         "import os, sys\n"

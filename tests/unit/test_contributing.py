@@ -14,15 +14,15 @@ from typing import NamedTuple
 import pytest
 from support.image_sets import write_fashion_mnist
 
-import federation.methods
-from federation.methods import METHODS
-from federation.scenarios.job import Options, prepare
-from federation.service.fleet_spec import make_spec, method_of
-from federation.service.presets import SETTINGS, TASKS
+import replayfleet.federation.methods
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.service.presets import SETTINGS, TASKS
+from replayfleet.federation.simulator.job import Options, prepare
 
 ROOT = Path(__file__).parents[2]
 NAME = "trimmed_mean"
-MODULE = f"federation.methods.{NAME}"
+MODULE = f"replayfleet.federation.methods.{NAME}"
 
 DEMANDED = {
     "closed form": "extremes_at_both_ends_are_left_out",
@@ -56,7 +56,9 @@ def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Add the example's file to the package and its line to ``METHODS``, until the test is over."""
     example = worked_example()
     (tmp_path / f"{NAME}.py").write_text(example.method, encoding="utf-8")
-    monkeypatch.setattr(federation.methods, "__path__", [*federation.methods.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        replayfleet.federation.methods, "__path__", [*replayfleet.federation.methods.__path__, str(tmp_path)]
+    )
     importlib.invalidate_caches()
     table = {"Any": object}
     exec(example.entry, table)
@@ -64,8 +66,8 @@ def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(METHODS, name, kind)
     yield
     sys.modules.pop(MODULE, None)
-    if hasattr(federation.methods, NAME):
-        delattr(federation.methods, NAME)
+    if hasattr(replayfleet.federation.methods, NAME):
+        delattr(replayfleet.federation.methods, NAME)
 
 
 def load(path: Path) -> ModuleType:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from federation.errors import Reason
-from federation.methods import METHODS
+from replayfleet.federation.errors import Reason
+from replayfleet.federation.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

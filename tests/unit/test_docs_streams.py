@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from federation.scenarios.tables.paper import paper_tables
+from replayfleet.federation.simulator.tables.paper import paper_tables
 
 PAGE = Path(__file__).parents[2] / "docs/streams.md"
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from federation.methods.records import Parameters
-from federation.methods.steps.modules import drawn_from, trainable
-from federation.methods.steps.task_model import trained_parameters
-from models.acgan import AcganCritic, AcganGenerator, build_acgan
-from models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.modules import drawn_from, trainable
+from replayfleet.federation.methods.steps.task_model import trained_parameters
+from replayfleet.models.acgan import AcganCritic, AcganGenerator, build_acgan
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 DrawByClass: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """(labels (B,), rng) -> images (B, C, H, W) of these classes, the generator in eval mode and without gradients."""

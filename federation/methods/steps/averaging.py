@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from federation.methods.records import Parameters
+from replayfleet.federation.methods.kit.records import Parameters
 
 _SMALL = 1 << 12
 """Elements up to which tensors are summed side by side: of a ResNet's tensors most are BatchNorm's, and tiny."""

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federation.methods.pace import Pace
-from federation.methods.records import Parameters, RoundData
-from federation.methods.seeding import forked_generator
-from federation.methods.steps.objective import task_loss
-from federation.methods.steps.projection import joined, loss_gradient, project_gradient
-from federation.methods.steps.reservoir import IMAGES, LABELS, LOGITS, Reservoir
-from federation.methods.steps.task_model import Optimisation, TaskModelSettings, computing_in, descend
-from models.specs import AnyTaskSpec
+from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.kit.records import Parameters, RoundData
+from replayfleet.federation.methods.kit.seeding import forked_generator
+from replayfleet.federation.methods.steps.objective import task_loss
+from replayfleet.federation.methods.steps.projection import joined, loss_gradient, project_gradient
+from replayfleet.federation.methods.steps.reservoir import IMAGES, LABELS, LOGITS, Reservoir
+from replayfleet.federation.methods.steps.task_model import Optimisation, TaskModelSettings, computing_in, descend
+from replayfleet.models.specs import AnyTaskSpec
 
 BASES = ("plain", "der", "agem")
 """What the buffer does in local training: nothing, DER's term in the loss, or A-GEM's projection of the gradient."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federation.methods.records import Parameters
-from federation.methods.steps.task_model import trainable_task_model
-from models.resnet import ResNet20
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.task_model import trainable_task_model
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import TaskSpec
 
 VARIANCE_FLOOR = 1e-8
 """Added to both variances of a divergence."""

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.pace import ShouldStop, never
-from federation.methods.records import Draw, Parameters, Sampler
-from federation.methods.seeding import digest_generator
-from federation.methods.steps.wgan_gp import SubGenerator
-from models.build import initialise
-from models.ddpm import build_denoiser, require_diffusers
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.pace import ShouldStop, never
+from replayfleet.federation.methods.kit.records import Draw, Parameters, Sampler
+from replayfleet.federation.methods.kit.seeding import digest_generator
+from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
+from replayfleet.models.build import initialise
+from replayfleet.models.ddpm import build_denoiser, require_diffusers
+from replayfleet.models.specs import TaskSpec
 
 NUM_TIMESTEPS = 1000
 _NOISE = {"num_train_timesteps": NUM_TIMESTEPS, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}

@@ -1,6 +1,6 @@
 """From a detector's raw outputs to boxes with scores (YOLO9000, Redmon & Farhadi 2017, section 2).
 
-``export.detections`` does the same with numpy, for devices without torch; a test holds that both agree.
+``export.running.detections`` does the same with numpy, for devices without torch; a test holds that both agree.
 Axes: B batch, A anchors, Y rows and X columns of cells, N = A Y X candidates of one picture, M boxes, K classes.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.specs import DetectionRules, DetectionSpec
+from replayfleet.models.specs import DetectionRules, DetectionSpec
 
 MAX_LOG_SIZE = 8.0
 """A box is at most e^8 anchors wide: a model that diverged then still has finite boxes."""

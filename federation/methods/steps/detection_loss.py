@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.steps.detection import Fields, corners_of, overlaps
-from models.specs import DetectionSpec
+from replayfleet.federation.methods.steps.detection import Fields, corners_of, overlaps
+from replayfleet.models.specs import DetectionSpec
 
 LOCALISATION_WEIGHT = 0.1
 OBJECT_WEIGHT = 0.5

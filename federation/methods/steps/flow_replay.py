@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.records import Parameters, RoundData
-from federation.methods.seeding import split_generator
-from federation.methods.steps.modules import drawn_from, shuffled_batches, trainable
-from federation.methods.steps.task_model import EVALUATION_BATCH, trained_parameters
-from models.flow import ConditionalFlow, standard_normal_log_density
-from models.resnet_plus import NUM_FEATURES, ResNetPlus, build_resnet_plus
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters, RoundData
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.modules import drawn_from, shuffled_batches, trainable
+from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, trained_parameters
+from replayfleet.models.flow import ConditionalFlow, standard_normal_log_density
+from replayfleet.models.resnet_plus import NUM_FEATURES, ResNetPlus, build_resnet_plus
+from replayfleet.models.specs import TaskSpec
 
 TEMPERATURE = 2.0
 """Of distillation; there is no factor of its square."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from federation.methods.records import Parameters
-from federation.methods.steps.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
-from models import grouped
-from models.build import build_critic, build_generator, initialise
-from models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
+from replayfleet.models import grouped
+from replayfleet.models.build import build_critic, build_generator, initialise
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.records import Parameters
-from federation.methods.steps.task_model import Alignment, Optimisation, computing_in
-from models import grouped
-from models.build import build_task_model
-from models.grouped_task import task_logits
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, computing_in
+from replayfleet.models import grouped
+from replayfleet.models.build import build_task_model
+from replayfleet.models.grouped_task import task_logits
+from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)

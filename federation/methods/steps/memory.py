@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from federation.methods import checks, packing
-from federation.methods.pace import Pace, Stage, steps_per_epoch
-from federation.methods.packing import ALL_CLASSES
-from federation.methods.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
-from federation.methods.seeding import split_generator
-from federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
-from federation.methods.steps.replay import (
+from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.pace import Pace, Stage, steps_per_epoch
+from replayfleet.federation.methods.kit.packing import ALL_CLASSES
+from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.replay import (
     Replay,
     draw_labelled_replay,
     draw_replay,
@@ -29,10 +29,10 @@ from federation.methods.steps.replay import (
     generation_scale,
     recognised_share,
 )
-from federation.methods.steps.sub_generators import Ddpm, SubGeneratorKind, WganGp
-from federation.methods.steps.wgan_gp import SubGenerator
-from models.ddpm import require_diffusers
-from models.specs import DetectionSpec, TaskSpec
+from replayfleet.federation.methods.steps.sub_generators import Ddpm, SubGeneratorKind, WganGp
+from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
+from replayfleet.models.ddpm import require_diffusers
+from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 _CRITIC = "critic/"
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from federation.methods.records import Judge, Parameters
-from federation.methods.steps.task_model import EVALUATION_BATCH
+from replayfleet.federation.methods.kit.records import Judge, Parameters
+from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from federation.methods.steps.detection_loss import detection_loss
-from models.specs import AnyTaskSpec, DetectionSpec
+from replayfleet.federation.methods.steps.detection_loss import detection_loss
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 TaskLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(what the task model returned for B images, their labels) -> scalar, mean over the batch."""

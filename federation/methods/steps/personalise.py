@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from federation.methods.each import each
-from federation.methods.records import Parameters
-from federation.methods.seeding import split_generator
-from federation.methods.steps.averaging import check_equal_layouts
-from federation.methods.steps.replay import Replay
-from federation.methods.steps.simplex import project_to_simplex
-from models.folding import build_folded_task_model, fold_batch_norm
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.each import each
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.averaging import check_equal_layouts
+from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.methods.steps.simplex import project_to_simplex
+from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
+from replayfleet.models.specs import TaskSpec
 
 EVALUATION_BATCH = 256
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from federation.methods.records import Parameters
-from federation.methods.steps.objective import loss_of
-from federation.methods.steps.task_model import computing_in, trainable_task_model
-from models.build import build_task_model
-from models.specs import AnyTaskSpec
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.objective import loss_of
+from replayfleet.federation.methods.steps.task_model import computing_in, trainable_task_model
+from replayfleet.models.build import build_task_model
+from replayfleet.models.specs import AnyTaskSpec
 
 
 def project_conflicting(gradient: Tensor, reference: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from federation.methods.records import Draw, Judge, Parameters, Sampler
-from models.build import build_generator
-from models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.federation.methods.kit.records import Draw, Judge, Parameters, Sampler
+from replayfleet.models.build import build_generator
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 DRAW_BATCH = 256
 """Latents per call of a sub-generator: bounds memory, and is the batch that exported graphs are warmed up for."""

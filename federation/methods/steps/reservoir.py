@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from federation.methods import packing
-from federation.methods.records import Artefacts
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts
 
 BUFFER = "buffer"
 """Name of the parameter set that holds the samples, as named as what it is: real samples, kept."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from federation.methods import packing
-from federation.methods.records import Artefacts, Parameters, RoundData
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 
 STORED = "stored/"
 

@@ -8,15 +8,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from federation.methods import packing
-from federation.methods.pace import ShouldStop, never
-from federation.methods.records import Parameters, Sampler
-from federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
-from federation.methods.steps.replay import eager_sampler
-from federation.methods.steps.wgan_gp import GanSchedule, SubGenerator, new_sub_generator, train_sub_generator
-from models.build import build_generator
-from models.ddpm import build_denoiser
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.pace import ShouldStop, never
+from replayfleet.federation.methods.kit.records import Parameters, Sampler
+from replayfleet.federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
+from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.wgan_gp import (
+    GanSchedule,
+    SubGenerator,
+    new_sub_generator,
+    train_sub_generator,
+)
+from replayfleet.models.build import build_generator
+from replayfleet.models.ddpm import build_denoiser
+from replayfleet.models.specs import TaskSpec
 
 
 class SubGeneratorKind(Protocol):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from federation.methods.seeding import split_generator
-from federation.methods.steps import data_free
-from federation.methods.steps.data_free import Observation
-from models.build import build_task_model, initialise
-from models.resnet import ResNet20
-from models.specs import TaskSpec
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps import data_free
+from replayfleet.federation.methods.steps.data_free import Observation
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import TaskSpec
 
 
 class ImageSource(Protocol):

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from federation.methods.pace import Pace, ShouldStop, Stage, never, steps_per_epoch
-from federation.methods.records import Judge, Parameters
-from federation.methods.steps.objective import task_loss
-from models.build import build_task_model
-from models.resnet import ResNet20
-from models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
-from models.tiny_yolo import TinyYolo
+from replayfleet.federation.methods.kit.pace import Pace, ShouldStop, Stage, never, steps_per_epoch
+from replayfleet.federation.methods.kit.records import Judge, Parameters
+from replayfleet.federation.methods.steps.objective import task_loss
+from replayfleet.models.build import build_task_model
+from replayfleet.models.resnet import ResNet20
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.tiny_yolo import TinyYolo
 
 EVALUATION_BATCH = 256
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from federation.methods.pace import ShouldStop, never
-from federation.methods.records import Parameters
-from models.build import build_critic, build_generator, initialise
-from models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.federation.methods.kit.pace import ShouldStop, never
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.models.build import build_critic, build_generator, initialise
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 PENALTY_WEIGHT = 10.0
 """Factor of the gradient penalty (Gulrajani et al., section 4)."""

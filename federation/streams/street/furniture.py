@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from federation.streams.street.meshes import Mesh, MeshBuilder, Vertex
+from replayfleet.federation.streams.street.meshes import Mesh, MeshBuilder, Vertex
 
 _BACK = (0, 0, -1)
 

@@ -13,9 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.streams.street.towns import BEAM_M, Colour, Town
-from federation.streams.street.traffic import BLOCK_M, CROSSING_M, LEFT_CURB_M, MOTORWAY_EDGES_M, RIGHT_CURB_M
-from federation.streams.street.view import FAR_M, Points, View, whole_pixels
+from replayfleet.federation.streams.street.towns import BEAM_M, Colour, Town
+from replayfleet.federation.streams.street.traffic import (
+    BLOCK_M,
+    CROSSING_M,
+    LEFT_CURB_M,
+    MOTORWAY_EDGES_M,
+    RIGHT_CURB_M,
+)
+from replayfleet.federation.streams.street.view import FAR_M, Points, View, whole_pixels
 
 Pixels = NDArray[np.uint8]
 

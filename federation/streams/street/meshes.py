@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.streams.street.view import Points
+from replayfleet.federation.streams.street.view import Points
 
 Vertex = tuple[float, float, float]
 

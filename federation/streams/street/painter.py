@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.streams.street.meshes import Form, Mesh, Part
-from federation.streams.street.towns import BEAM_M, GLOWING, GLOWING_AT_NIGHT, LIT, PALETTE, Colour, Town
-from federation.streams.street.traffic import Colours, Thing
-from federation.streams.street.view import NEAR_M, Points, View, clip_near, whole_pixels
+from replayfleet.federation.streams.street.meshes import Form, Mesh, Part
+from replayfleet.federation.streams.street.towns import BEAM_M, GLOWING, GLOWING_AT_NIGHT, LIT, PALETTE, Colour, Town
+from replayfleet.federation.streams.street.traffic import Colours, Thing
+from replayfleet.federation.streams.street.view import NEAR_M, Points, View, clip_near, whole_pixels
 
 Pixels = NDArray[np.uint8]
 Contour = NDArray[np.int32]

@@ -7,14 +7,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import SettingsError, nearest
-from federation.streams.annotations import Annotation
-from federation.streams.picture_files import require_opencv
-from federation.streams.street.ground import Ground
-from federation.streams.street.painter import Painter
-from federation.streams.street.towns import TOWNS
-from federation.streams.street.traffic import CLASS_NAMES, Traffic
-from federation.streams.street.view import View
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.streams.annotations import Annotation
+from replayfleet.federation.streams.files.picture_files import require_opencv
+from replayfleet.federation.streams.street.ground import Ground
+from replayfleet.federation.streams.street.painter import Painter
+from replayfleet.federation.streams.street.towns import TOWNS
+from replayfleet.federation.streams.street.traffic import CLASS_NAMES, Traffic
+from replayfleet.federation.streams.street.view import View
 
 MIN_SIDE, MAX_SIDE = 64, 1920
 

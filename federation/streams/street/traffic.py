@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from federation.streams.street import furniture
-from federation.streams.street.meshes import Mesh
-from federation.streams.street.towns import CAR_COLOURS, COAT_COLOURS, WALL_COLOURS, Colour, Town
-from federation.streams.street.vehicles import LENGTHS_M, vehicle_mesh
-from federation.streams.street.view import FAR_M
+from replayfleet.federation.streams.street import furniture
+from replayfleet.federation.streams.street.meshes import Mesh
+from replayfleet.federation.streams.street.towns import CAR_COLOURS, COAT_COLOURS, WALL_COLOURS, Colour, Town
+from replayfleet.federation.streams.street.vehicles import LENGTHS_M, vehicle_mesh
+from replayfleet.federation.streams.street.view import FAR_M
 
 CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
 """As recorded driving has them."""

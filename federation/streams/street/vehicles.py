@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from federation.streams.street.meshes import Mesh, MeshBuilder, Vertex, circle, turned
+from replayfleet.federation.streams.street.meshes import Mesh, MeshBuilder, Vertex, circle, turned
 
 _LEFT, _RIGHT, _UP, _BACK, _AHEAD = (-1, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, -1), (0, 0, 1)
 

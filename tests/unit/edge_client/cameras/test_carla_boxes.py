@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_client.cameras.carla_boxes import (
+from replayfleet.edge_client.cameras.carla.boxes import (
     NEAR_M,
     Array,
     Lens,

@@ -16,13 +16,13 @@ import pytest
 from support import carla_double
 from support.carla_double import BoundingBox, Client, Location, Rotation, Simulator, Transform, Vector3D
 
-from edge_client.cameras import carla_session
-from edge_client.cameras.base import CameraError, Picture
-from edge_client.cameras.carla_drive import CarlaDrive, metres, rgb
-from edge_client.cameras.carla_guard import Duty
-from edge_client.cameras.carla_scene import vehicle_class
-from edge_client.cameras.carla_settings import CLASS_NAMES, CarlaSettings, check_package, import_carla
-from federation.errors import SettingsError
+from replayfleet.edge_client.cameras.carla import session as carla_session
+from replayfleet.edge_client.cameras.carla.drive import CarlaDrive, metres, rgb
+from replayfleet.edge_client.cameras.carla.guard import Duty
+from replayfleet.edge_client.cameras.carla.scene import vehicle_class
+from replayfleet.edge_client.cameras.carla.settings import CLASS_NAMES, CarlaSettings, check_package, import_carla
+from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.federation.errors import SettingsError
 
 SMALL = {"width": 64, "height": 40, "fixed_step": 0.02, "rate": 50.0, "timeout_s": 1.0}
 WAITING_S = 10.0

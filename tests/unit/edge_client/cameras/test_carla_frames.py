@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.cameras.carla_frames import FRAMES_KEPT, FrameMatcher, Missing
+from replayfleet.edge_client.cameras.carla.frames import FRAMES_KEPT, FrameMatcher, Missing
 
 NEVER = threading.Event()
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support import carla_double
 
-from edge_client.cameras.base import CameraError
-from edge_client.cameras.carla_drive import CarlaDrive
-from edge_client.cameras.carla_guard import FIELDS, put_back, saved
-from edge_client.cameras.carla_scene import _LEVEL_LABELS, _PARKED_LABELS
-from edge_client.cameras.carla_settings import CarlaSettings
+from replayfleet.edge_client.cameras.carla.drive import CarlaDrive
+from replayfleet.edge_client.cameras.carla.guard import FIELDS, put_back, saved
+from replayfleet.edge_client.cameras.carla.scene import _LEVEL_LABELS, _PARKED_LABELS
+from replayfleet.edge_client.cameras.carla.settings import CarlaSettings
+from replayfleet.edge_client.flow import CameraError
 
 carla = pytest.importorskip("carla", reason="CARLA's package isn't installed (replayfleet[carla])")
 

@@ -1,0 +1,1 @@
+"""What people see of a fleet: status, the journal of events, metrics."""

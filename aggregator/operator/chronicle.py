@@ -1,0 +1,114 @@
+"""What the journal and the metrics learn about rounds, and what they missed in a crash."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replayfleet.aggregator.aggregation import RoundResult
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.rounds import Decision, Phase, Rounds
+from replayfleet.federation.wire.protocol.facts import decode_facts
+
+COMMITTED = "round committed"
+
+
+class Chronicle:
+    """Writes the story of the rounds.
+
+    Args:
+        parts: journal, metrics and store.
+        rounds: the round machine.
+        now: the loop's clock in seconds; the present round counts from here.
+    """
+
+    def __init__(self, parts: Parts, rounds: Rounds, now: float) -> None:
+        self._parts = parts
+        self._rounds = rounds
+        self._opened_at = now
+
+    def started(self) -> None:
+        """The process took up the run."""
+        parts, rounds = self._parts, self._rounds
+        parts.journal.add(
+            "aggregator started",
+            details={"spec": msgspec.to_builtins(parts.spec), "num_rounds": rounds.rules.num_rounds},
+            fleet=parts.spec.fleet,
+            method=parts.spec.method,
+            stores_data=parts.method.stores_data,
+            round=rounds.index,
+            phase=rounds.phase.value,
+            uploads=len(rounds.accepted),
+            clients=rounds.rules.num_clients,
+        )
+        self._make_up_for_a_crash()
+        self._opened()
+
+    def extended(self) -> None:
+        """The deadline came with too few uploads."""
+        rules = self._rounds.rules
+        self._parts.journal.add(
+            "round extended",
+            round=self._rounds.index,
+            uploads=len(self._rounds.accepted),
+            expected=rules.num_clients,
+            at_least=rules.min_clients,
+            by_s=rules.deadline_s,
+        )
+
+    def closed(self, decision: Decision, now: float) -> None:
+        """The set of uploads is fixed."""
+        self._parts.journal.add(
+            "round closed",
+            round=self._rounds.index,
+            by=decision.value,
+            uploads=len(self._rounds.accepted),
+            expected=self._rounds.rules.num_clients,
+            open_s=round(now - self._opened_at, 3),
+        )
+
+    def committed(self, result: RoundResult, now: float) -> None:
+        """A round ended, and the next one began unless it was the last."""
+        metrics = self._parts.metrics
+        metrics.rounds.inc()
+        metrics.round_seconds.observe(now - self._opened_at)
+        metrics.aggregation_seconds.observe(result.aggregate_s)
+        self._parts.journal.add(
+            COMMITTED,
+            details={"weights": result.weights, "counters": dict(self._parts.courier.counters)},
+            round=result.round,
+            downloads=len(result.drafts),
+            round_s=round(now - self._opened_at, 3),
+            aggregate_s=round(result.aggregate_s, 3),
+            publish_s=round(result.publish_s, 3),
+        )
+        self._opened_at = now
+        self._opened()
+
+    def _opened(self) -> None:
+        rounds = self._rounds
+        self._parts.metrics.round.set(rounds.index)
+        if rounds.phase is Phase.FINISHED:
+            self._parts.journal.add("run finished", rounds=rounds.index)
+        elif rounds.is_open:
+            self._parts.journal.add(
+                "round opened",
+                round=rounds.index,
+                expected=rounds.rules.num_clients,
+                deadline_s=rounds.rules.deadline_s,
+            )
+
+    def _make_up_for_a_crash(self) -> None:
+        """A crash between the commit and its line costs the line: write it from the store, durations unknown."""
+        parts, last = self._parts, self._rounds.index - 1
+        if last < 0 or parts.journal.has(COMMITTED, last):
+            return
+        manifests = [parts.store.download(client_id) for client_id in parts.store.clients()]
+        current = [manifest for manifest in manifests if manifest is not None and manifest.round == self._rounds.index]
+        weights = {m.client_id: decode_facts(m.facts).get("aggregation_weights") for m in current}
+        parts.journal.add(
+            COMMITTED,
+            details={"weights": {client: share for client, share in weights.items() if share}},
+            round=last,
+            downloads=len(current),
+            recovered=True,
+        )

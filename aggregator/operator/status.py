@@ -1,0 +1,91 @@
+"""``aggregator status``: where a run stands, read from its data dir beside a running service or after it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.presets import STORES_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One client as the store knows it."""
+
+    client: str
+    download_round: int
+    version: int
+    confirmed_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run as the store knows it; ``last_event`` is from the journal.
+
+    ``stores_data``: its method keeps real samples on the clients.
+    """
+
+    fleet: str
+    method: str
+    stores_data: bool
+    seed: int
+    round: int
+    phase: str
+    uploads: tuple[str, ...]
+    clients: tuple[ClientStatus, ...]
+    last_event: dict[str, Any]
+
+    def lines(self) -> list[str]:
+        """What a person reads."""
+        uploads = ", ".join(self.uploads) or "none yet"
+        storing = ", clients keep real samples" if self.stores_data else ""
+        lines = [
+            f"fleet {self.fleet}: {self.method}, seed {self.seed}{storing}",
+            f"round {self.round}: {self.phase}, uploads: {uploads}",
+        ]
+        for client in self.clients:
+            state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
+            lines.append(f"{client.client}: download for round {client.download_round}, v{client.version}, {state}")
+        if self.last_event:
+            lines.append(f"last event: {self.last_event.get('event')}")
+        return lines
+
+
+def read_status(folder: Path) -> Status:
+    """Return the status of the run in ``folder``.
+
+    Raises:
+        SettingsError: There is no run.
+    """
+    if not (folder / DATABASE).is_file():
+        raise SettingsError(f"data dir {folder}: no aggregator has run here; expected {DATABASE}")
+    store = AggregatorStore(folder, read_only=True)
+    try:
+        spec = store.spec()
+        if spec is None:
+            raise SettingsError(f"data dir {folder}: its run has not begun yet")
+        record = store.round()
+        clients = []
+        for client_id in store.clients():
+            manifest = store.download(client_id)
+            version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
+            clients.append(ClientStatus(client_id, for_round, version, store.confirmed_version(client_id)))
+    finally:
+        store.close()
+    newest = deque(read_journal(folder), maxlen=1)
+    return Status(
+        fleet=spec.fleet,
+        method=spec.method,
+        stores_data=spec.method in STORES_DATA,
+        seed=spec.run_seed,
+        round=record.index,
+        phase=record.phase.value,
+        uploads=record.accepted,
+        clients=tuple(clients),
+        last_event=newest[0] if newest else {},
+    )

@@ -1,0 +1,194 @@
+"""Downloads, from the committed manifest to the client's verdict."""
+
+from __future__ import annotations
+
+import functools
+
+from replayfleet.aggregator.aggregation import RoundResult
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.rounds import Rounds
+from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.store import digests_of
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
+from replayfleet.federation.wire.transport.interfaces import Concluded
+
+_log = EventLogger("replayfleet.aggregator.sync.downloads")
+
+PREPARE = "prepare/"
+"""Name of the jobs that make one client's download; the client's id follows."""
+
+
+class DownloadDesk:
+    """Sees to it that every client that is there holds the download of the current round."""
+
+    def __init__(self, parts: Parts, rounds: Rounds) -> None:
+        self._parts = parts
+        self._rounds = rounds
+        self._preparing: set[str] = set()
+        self._repaired: set[tuple[str, int]] = set()
+        self._counted_broadcast = -1
+        self._rolled_back: dict[str, int] = {}
+        self._sent_back: dict[str, int] = {}  # client -> version that it refused, or confirmed and rolled back
+
+    def provide(self, client_id: str, now: float) -> None:
+        """Offer a client the download of the current round; make it first if there is none.
+
+        A client that came back gets the offer even if it confirmed it before: it may have lost its disk.
+        """
+        parts = self._parts
+        manifest = parts.store.download(client_id)
+        if manifest is not None and manifest.round == self._rounds.index:
+            self._offer(manifest, now)
+            return
+        self._prepare(client_id)
+
+    def _prepare(self, client_id: str) -> None:
+        parts = self._parts
+        known = parts.store.clients()
+        if client_id not in known and len(known) >= parts.gate.caps.max_clients:
+            _log.warning(
+                f"client {client_id!r} is not served: the fleet already has its {parts.gate.caps.max_clients} clients"
+            )
+            return
+        if client_id in self._preparing or not self._rounds.takes_downloads:
+            return  # while a round is aggregated its commit makes downloads for all, and then this is called again
+        self._preparing.add(client_id)
+        work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state())
+        parts.jobs.submit(PREPARE + client_id, work)
+
+    def prepared(self, draft: Manifest, now: float) -> None:
+        """Keep and offer a download that was made; if its round has passed meanwhile, begin again."""
+        self._preparing.discard(draft.client_id)
+        current = self._parts.store.download(draft.client_id)
+        if draft.round == self._rounds.index and (current is None or current.round != draft.round):
+            self._parts.store.put_download(draft)
+            self._parts.checkpoint(Step.DOWNLOAD_PREPARED)
+        self.provide(draft.client_id, now)
+
+    def not_prepared(self, client_id: str) -> None:
+        """Forget a job that failed, so that the client's next sign of life tries again."""
+        self._preparing.discard(client_id)
+
+    def publish(self, result: RoundResult, now: float) -> None:
+        """Send a committed round's downloads to all who are there: what they share once, the rest one by one."""
+        parts = self._parts
+        live = [client for client in parts.presence.live if client in result.drafts]
+        shared = self._broadcast(result, live, now)
+        for client_id in parts.presence.live:
+            manifest = parts.store.download(client_id)
+            if manifest is not None and manifest.round == self._rounds.index:
+                self._offer(manifest, now, already_sent=shared)
+            else:
+                self.provide(client_id, now)
+
+    def provide_again(self, now: float) -> None:
+        """Give those who sent the round's download back a new version of it: the round waits for their uploads.
+
+        What went wrong may have passed (a board without memory, a client that was killed), and whoever serves the
+        new version begins to train at once.
+        """
+        store = self._parts.store
+        for client_id in self._parts.presence.live:
+            manifest = store.download(client_id)
+            if manifest is not None and (manifest.round, manifest.version) == (
+                self._rounds.index,
+                self._sent_back.get(client_id),
+            ):
+                self._offer(store.put_download(manifest), now)
+
+    def concluded(self, event: Concluded) -> None:
+        """Remember what a client confirmed, or note why it refused."""
+        parts, manifest, verdict = self._parts, event.manifest, event.verdict
+        if manifest.client_id == EVERYBODY:
+            self._shared_concluded(event)
+            return
+        parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
+        parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
+        if verdict.accepted:
+            self._sent_back.pop(event.peer, None)
+            parts.store.confirm(manifest)
+            parts.journal.add(
+                "download confirmed",
+                round=manifest.round,
+                client=event.peer,
+                version=manifest.version,
+                bytes=event.bytes_on_wire,
+            )
+            return
+        self._sent_back[event.peer] = manifest.version
+        parts.journal.add(
+            "download refused",
+            round=manifest.round,
+            client=event.peer,
+            version=manifest.version,
+            reason=verdict.reason,
+            detail=verdict.detail,
+        )
+
+    def rolled_back(self, told: RolledBack) -> None:
+        """Note that a client took back what it had confirmed. It waits for another download."""
+        parts = self._parts
+        offered = parts.store.download(told.client_id)
+        newest = offered.version if offered is not None else -1
+        if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
+            return  # a repetition, or about nothing that we sent
+        self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
+        parts.metrics.downloads.labels("rolled back").inc()
+        parts.journal.add(
+            "model rolled back",
+            round=told.round,
+            client=told.client_id,
+            version=told.version,
+            serving=told.serving_version,
+            reason=told.reason,
+            detail=told.detail,
+        )
+
+    def _broadcast(self, result: RoundResult, live: list[str], now: float) -> frozenset[str]:
+        """Send shared blobs that somebody lacks on the shared topic; returns their digests."""
+        if len(live) < 2:
+            return frozenset()
+        entries = tuple(entry for entry in result.drafts[live[0]].blobs if entry.shared)
+        held = [self._parts.store.holdings(client) for client in live]
+        missing = frozenset(entry.digest for entry in entries if not all(entry.digest in holdings for holdings in held))
+        if not missing:
+            return missing
+        manifest = Manifest(
+            direction="down",
+            fleet=self._parts.spec.fleet,
+            client_id=EVERYBODY,
+            round=self._rounds.index,
+            version=self._rounds.index,
+            blobs=tuple(entry for entry in entries if entry.digest in missing),
+        )
+        self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now)
+        return missing
+
+    def _shared_concluded(self, event: Concluded) -> None:
+        if event.manifest.round > self._counted_broadcast:  # it went out once, however many confirm it
+            self._counted_broadcast = event.manifest.round
+            self._parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
+            self._parts.journal.add(
+                "shared download sent",
+                round=event.manifest.round,
+                blobs=len(event.manifest.blobs),
+                bytes=event.bytes_on_wire,
+            )
+        if event.verdict.accepted:
+            self._parts.store.hold(event.peer, digests_of(event.manifest))
+
+    def _offer(self, manifest: Manifest, now: float, already_sent: frozenset[str] = frozenset()) -> None:
+        client_id = manifest.client_id
+        skip = self._parts.store.holdings(client_id) | already_sent
+        missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
+        try:
+            self._parts.courier.send(client_id, manifest, tuple(missing), now)
+        except (KeyError, ArtefactRejected, MalformedMessage) as error:
+            self._parts.journal.add("download failed", client=client_id, round=manifest.round, detail=repr(error))
+            if (client_id, manifest.round) not in self._repaired:  # a blob was damaged on our disk: make it again
+                self._repaired.add((client_id, manifest.round))
+                self._parts.store.drop_download(client_id)
+                self._prepare(client_id)

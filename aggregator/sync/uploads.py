@@ -1,0 +1,122 @@
+"""Uploads, from the offer to the verdict: nothing is acknowledged before it is durable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.rounds import Rounds
+from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.sync.admission import decode_upload, rejection_line, what_next
+from replayfleet.federation.errors import Reason, UploadRejected
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.messages import Manifest, Offer
+from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
+
+MAX_NOTED_FACTS_BYTES = 4096
+"""The journal shows the facts of an upload if they are this small."""
+
+_log = EventLogger("replayfleet.aggregator.sync.uploads")
+
+
+class UploadDesk:
+    """Decides on offers and on what arrived."""
+
+    def __init__(self, parts: Parts, rounds: Rounds) -> None:
+        self._parts = parts
+        self._rounds = rounds
+
+    def offered(self, event: Offered, now: float) -> list[Event]:
+        """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
+        parts, offer = self._parts, event.offer
+        if self._is_repeat(event.peer, offer.manifest):
+            parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
+            return []
+        known = parts.store.clients()
+        try:
+            parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)
+        except UploadRejected as rejected:
+            self._refuse(event.peer, offer, rejected, now)
+            return []
+        parts.receiving[event.peer] = offer.manifest
+        return parts.courier.accept(event.peer, offer, now)
+
+    def arrived(self, event: Arrived) -> None:
+        """Check the upload, make it durable, then tell the client."""
+        parts, manifest = self._parts, event.manifest
+        parts.checkpoint(Step.UPLOAD_ARRIVED)
+        parts.receiving.pop(event.peer, None)
+        try:
+            facts = self._accept(event)
+        except UploadRejected as rejected:
+            detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
+            reason = rejected.reason.value
+            parts.courier.conclude(
+                event.peer, manifest, event.transfer_id, accepted=False, reason=reason, detail=detail
+            )
+            return
+        parts.checkpoint(Step.UPLOAD_STORED)
+        self._rounds.accept(event.peer)
+        self._note_acceptance(event, facts)
+        parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+        parts.checkpoint(Step.UPLOAD_CONCLUDED)
+
+    def failed(self, event: Failed) -> None:
+        """Note that a transfer ended without a verdict; the client offers again."""
+        self._parts.receiving.pop(event.peer, None)
+        self._parts.journal.add("transfer failed", client=event.peer, detail=str(event.error))
+
+    def _accept(self, event: Arrived) -> dict[str, object]:
+        parts, manifest = self._parts, event.manifest
+        parts.gate.check_round(manifest, self._rounds, event.peer)
+        try:
+            upload = decode_upload(parts.method, manifest, parts.blobs, parts.gate.layout)
+        except KeyError as error:
+            raise UploadRejected(Reason.WRONG_DIGEST, f"blob {error} got lost on the way; send it again") from error
+        if not parts.store.accept_upload(manifest, event.bytes_on_wire):
+            raise UploadRejected(Reason.WRONG_ROUND, f"round {manifest.round} was closed meanwhile")
+        return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
+
+    def _is_repeat(self, peer: str, manifest: Manifest) -> bool:
+        before = self._parts.store.upload(manifest.round, peer) if manifest.direction == "up" else None
+        return before is not None and _content(before) == _content(manifest)
+
+    def _refuse(self, peer: str, offer: Offer, rejected: UploadRejected, now: float) -> None:
+        detail = self._note_rejection(peer, offer.manifest, rejected, 0)
+        self._parts.courier.refuse(peer, offer, rejected.reason.value, detail, now)
+
+    def _note_rejection(self, peer: str, manifest: Manifest, rejected: UploadRejected, bytes_on_wire: int) -> str:
+        parts = self._parts
+        parts.metrics.uploads.labels("rejected").inc()
+        parts.metrics.bytes.labels("up").inc(bytes_on_wire)
+        _log.warning(rejection_line(peer, rejected, self._rounds))
+        parts.journal.add(
+            "upload rejected",
+            round=manifest.round,
+            client=peer,
+            reason=rejected.reason.value,
+            detail=rejected.detail,
+            bytes=bytes_on_wire,
+        )
+        return f"{rejected.detail}; {what_next(self._rounds)}"[:1000]
+
+    def _note_acceptance(self, event: Arrived, facts: dict[str, object]) -> None:
+        parts, manifest = self._parts, event.manifest
+        parts.metrics.uploads.labels("accepted").inc()
+        parts.metrics.bytes.labels("up").inc(event.bytes_on_wire)
+        parts.journal.add(
+            "upload accepted",
+            details={"facts": facts},
+            round=manifest.round,
+            client=event.peer,
+            version=manifest.version,
+            blobs=len(manifest.blobs),
+            sub_generators=sum(blob.name.startswith("sub-generator/") for blob in manifest.blobs),
+            bytes=event.bytes_on_wire,
+            uploads=len(self._rounds.accepted),
+        )
+
+
+def _content(manifest: Manifest) -> bytes:
+    """What an upload consists of; the version only tells attempts apart."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(manifest, version=0))

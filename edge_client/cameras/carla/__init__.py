@@ -1,0 +1,1 @@
+"""A vehicle that drives through a CARLA simulator, with a camera and boxes."""

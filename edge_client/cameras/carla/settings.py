@@ -1,0 +1,143 @@
+"""What an operator says about a vehicle in a CARLA simulator, and the package that talks to one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+from replayfleet.federation.errors import SettingsError
+
+CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
+"""In the order of the recorded CARLA set."""
+
+MAX_FIXED_STEP_S = 0.1
+"""CARLA computes at most 6 physics steps of 0.016667 s per frame (Docs/adv_synchrony_timestep.md)."""
+
+_WHOLE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CarlaSettings:
+    """A camera on a vehicle of its own that drives by itself: ``carla://host:2000?town=Town03&rate=10``.
+
+    Attributes:
+        host: where the simulator runs.
+        port: its RPC port.
+        town: map to drive in; empty takes the one that is loaded. Only the client that ticks may change it.
+        vehicle: blueprint of the vehicle.
+        width: of a picture, in pixels.
+        height: of a picture, in pixels.
+        fov: horizontal angle of view in degrees.
+        fixed_step: simulated seconds per frame, at most 0.1.
+        rate: pictures per simulated second; a whole number of frames must lie between two of them.
+        seed: of spawn points, traffic and the traffic manager.
+        tick: this client moves the simulation on; exactly one per simulator does, all others wait for it.
+        num_vehicles: other vehicles to drive about; the ticking client's.
+        tm_port: port of the traffic manager; the vehicles of one simulator share it.
+        timeout_s: longest wait for one answer of the simulator, or for one picture.
+        allow_version_mismatch: go on although client and simulator differ; that may crash this process.
+        mount_x: of the camera, metres ahead of the vehicle's middle.
+        mount_z: of the camera, metres above the ground.
+        min_visible: share of an object's pixels that must not be hidden; 0 asks no depth camera and keeps hidden
+            objects.
+        min_size_px: shortest side of a box that is worth a label.
+        max_distance_m: farthest object that is worth a label.
+
+    Raises:
+        SettingsError: A value out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 2000
+    town: str = ""
+    vehicle: str = "vehicle.lincoln.mkz_2020"
+    width: int = 640
+    height: int = 380
+    fov: float = 90.0
+    fixed_step: float = 0.05
+    rate: float = 10.0
+    seed: int = 0
+    tick: bool = True
+    num_vehicles: int = 0
+    tm_port: int = 8000
+    timeout_s: float = 10.0
+    allow_version_mismatch: bool = False
+    mount_x: float = 1.5
+    mount_z: float = 2.0
+    min_visible: float = 0.2
+    min_size_px: float = 4.0
+    max_distance_m: float = 80.0
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise SettingsError("carla: host is empty, expected carla://HOST:PORT")
+        for key in ("port", "tm_port"):
+            self._check(key, 1 <= getattr(self, key) <= 65535, "1 to 65535")
+        for key in ("width", "height"):
+            self._check(key, 16 <= getattr(self, key) <= 8192, "16 to 8192 pixels")
+        self._check("fov", 1 <= self.fov <= 170, "1 to 170 degrees")
+        self._check("fixed_step", 0.001 <= self.fixed_step <= MAX_FIXED_STEP_S, "0.001 to 0.1 s")
+        self._check("rate", 0.01 <= self.rate <= 1000, "0.01 to 1000 pictures per second")
+        self._check("seed", 0 <= self.seed < 2**31, "0 to 2147483647")
+        self._check("num_vehicles", 0 <= self.num_vehicles <= 1000, "0 to 1000")
+        self._check("timeout_s", 0.1 <= self.timeout_s <= 600, "0.1 to 600 s")
+        self._check("min_visible", 0 <= self.min_visible <= 1, "0 to 1")
+        self._check("min_size_px", 1 <= self.min_size_px <= 8192, "1 to 8192 pixels")
+        self._check("max_distance_m", 1 <= self.max_distance_m <= 1000, "1 to 1000 m, as far as a depth camera sees")
+        for key in ("mount_x", "mount_z"):
+            self._check(key, abs(getattr(self, key)) <= 100, "-100 to 100 m")
+        if self.tick:
+            frames = 1 / (self.rate * self.fixed_step)
+            if not (abs(frames - round(frames)) <= _WHOLE * frames and round(frames) >= 1):
+                possible = 1 / (max(1, round(frames)) * self.fixed_step)
+                raise SettingsError(
+                    f"carla: rate is {self.rate:g} and fixed_step {self.fixed_step:g} s, {frames:g} frames per "
+                    f"picture; expected a whole number, for example rate={possible:g}"
+                )
+
+    def frames_per_picture(self, fixed_step_s: float) -> int:
+        """Return how many frames of ``fixed_step_s`` pass from one picture to the next, at least 1."""
+        return max(1, round(1 / (self.rate * fixed_step_s)))
+
+    @property
+    def place(self) -> str:
+        """``host:port`` for messages."""
+        return f"{self.host}:{self.port}"
+
+    def _check(self, key: str, good: bool, expected: str) -> None:
+        value = getattr(self, key)
+        if not (good and math.isfinite(value)):
+            raise SettingsError(f"carla: {key} is {value}, expected {expected}")
+
+
+def check_package() -> None:
+    """Raise SettingsError unless CARLA's Python package is installed; says for which machines it exists.
+
+    It isn't imported: only the process that talks to the simulator does that.
+    """
+    if importlib.util.find_spec("carla") is None:
+        raise SettingsError(_no_package("not installed"))
+
+
+def import_carla() -> Any:
+    """Return CARLA's Python package.
+
+    Raises:
+        SettingsError: It isn't there, or can't be loaded.
+    """
+    try:
+        return importlib.import_module("carla")
+    except ImportError as error:
+        raise SettingsError(_no_package(str(error))) from error
+
+
+def _no_package(reason: str) -> str:
+    return (
+        f"carla:// needs the package carla ({reason}); install 'replayfleet[carla]'. It exists for Python 3.10, 3.11 "
+        f"and 3.12 on x86_64 only, this is Python {platform.python_version()} on {platform.machine()}; a Jetson takes "
+        "a stream from an x86 machine that runs the bridge, or the recorded towns (carla-replay://)"
+    )

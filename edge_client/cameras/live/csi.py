@@ -1,0 +1,91 @@
+"""A camera at a Jetson's ribbon connector: ``csi://0``, through NVIDIA's Argus and GStreamer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from replayfleet.edge_client.cameras.live.opencv import (
+    MAX_SIDE,
+    Capture,
+    CaptureLoop,
+    Complaints,
+    check_timeouts,
+    no_complaints,
+    open_with,
+    require_gstreamer,
+)
+from replayfleet.edge_client.flow import Picture
+from replayfleet.federation.errors import SettingsError
+
+TO_BGR = "nvvidconv{flip} ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR"
+"""From the video memory to what OpenCV takes."""
+
+NEWEST = "appsink drop=true max-buffers=1 sync=false"
+"""What isn't fetched in time makes room for the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsiCameraSettings:
+    """Which sensor, in which of its modes.
+
+    Attributes:
+        sensor: index of the sensor.
+        width: pixels; 1 to ``MAX_SIDE``, must be one of the sensor's modes or smaller.
+        height: pixels.
+        rate: pictures per second.
+        flip: nvvidconv's ``flip-method``, 0 to 7; 2 turns by 180 degrees.
+        open_timeout_s: so long it may take to open and give its first picture.
+        read_timeout_s: so long it may be silent.
+    """
+
+    sensor: int = 0
+    width: int = 1280
+    height: int = 720
+    rate: int = 30
+    flip: int = 0
+    open_timeout_s: float = 4.0
+    read_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        ranges = {"sensor": (0, 15), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "rate": (1, 1000), "flip": (0, 7)}
+        for key, (least, most) in ranges.items():
+            if not least <= getattr(self, key) <= most:
+                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
+        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+
+
+def csi_pipeline(settings: CsiCameraSettings) -> str:
+    """Return the GStreamer pipeline that OpenCV is given."""
+    mode = f"width={settings.width},height={settings.height},framerate={settings.rate}/1,format=NV12"
+    convert = TO_BGR.format(flip=f" flip-method={settings.flip}")
+    return f"nvarguscamerasrc sensor-id={settings.sensor} ! video/x-raw(memory:NVMM),{mode} ! {convert} ! {NEWEST}"
+
+
+class CsiCamera:
+    """Implements ``Camera``."""
+
+    live = True
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, settings: CsiCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
+        self.name = name
+        self._settings = settings
+        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
+
+    def check(self) -> None:
+        """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
+        require_gstreamer(self.describe())
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        """Yield pictures until ``stop`` is set; CameraError when the sensor fails."""
+        return self._loop.pictures(stop)
+
+    def describe(self) -> str:
+        """One line for logs."""
+        return f"csi://{self._settings.sensor}"
+
+    def _open(self) -> Capture:
+        self.check()
+        return open_with(csi_pipeline(self._settings), "GSTREAMER")

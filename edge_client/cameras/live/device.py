@@ -1,0 +1,100 @@
+"""A camera at this machine: ``camera://0`` or ``camera:///dev/video0``, read through V4L2."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from replayfleet.edge_client.cameras.live.opencv import (
+    Capture,
+    CaptureLoop,
+    Complaints,
+    check_size,
+    check_timeouts,
+    has_backend,
+    no_complaints,
+    open_with,
+    require_opencv,
+)
+from replayfleet.edge_client.flow import Picture
+from replayfleet.federation.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCameraSettings:
+    """Which device, and what it is asked for; it may answer with the nearest that it can do.
+
+    Attributes:
+        place: a number, or a path below ``/dev``; ``/dev/v4l/by-id/...`` survives replugging.
+        width: pixels; 0 leaves it to the camera, as with all others.
+        height: pixels.
+        rate: pictures per second.
+        pixel_format: four characters, for example ``MJPG``, without which many USB cameras are slow at large sizes.
+        open_timeout_s: so long it may take to open and give its first picture.
+        read_timeout_s: so long it may be silent.
+    """
+
+    place: str = "0"
+    width: int = 0
+    height: int = 0
+    rate: float = 0.0
+    pixel_format: str = ""
+    open_timeout_s: float = 2.5
+    read_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d{1,3}|/dev/\S+", self.place):
+            raise SettingsError(
+                f"source: {self.place!r} is no camera; expected a number (camera://0) or a device (camera:///dev/video0)"
+            )
+        if len(self.pixel_format) not in (0, 4) or not self.pixel_format.isascii():
+            raise SettingsError(f"source: pixel_format is {self.pixel_format!r}, expected four characters, as in MJPG")
+        if not (math.isfinite(self.rate) and 0 <= self.rate <= 1000):
+            raise SettingsError(f"source: rate is {self.rate}, expected 0 to 1000 pictures/s")
+        check_size(self.width, self.height)
+        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+
+
+class DeviceCamera:
+    """Implements ``Camera``."""
+
+    live = True
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, settings: DeviceCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
+        self.name = name
+        self._settings = settings
+        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
+
+    def check(self) -> None:
+        """Raise SettingsError if this machine's OpenCV can't read such a camera."""
+        require_opencv()
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        """Yield pictures until ``stop`` is set; CameraError when the device is gone."""
+        return self._loop.pictures(stop)
+
+    def describe(self) -> str:
+        """One line for logs."""
+        return f"camera://{self._settings.place}"
+
+    def _open(self) -> Capture:
+        import cv2
+
+        wanted = self._settings
+        place = int(wanted.place) if wanted.place.isdigit() else wanted.place
+        capture = open_with(place, "V4L2" if has_backend("V4L2") else "ANY")
+        properties = (
+            (cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*wanted.pixel_format) if wanted.pixel_format else 0),
+            (cv2.CAP_PROP_FRAME_WIDTH, wanted.width),
+            (cv2.CAP_PROP_FRAME_HEIGHT, wanted.height),
+            (cv2.CAP_PROP_FPS, wanted.rate),
+            (cv2.CAP_PROP_BUFFERSIZE, 1),
+        )
+        for key, value in properties:
+            if value and capture.isOpened():
+                capture.set(key, value)
+        return capture

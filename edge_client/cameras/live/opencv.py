@@ -1,0 +1,202 @@
+"""What all cameras that OpenCV reads have in common: the loop that grabs, stamps, checks and converts.
+
+Axes: H height, W width. OpenCV is imported inside functions only: on a Jetson it comes with the board.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.federation.errors import SettingsError
+
+MAX_SIDE = 8192
+"""Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
+
+MAX_TIMEOUT_S = 60.0
+
+Complaints: TypeAlias = Callable[[], str]
+"""What native libraries wrote to standard error since the last call."""
+
+_DECODER_ERROR = re.compile(r"\[(?:mjpeg|h264|hevc|av1|libdav1d|mpeg4|mpeg2video|vp8|vp9)\w* @ \w+\] (?P<what>.+)")
+_LIBRARY_ERROR = re.compile(r"\[\w+ @ \w+\] (?P<what>.+)")
+
+
+class Capture(Protocol):
+    """The part of ``cv2.VideoCapture`` that is used."""
+
+    def isOpened(self) -> bool:  # noqa: N802 - OpenCV's name
+        """Whether there is something to read."""
+
+    def grab(self) -> bool:
+        """Wait for the next picture; False if there is none."""
+
+    def retrieve(self) -> tuple[bool, Any]:
+        """Return (success, (H, W, 3) uint8 BGR) of what was grabbed."""
+
+    def get(self, prop: int) -> float:
+        """Return a property."""
+
+    def set(self, prop: int, value: float) -> bool:
+        """Ask for a property; whether the camera took it."""
+
+    def release(self) -> None:
+        """Let go of the device or connection."""
+
+
+def no_complaints() -> str:
+    """Return nothing: of a process whose standard error isn't ours."""
+    return ""
+
+
+class CaptureLoop:
+    """Reads one camera; frame ids go on rising when it is opened again.
+
+    Args:
+        name: of the camera, for its pictures.
+        open_capture: returns a new capture, opened or not; asked whenever reading begins.
+        read_timeout_s: so long may a decoder produce nothing but damaged pictures.
+        complaints: FFMPEG's decoders fill what they can't decode with whatever an earlier picture left in memory, and
+            say so on standard error only. A picture that came with such a complaint is thrown away.
+        clock: ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_capture: Callable[[], Capture],
+        read_timeout_s: float,
+        complaints: Complaints = no_complaints,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._open_capture = open_capture
+        self._read_timeout_s = read_timeout_s
+        self._complaints = complaints
+        self._clock = clock
+        self._next_id = 0
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        """Yield pictures until ``stop`` is set.
+
+        Raises:
+            CameraError: It can't be opened, a picture can't be read, or is larger than ``MAX_SIDE``.
+        """
+        self._complaints()
+        capture = self._open_capture()
+        try:
+            if not capture.isOpened():
+                raise CameraError(f"it can't be opened{_because(self._complaints())}")
+            self._complaints()
+            yield from self._read(capture, stop)
+        finally:
+            capture.release()
+
+    def _read(self, capture: Capture, stop: threading.Event) -> Iterator[Picture]:
+        good_at = self._clock()
+        while not stop.is_set():
+            before = self._clock()
+            if not capture.grab():
+                silent_s = self._clock() - before
+                what = "its stream ended" if silent_s < self._read_timeout_s else f"it was silent for {silent_s:.1f} s"
+                raise CameraError(what + _because(self._complaints()))
+            captured_at = self._clock()
+            frame_id = self._next_id
+            self._next_id += 1
+            damage = _DECODER_ERROR.search(self._complaints())
+            if damage is None:
+                pixels = _retrieved(capture)
+                good_at = captured_at
+                yield Picture(self._name, frame_id, pixels, captured_at)
+            elif captured_at - good_at > self._read_timeout_s:
+                raise CameraError(f"it sends damaged pictures only ({damage['what']})")
+
+
+def open_with(source: str | int, backend: str, parameters: dict[str, float] | None = None) -> Capture:
+    """Return ``cv2.VideoCapture`` of ``source``.
+
+    Args:
+        source: file, address, pipeline or index.
+        backend: OpenCV's constant without ``CAP_``.
+        parameters: constant without ``CAP_PROP_`` -> value, applied while opening; those unknown to an older OpenCV are
+            left out.
+    """
+    cv2 = _cv2()
+    known = {name: value for name, value in (parameters or {}).items() if hasattr(cv2, f"CAP_PROP_{name}")}
+    flat = [int(number) for name, value in known.items() for number in (getattr(cv2, f"CAP_PROP_{name}"), value)]
+    capture: Capture = cv2.VideoCapture(source, getattr(cv2, f"CAP_{backend}"), flat)
+    return capture
+
+
+def has_backend(backend: str) -> bool:
+    """Whether this OpenCV was built with it; ``getBackends()`` lists some that it lacks."""
+    cv2 = _cv2()
+    return bool(cv2.videoio_registry.hasBackend(getattr(cv2, f"CAP_{backend}")))
+
+
+def require_opencv() -> None:
+    """Raise SettingsError unless OpenCV is installed."""
+    if importlib.util.find_spec("cv2") is None:
+        raise SettingsError(
+            "cameras are read with OpenCV, which isn't installed; install opencv-python-headless, "
+            "or on a Jetson JetPack's own (apt install python3-opencv)"
+        )
+
+
+def require_gstreamer(what: str) -> None:
+    """Raise SettingsError unless OpenCV is installed and can run GStreamer pipelines."""
+    require_opencv()
+    if not has_backend("GSTREAMER"):
+        raise SettingsError(
+            f"{what} needs an OpenCV with GStreamer, which this one ({_cv2().__version__}) lacks, as all from PyPI do; "
+            "on a Jetson uninstall opencv-python and opencv-python-headless and use JetPack's own: "
+            "apt install python3-opencv, and a virtual environment made with --system-site-packages"
+        )
+
+
+def check_timeouts(open_timeout_s: float, read_timeout_s: float) -> None:
+    """Raise SettingsError unless both are more than 0 and at most ``MAX_TIMEOUT_S``."""
+    for key, value in (("open_timeout_s", open_timeout_s), ("read_timeout_s", read_timeout_s)):
+        if not (math.isfinite(value) and 0 < value <= MAX_TIMEOUT_S):
+            raise SettingsError(f"source: {key} is {value}, expected more than 0 and at most {MAX_TIMEOUT_S:g}")
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise SettingsError unless both are 0 (as the camera likes) to ``MAX_SIDE``."""
+    for key, value in (("width", width), ("height", height)):
+        if not 0 <= value <= MAX_SIDE:
+            raise SettingsError(f"source: {key} is {value}, expected 0 to {MAX_SIDE}")
+
+
+def _retrieved(capture: Capture) -> NDArray[np.uint8]:
+    cv2 = _cv2()
+    width, height = capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
+    if not (width <= MAX_SIDE and height <= MAX_SIDE):
+        raise CameraError(f"its pictures are {width:g}x{height:g}, expected at most {MAX_SIDE}x{MAX_SIDE}")
+    good, bgr = capture.retrieve()
+    if not good or bgr is None:
+        raise CameraError("it gave a picture that can't be decoded")
+    if bgr.ndim != 3 or bgr.shape[2] != 3 or bgr.dtype != np.uint8 or max(bgr.shape) > MAX_SIDE:
+        raise CameraError(f"it gave {bgr.dtype} {bgr.shape}, expected (H, W, 3) uint8 in colour, at most {MAX_SIDE}")
+    rgb: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+    return rgb
+
+
+def _because(complaints: str) -> str:
+    found = _LIBRARY_ERROR.findall(complaints)
+    return f" ({found[-1].strip()})" if found else ""
+
+
+def _cv2() -> Any:
+    import cv2
+
+    return cv2

@@ -1,0 +1,158 @@
+"""A camera in the network: ``rtsp://host/path``, through FFMPEG or, on a Jetson, its hardware decoder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from replayfleet.edge_client.cameras.live.csi import NEWEST, TO_BGR
+from replayfleet.edge_client.cameras.live.opencv import (
+    Capture,
+    CaptureLoop,
+    Complaints,
+    check_timeouts,
+    no_complaints,
+    open_with,
+    require_gstreamer,
+    require_opencv,
+)
+from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.logs import redact
+
+TRANSPORTS = ("tcp", "udp")
+DECODERS = ("ffmpeg", "nvv4l2")
+CODECS = ("h264", "h265")
+
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_SECRET = re.compile(r"(?i)(pass\w*?=|pwd=|token=)[^/?]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RtspCameraSettings:
+    """Which stream, and how it is read.
+
+    Attributes:
+        url: ``rtsp://`` or ``rtsps://``, with user and password where the camera asks for them; it is never logged.
+        transport: ``tcp``, or ``udp``, which loses packets where a network is busy.
+        decoder: ``ffmpeg``, or ``nvv4l2``: a Jetson's hardware, through GStreamer.
+        codec: ``h264`` or ``h265``; ``nvv4l2`` must know, ``ffmpeg`` sees for itself.
+        latency_ms: the jitter buffer of ``nvv4l2``.
+        threads: of ``ffmpeg``'s decoder; every thread more than one adds a frame of delay.
+        open_timeout_s: so long it may take to connect and give its first picture, which begins with a key frame.
+        read_timeout_s: so long it may be silent.
+    """
+
+    url: str = field(repr=False)
+    transport: str = "tcp"
+    decoder: str = "ffmpeg"
+    codec: str = "h264"
+    latency_ms: int = 200
+    threads: int = 1
+    open_timeout_s: float = 3.0
+    read_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not _is_stream(self.url):
+            raise SettingsError(
+                "source: that is no RTSP address; expected rtsp://host/path without spaces or quotes, "
+                "and in user and password %40 for @, %2F for /, %3F for ?"
+            )
+        for key, known in (("transport", TRANSPORTS), ("decoder", DECODERS), ("codec", CODECS)):
+            value = getattr(self, key)
+            if value not in known:
+                raise SettingsError(f"source: unknown {key} {value!r}{nearest(value, known)}")
+        for key, (least, most) in {"latency_ms": (0, 10_000), "threads": (1, 64)}.items():
+            if not least <= getattr(self, key) <= most:
+                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
+        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+
+
+def described(url: str) -> str:
+    """Return a stream's address as it may stand in a log: without user, password, query, and secrets in its path."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2] + parts.path
+    return _SECRET.sub(r"\1***", f"{parts.scheme}://{place}") + ("?***" if parts.query else "")
+
+
+def nvv4l2_pipeline(settings: RtspCameraSettings) -> str:
+    """Return the GStreamer pipeline that OpenCV is given."""
+    source = f'rtspsrc location="{settings.url}" latency={settings.latency_ms} protocols={settings.transport}'
+    decode = f"rtp{settings.codec}depay ! {settings.codec}parse ! nvv4l2decoder"
+    return f"{source} ! {decode} ! {TO_BGR.format(flip='')} ! {NEWEST}"
+
+
+class RtspCamera:
+    """Implements ``Camera``.
+
+    While it opens through FFMPEG it sets an environment variable of this process, unless the operator did: OpenCV has
+    no other way to ask for TCP. So only one camera at a time may open in a process.
+    """
+
+    live = True
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, settings: RtspCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
+        self.name = name
+        self._settings = settings
+        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
+
+    def check(self) -> None:
+        """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
+        if self._settings.decoder == "nvv4l2":
+            require_gstreamer(f"{self.describe()} with decoder=nvv4l2")
+        else:
+            require_opencv()
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        """Yield pictures until ``stop`` is set; CameraError when the stream fails, without its credentials."""
+        try:
+            yield from self._loop.pictures(stop)
+        except CameraError as error:
+            raise CameraError(redact(str(error).replace(self._settings.url, self.describe()))) from None
+
+    def describe(self) -> str:
+        """One line for logs, without credentials."""
+        return described(self._settings.url)
+
+    def _open(self) -> Capture:
+        wanted = self._settings
+        if wanted.decoder == "nvv4l2":
+            self.check()
+            return open_with(nvv4l2_pipeline(wanted), "GSTREAMER")
+        parameters = {
+            "OPEN_TIMEOUT_MSEC": 1000 * wanted.open_timeout_s,
+            "READ_TIMEOUT_MSEC": 1000 * wanted.read_timeout_s,
+            "N_THREADS": wanted.threads,
+        }
+        with _ffmpeg_options(wanted):
+            return open_with(wanted.url, "FFMPEG", parameters)
+
+
+@contextlib.contextmanager
+def _ffmpeg_options(settings: RtspCameraSettings) -> Iterator[None]:
+    if _OPTIONS in os.environ:
+        yield
+        return
+    # Without fpsprobesize FFMPEG watches a stream for most of a second, and the pictures of that time come late.
+    os.environ[_OPTIONS] = f"rtsp_transport;{settings.transport}|fpsprobesize;1"
+    try:
+        yield
+    finally:
+        del os.environ[_OPTIONS]
+
+
+def _is_stream(url: str) -> bool:
+    if re.search(r"[\s\"'\\\x00-\x1f]", url):
+        return False
+    try:
+        parts = urlsplit(url)
+        stray = "@" in parts.path + parts.query + parts.fragment  # of a password that isn't quoted
+        return parts.scheme in ("rtsp", "rtsps") and bool(parts.hostname) and parts.port != 0 and not stray
+    except ValueError:
+        return False

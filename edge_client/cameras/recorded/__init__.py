@@ -1,0 +1,1 @@
+"""Pictures from files: films, folders, recorded driving, drawn streets. Every picture is delivered."""

@@ -1,0 +1,128 @@
+"""``images:///folder?rate=5``: the pictures of a folder in the order of their names, with boxes if there are some."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from replayfleet.edge_client.cameras.recorded.pace import check_rate
+from replayfleet.edge_client.cameras.recorded.sidecars import Sidecar, coco_sidecar, label_files, yolo_sidecar
+from replayfleet.edge_client.cameras.recorded.stills import StillsPlayer
+from replayfleet.edge_client.flow import Boxes, Picture
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.files.picture_files import list_pictures
+
+COCO_FILE = "annotations.json"
+"""Looked for in the folder and beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesSettings:
+    """Which pictures, how fast, and where their boxes are.
+
+    Attributes:
+        path: the folder.
+        rate: pictures per second.
+        loop: begin again after the last; otherwise the camera ends.
+        annotations: a folder of YOLO label files or a COCO file; empty looks for label files in ``labels/`` beside the
+            folder and in the folder itself, then for ``annotations.json`` in it and beside it.
+        names: file with the class names; empty looks for ``labels.txt`` or ``classes.txt`` with the label files, with
+            the pictures, and above them. A COCO file brings its own.
+    """
+
+    path: Path
+    rate: float = 5.0
+    loop: bool = False
+    annotations: str = ""
+    names: str = ""
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate)
+
+
+class ImagesCamera:
+    """A folder of pictures; every one is delivered, and waits for a slow reader.
+
+    The folder is listed once: what is put there later isn't seen.
+
+    Args:
+        settings: the folder.
+        name: of the camera within its client.
+        clock: ``time.monotonic``.
+
+    Raises:
+        SettingsError: No such folder, no pictures in it, or annotations that can't be used.
+    """
+
+    live = False
+
+    def __init__(self, settings: ImagesSettings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._settings = settings
+        if not settings.path.is_dir():
+            raise SettingsError(
+                f"folder of pictures {str(settings.path)!r} doesn't exist; expected PATH/*.png or *.jpg"
+            )
+        self.files = tuple(list_pictures(settings.path))
+        if not self.files:
+            raise SettingsError(f"folder {settings.path} has no pictures; expected PATH/*.png or *.jpg")
+        self._sidecar = _sidecar(settings, self.files)
+        self.class_names = self._sidecar.class_names if self._sidecar else ()
+        self._player = StillsPlayer(name, self, rate_hz=settings.rate, loop=settings.loop, clock=clock)
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        """Yield the pictures until ``stop`` is set or they end; iterating anew goes on where it stopped."""
+        return self._player.pictures(stop)
+
+    def boxes(self, index: int, size: tuple[int, int]) -> Boxes | None:
+        """Return the boxes of file ``index``; None where it has none; raises SettingsError if they are damaged."""
+        return self._sidecar.boxes(self.files[index].name, size) if self._sidecar else None
+
+    def describe(self) -> str:
+        """One line for logs."""
+        boxes = f"boxes of {len(self.class_names)} classes" if self._sidecar else "no boxes"
+        return f"pictures {self._settings.path}, {len(self.files)} at {self._settings.rate:g}/s, {boxes}"
+
+
+def _sidecar(settings: ImagesSettings, files: tuple[Path, ...]) -> Sidecar[str] | None:
+    """Return the boxes that the operator named, or those that lie where boxes usually lie."""
+    folder = settings.path
+    names = Path(settings.names).expanduser() if settings.names else None
+    if settings.annotations:
+        place = Path(settings.annotations).expanduser()
+        if place.is_dir():
+            found = _yolo(place, folder, files, names)
+            if found is None:
+                raise SettingsError(
+                    f"no file in {place} is a label file of a picture in {folder}; expected PICTURE.txt"
+                )
+            return found
+        return _coco(place, files, names)
+    for place in (folder.parent / "labels", folder):
+        found = _yolo(place, folder, files, names) if place.is_dir() else None
+        if found is not None:
+            return found
+    for place in (folder / COCO_FILE, folder.parent / COCO_FILE):
+        if place.is_file():
+            return _coco(place, files, names)
+    if names:
+        raise SettingsError(
+            f"source: names is {names}, but no picture in {folder} has boxes; expected annotations=PLACE"
+        )
+    return None
+
+
+def _yolo(place: Path, folder: Path, files: tuple[Path, ...], names: Path | None) -> Sidecar[str] | None:
+    labels = label_files(place)
+    own = {file.name: labels[file.stem] for file in files if file.stem in labels}
+    return yolo_sidecar(own, names, (place, folder, folder.parent)) if own else None
+
+
+def _coco(path: Path, files: tuple[Path, ...], names: Path | None) -> Sidecar[str]:
+    sidecar = coco_sidecar(path, names, lambda file_name: PurePosixPath(file_name).name)
+    if not any(file.name in sidecar.pictures for file in files):
+        raise SettingsError(f"{path} lists no picture of {files[0].parent}; expected file_name {files[0].name!r}")
+    return sidecar

@@ -1,0 +1,42 @@
+"""When a recording or a simulated camera takes its next picture."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
+from replayfleet.federation.errors import SettingsError
+
+
+class Pace:
+    """At most ``rate_hz`` pictures a second; one that comes late moves all later ones, so nothing hurries after it.
+
+    Args:
+        rate_hz: pictures per second.
+        clock: ``time.monotonic``.
+    """
+
+    def __init__(self, rate_hz: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._period_s = 1.0 / rate_hz
+        self._clock = clock
+        self._due_at = clock()
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Return True when the next picture is due, False as soon as ``stop`` is set."""
+        now = self._clock()
+        self._due_at = max(self._due_at, now)
+        if stop.wait(self._due_at - now):
+            return False
+        self._due_at += self._period_s
+        return True
+
+
+def check_rate(rate_hz: float) -> None:
+    """Raise SettingsError unless a camera can deliver that many pictures a second."""
+    if not (math.isfinite(rate_hz) and 0 < rate_hz <= MAX_FRAME_RATE_HZ):
+        raise SettingsError(
+            f"source: rate is {rate_hz}, expected more than 0 and at most {MAX_FRAME_RATE_HZ:g} frames/s"
+        )

@@ -1,0 +1,228 @@
+"""``--source`` as the operator writes it.
+
+``dataset://fashion-mnist?scenario=circulating&clients=3&client=0&rounds=6&samples=200&seed=0&rate=10``
+``folder:///srv/images?per_round=64&rate=5``
+``front=camera://0?rate=30``, ``rtsp://user:password@host/path#transport=udp``, ``carla-replay:///data/carla?town=Town01``
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from replayfleet.edge_client.cameras.opening import CAMERAS
+from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
+from replayfleet.federation.errors import SettingsError, nearest
+
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetUri:
+    """One client's share of a labelled image set, arriving as a stream.
+
+    Attributes:
+        dataset: a key of ``federation.service.presets.TASKS``.
+        scenario: a name of ``SCENARIOS``.
+        clients: how many clients share the stream.
+        client: which of them this is, from 0.
+        rounds: length of the stream.
+        samples: training samples per class and round.
+        seed: of the stream; all clients of a fleet use the same.
+        rate: frames per second that are served.
+        test: test samples per class that join the cumulative test set in a round; 0 divides the test part evenly.
+    """
+
+    dataset: str
+    scenario: str = "circulating"
+    clients: int = 1
+    client: int = 0
+    rounds: int = 6
+    samples: int = 200
+    seed: int = 0
+    rate: float = 10.0
+    test: int = 0
+
+    def __post_init__(self) -> None:
+        if self.test < 0:
+            raise SettingsError(f"source: test is {self.test}, expected 0 or more")
+        for key in ("clients", "rounds", "samples"):
+            if getattr(self, key) < 1:
+                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected at least 1")
+        if not 0 <= self.client < self.clients:
+            raise SettingsError(
+                f"source: client is {self.client}, expected 0 to {self.clients - 1} (clients={self.clients})"
+            )
+        _check_rate(self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderUri:
+    """``PATH/<class>/*.png|jpg|jpeg``: whatever somebody puts there becomes round data, each image once.
+
+    Attributes:
+        path: the folder.
+        per_round: most images that one round takes.
+        rate: frames per second that are served.
+    """
+
+    path: Path
+    per_round: int = 200
+    rate: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.per_round < 1:
+            raise SettingsError(f"source: per_round is {self.per_round}, expected at least 1")
+        _check_rate(self.rate)
+
+
+_SCHEMES = ("dataset", "folder")
+_STREET = "street"
+"""What ``synthetic://`` shows."""
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class CameraUri:
+    """A camera, a stream, a recording or a simulator.
+
+    Attributes:
+        name: within its client; stands in every prediction.
+        scheme: a key of ``edge_client.cameras.opening.CAMERAS``.
+        settings: a settings object of that kind.
+    """
+
+    name: str
+    scheme: str
+    settings: Any
+
+
+SourceUri: TypeAlias = DatasetUri | FolderUri | CameraUri
+
+_NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=([a-z-]+://.*)", re.DOTALL)
+
+
+def parse_sources(texts: Sequence[str]) -> tuple[SourceUri, ...]:
+    """Return what an operator's sources say: one ``dataset://`` or ``folder://``, or any number of cameras.
+
+    ``NAME=URI`` names a camera; others are called ``camera-0``, ``camera-1``, ... in their order.
+
+    Raises:
+        SettingsError: Unknown scheme or key (names the nearest), a value of the wrong type or range, two cameras of the
+            same name, or sources that don't go together.
+    """
+    if not texts:
+        raise SettingsError("no source is given; expected for example 'camera://0' or 'dataset://fashion-mnist'")
+    parsed: list[SourceUri] = []
+    for index, text in enumerate(texts):
+        named = _NAMED.fullmatch(text)
+        name, uri = named.groups() if named else (f"camera-{index}", text)
+        parsed.append(parse_source(uri, name))
+    alone = [text for text, found in zip(texts, parsed, strict=True) if not isinstance(found, CameraUri)]
+    if alone and len(parsed) > 1:
+        raise SettingsError(f"source {alone[0]!r} can't stand beside others; only cameras can be several")
+    names = [found.name for found in parsed if isinstance(found, CameraUri)]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"two sources are named {name!r}; name them apart, as in front=camera://0")
+    return tuple(parsed)
+
+
+def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
+    """Return what one ``uri`` says; ``name`` is for cameras.
+
+    Raises:
+        SettingsError: Unknown scheme or key (names the nearest), or a value of the wrong type or range.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        raise SettingsError(
+            f"source {uri!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
+            "'folder:///path'"
+        )
+    if scheme in CAMERAS:
+        return CameraUri(name, scheme, _camera_settings(scheme, uri, rest))
+    if scheme not in _SCHEMES:
+        raise SettingsError(f"unknown source scheme {scheme!r}{nearest(scheme, [*_SCHEMES, *CAMERAS])}")
+    place, query = _place_and_query(uri)
+    if not place:
+        raise SettingsError(f"source {uri!r} names no {scheme}; expected '{scheme}://NAME'")
+    if scheme == "dataset":
+        return _typed(DatasetUri, query, {"dataset": place.rstrip("/")})
+    return _typed(FolderUri, query, {"path": Path(place).expanduser()})
+
+
+def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
+    """Fill a camera's settings: its place from the middle of the URI, the others from the query.
+
+    A network stream has a query of its own, so there the settings stand behind ``#``.
+    """
+    kind = CAMERAS[scheme]
+    settings_type = kind.settings()
+    if kind.place == "url":
+        address, _, fragment = uri.partition("#")
+        return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
+    place, query = _place_and_query(uri)
+    if not kind.place and place.rstrip("/") not in ("", _STREET):
+        raise SettingsError(f"source {uri!r}: unknown scene {place!r}; expected '{scheme}://{_STREET}'")
+    if kind.place == "host":
+        host, _, port = place.rstrip("/").partition(":")
+        fixed: dict[str, Any] = {"host": host} if host else {}
+        if port:
+            fixed["port"] = _converted("port", port, int)
+        return _typed(settings_type, query, fixed)
+    if kind.place == "path" and not place:
+        raise SettingsError(f"source {uri!r} names no file or folder; expected '{scheme}:///PATH'")
+    value: Any = Path(place).expanduser() if kind.place == "path" else place
+    if kind.place == "sensor" and place:
+        value = _converted("sensor", place, int)
+    return _typed(settings_type, query, {kind.place: value} if kind.place and rest and place else {})
+
+
+def _place_and_query(uri: str) -> tuple[str, dict[str, str]]:
+    parts = urlsplit(uri)
+    return unquote(parts.netloc + parts.path), _query(parts.query, uri)
+
+
+def _query(text: str, uri: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
+    except ValueError as error:
+        raise SettingsError(f"source {uri!r}: {error}; expected key=value pairs after '?', joined by '&'") from error
+
+
+def _typed(kind: type[U], query: Mapping[str, str], fixed: Mapping[str, Any]) -> U:
+    hints = typing.get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(typing.cast("Any", kind))}
+    values: dict[str, Any] = dict(fixed)
+    for key, text in query.items():
+        if key not in known or key in fixed:
+            raise SettingsError(f"source: unknown key {key!r}{nearest(key, set(known) - set(fixed))}")
+        values[key] = _converted(key, text, known[key])
+    return kind(**values)
+
+
+def _converted(key: str, text: str, kind: type[Any]) -> Any:
+    if kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise SettingsError(f"source: {key} is {text!r}, expected true or false")
+        return _BOOLEANS[text.lower()]
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"source: {key} is {text!r}, expected {kind.__name__}") from None
+
+
+def _check_rate(rate_hz: float) -> None:
+    if not (math.isfinite(rate_hz) and 0 < rate_hz <= MAX_FRAME_RATE_HZ):
+        raise SettingsError(
+            f"source: rate is {rate_hz}, expected more than 0 and at most {MAX_FRAME_RATE_HZ:g} frames/s"
+        )

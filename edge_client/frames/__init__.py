@@ -1,0 +1,1 @@
+"""From a picture to answers: the serving loop, and how a task looks at pictures."""

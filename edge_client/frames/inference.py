@@ -1,0 +1,167 @@
+"""Pictures to predictions, the whole time: while the client trains, and while a model is swapped.
+
+A thread per camera keeps that camera's newest picture (of a recording: the next one), and one thread answers them in
+turn. Nothing queues, what was skipped is counted, and a camera that is lost stops nobody else.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from replayfleet.edge_client.flow import Camera, CameraError, Picture, Shown
+from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
+from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.turns import CountedStop
+
+log = EventLogger(__name__)
+
+_RETRY_MAX_S = 2.0
+"""Longest pause before a lost camera is tried again."""
+
+
+class _Lane:
+    """One camera's place in the loop."""
+
+    def __init__(self, camera: Camera) -> None:
+        self.camera = camera
+        self.waiting: Picture | None = None
+        self.error = ""
+        self.ended = False
+        self.stop = CountedStop()
+
+
+class InferenceLoop:
+    """The threads around an ``Answerer``.
+
+    Args:
+        cameras: whose pictures are served; their names differ.
+        answerer: what answers them.
+        on_shown: called on the serving thread with every picture and its prediction; must be quick.
+    """
+
+    def __init__(
+        self, cameras: Sequence[Camera], answerer: Answerer, on_shown: Callable[[Shown], None] = lambda _: None
+    ) -> None:
+        self._answerer = answerer
+        self._on_shown = on_shown
+        self._stop = CountedStop()
+        self._changed = threading.Condition()
+        self._lanes = tuple(_Lane(camera) for camera in cameras)
+        self._turn = collections.deque(self._lanes)
+        self._serving_error = ""
+        self._watcher_fails = False
+        self._capturing = [
+            threading.Thread(target=self._capture, args=(lane,), name=f"capture-{lane.camera.name}", daemon=True)
+            for lane in self._lanes
+        ]
+        self._serving = threading.Thread(target=self._serve, name="inference", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve; returns at once."""
+        for thread in (*self._capturing, self._serving):
+            thread.start()
+
+    def stop(self) -> None:
+        """End all threads. Idempotent."""
+        for signal in (self._stop, *(lane.stop for lane in self._lanes)):
+            signal.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in (*self._capturing, self._serving):
+            if thread.is_alive():
+                thread.join(timeout=5)
+
+    @property
+    def counts(self) -> FrameCounts:
+        """What became of all frames."""
+        return self._answerer.counts
+
+    @property
+    def error(self) -> str:
+        """What is wrong now, for the health endpoint; empty while everything delivers or is back."""
+        problems = [f"{lane.camera.name}: {lane.error}" for lane in self._lanes if lane.error]
+        problems += [f"{lane.camera.name}: lost" for lane in self._lanes if not getattr(lane.camera, "delivers", True)]
+        return "; ".join([*problems, *([self._serving_error] if self._serving_error else [])])
+
+    @property
+    def ended(self) -> bool:
+        """Whether every camera is a recording that was delivered and answered to its end."""
+        with self._changed:
+            return all(lane.ended and lane.waiting is None for lane in self._lanes)
+
+    @property
+    def turns(self) -> Mapping[str, int]:
+        """What every thread has done so far, for a watchdog; a recording that ended has nothing left to do."""
+        capturing = {f"capture {lane.camera.name}": lane.stop.turns for lane in self._lanes if not lane.ended}
+        return {**capturing, "inference": self._stop.turns}
+
+    def _capture(self, lane: _Lane) -> None:
+        backoff = Backoff(0.25, _RETRY_MAX_S)
+        while not lane.stop.is_set():
+            try:
+                for picture in lane.camera.pictures(lane.stop):
+                    if lane.error:
+                        log.info("camera is back", camera=lane.camera.name)
+                        lane.error = ""
+                        backoff.reset()
+                    self._put(lane, picture)
+                break
+            except CameraError as lost:
+                if not lane.error:
+                    log.warning("camera lost", camera=lane.camera.name, reason=lost, next="trying again")
+                lane.error = str(lost) or type(lost).__name__
+                lane.stop.wait(backoff.next_s())
+            except Exception as error:  # root of a thread: this camera is done, the others go on
+                lane.error = f"{type(error).__name__}: {error}"
+                log.exception("camera failed", camera=lane.camera.name)
+                return
+        if not lane.stop.is_set():
+            log.info("recording ended", camera=lane.camera.name)
+        lane.ended = True
+
+    def _put(self, lane: _Lane, picture: Picture) -> None:
+        with self._changed:
+            while not lane.camera.live and lane.waiting is not None and not lane.stop.is_set():
+                self._changed.wait(timeout=1.0)
+            if not lane.camera.live and lane.waiting is not None:
+                return  # stopped; the one that waits may still be answered
+            lane.waiting = picture  # of a live camera the newest wins
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        try:
+            while not self._stop.is_set():
+                picture = self._take()
+                shown = None if picture is None else self._answerer.answer(picture)
+                if shown is not None:
+                    self._tell(shown)
+        except Exception as error:  # root of a thread
+            self._serving_error = f"{type(error).__name__}: {error}"
+            log.exception("serving stopped")
+
+    def _tell(self, shown: Shown) -> None:
+        """Whoever watches may fail; serving goes on."""
+        try:
+            self._on_shown(shown)
+            self._watcher_fails = False
+        except Exception:
+            if not self._watcher_fails:
+                log.exception("picture not handed on", camera=shown.picture.camera, frame=shown.picture.frame_id)
+            self._watcher_fails = True
+
+    def _take(self) -> Picture | None:
+        """Return the next picture, cameras in turn, or None after a while without one."""
+        with self._changed:
+            if not any(lane.waiting is not None for lane in self._lanes):
+                self._changed.wait(timeout=1.0)
+            lane = next((lane for lane in self._turn if lane.waiting is not None), None)
+            if lane is None:
+                return None
+            self._turn.remove(lane)
+            self._turn.append(lane)
+            picture, lane.waiting = lane.waiting, None
+            self._changed.notify_all()
+            return picture

@@ -1,0 +1,171 @@
+"""Labelled samples of a stream on their way into rounds: what came since the last round, and what is held out.
+
+Before a sample is learned the served model has answered it, so the share that it got right is an accuracy on data that
+it hasn't seen ("prequential"), at no cost in stored samples. Held-out samples are kept only if the operator asks: they
+are real samples in memory.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from replayfleet.edge_client.flow import Samples
+
+MAX_HELD_OUT = 4000
+"""Held-out samples at most; further ones are not held out but learned from."""
+
+MAX_WAITING_BYTES = 256 * 2**20
+"""Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectorSettings:
+    """How much a round takes.
+
+    Attributes:
+        min_samples: fewer are no round yet.
+        min_pictures: samples of fewer pictures are no round yet either; where pictures show some one thing and others
+            ten, this is what makes rounds of one stream equally long.
+        max_samples: of a round; the newest stay, the rest is dropped and counted.
+        hold_out: every so many labelled pictures, one is held out for testing; 0 holds out none.
+    """
+
+    min_samples: int = 50
+    max_samples: int = 2000
+    hold_out: int = 0
+    min_pictures: int = 1
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_samples <= self.max_samples:
+            raise ValueError(
+                f"min_samples is {self.min_samples}, max_samples {self.max_samples}; expected 2 <= min <= max"
+            )
+        if self.hold_out < 0 or self.hold_out == 1:
+            raise ValueError(f"hold_out is {self.hold_out}, expected 0 (never) or at least 2")
+        if self.min_pictures < 1:
+            raise ValueError(f"min_pictures is {self.min_pictures}, expected at least 1")
+
+
+class Collector:
+    """Safe across threads.
+
+    Args:
+        settings: how much a round takes.
+    """
+
+    def __init__(self, settings: CollectorSettings) -> None:
+        self._settings = settings
+        self._waiting: collections.deque[Samples] = collections.deque()
+        self._num_waiting = self._waiting_bytes = self._held_out_bytes = 0
+        self._held_out: list[Samples] = []
+        self._round: tuple[int, Samples] | None = None
+        self._answered: Counter[str] = Counter()
+        self._right: Counter[str] = Counter()
+        self._num_pictures = 0
+        self._num_new_pictures = 0
+        self._ended = False
+        self._changing = threading.Lock()
+        self.num_dropped = 0
+
+    def add(self, samples: Samples, *, place: str = "", num_right: int = 0, num_answered: int = 0) -> None:
+        """Take a picture's labelled samples.
+
+        Args:
+            samples: with known labels only; none is no picture.
+            place: where the picture was taken.
+            num_right: of its labelled things, how many the served model had answered rightly.
+            num_answered: how many it had been asked about.
+        """
+        if not len(samples):
+            return
+        with self._changing:
+            self._answered[place] += num_answered
+            self._right[place] += num_right
+            self._num_pictures += 1
+            every = self._settings.hold_out
+            if every and self._num_pictures % every == 0 and self._can_hold_out(samples):
+                self._held_out.append(samples)
+                self._held_out_bytes += _size_bytes(samples)
+            else:
+                self._num_new_pictures += 1
+                self._waiting.append(samples)
+                self._num_waiting += len(samples)
+                self._waiting_bytes += _size_bytes(samples)
+                self._drop_excess()
+
+    def end(self) -> None:
+        """Nothing more will come: the next round takes what there is, however little."""
+        with self._changing:
+            self._ended = True
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        """Return a round's samples and forget the round before it; None while there are too few."""
+        with self._changing:
+            if self._round is not None and self._round[0] == round_index:
+                return self._round[1]
+            if not self._is_enough():
+                return None
+            samples = _joined(self._waiting)
+            self._waiting.clear()
+            self._num_waiting = self._waiting_bytes = self._num_new_pictures = 0
+            self._round = (round_index, samples)
+            return samples
+
+    def held_out(self) -> Samples | None:
+        """Return the held-out samples so far, or None if there are none."""
+        with self._changing:
+            return _joined(self._held_out) if self._held_out else None
+
+    def stream_accuracy(self) -> Mapping[str, tuple[int, int]]:
+        """Return place -> (answered rightly, answered) since the last call, and begin to count anew."""
+        with self._changing:
+            counted = sorted(self._answered.items())
+            counts = {place: (self._right[place], answered) for place, answered in counted if answered}
+            self._answered, self._right = Counter(), Counter()
+            return counts
+
+    def _is_enough(self) -> bool:
+        if self._ended:
+            return self._num_waiting >= 2
+        wanted = self._settings
+        return self._num_waiting >= wanted.min_samples and self._num_new_pictures >= wanted.min_pictures
+
+    def _can_hold_out(self, samples: Samples) -> bool:
+        num_held = sum(map(len, self._held_out)) + len(samples)
+        return num_held <= MAX_HELD_OUT and self._held_out_bytes + _size_bytes(samples) <= MAX_WAITING_BYTES
+
+    def _drop_excess(self) -> None:
+        """Drop the oldest pictures, the last of them in part where samples are counted, never the newest."""
+        while len(self._waiting) > 1 and (
+            self._waiting_bytes > MAX_WAITING_BYTES
+            or self._num_waiting - len(self._waiting[0]) >= self._settings.max_samples
+        ):
+            self._drop(len(self._waiting[0]))
+        self._drop(max(0, self._num_waiting - self._settings.max_samples))
+
+    def _drop(self, count: int) -> None:
+        """Drop so many samples of the oldest picture."""
+        if not count:
+            return
+        oldest = self._waiting.popleft()
+        kept = len(oldest) - count
+        if kept:
+            self._waiting.appendleft(Samples(oldest.images[-kept:], oldest.labels[-kept:]))
+        self._num_waiting -= count
+        self._waiting_bytes -= _size_bytes(oldest) - (_size_bytes(self._waiting[0]) if kept else 0)
+        self.num_dropped += count
+
+
+def _joined(parts: Iterable[Samples]) -> Samples:
+    parts = list(parts)
+    return Samples(np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts]))
+
+
+def _size_bytes(samples: Samples) -> int:
+    return samples.images.nbytes + samples.labels.nbytes

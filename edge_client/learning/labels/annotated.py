@@ -1,0 +1,61 @@
+"""Labels from the annotation that came with a picture: a simulator's, or a recording's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import Boxes, Shown
+from replayfleet.edge_client.learning.labels.base import UNKNOWN, unknown
+from replayfleet.federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
+
+
+class AnnotatedLabels:
+    """Implements ``Labeller`` and ``BoxLabeller``: an input takes the class of its box, a whole picture that of all.
+
+    A picture whose boxes disagree says nothing about the picture as a whole. Class names that the task doesn't have are
+    reported once each and left unlabelled.
+
+    Args:
+        class_names: camera -> the names that its boxes' class ids stand for.
+        task_class_names: names of the task's classes.
+    """
+
+    def __init__(self, class_names: Mapping[str, tuple[str, ...]], task_class_names: tuple[str, ...]) -> None:
+        ids = {name: index for index, name in enumerate(task_class_names)}
+        self._ids = {
+            camera: np.array([ids.get(name, UNKNOWN) for name in names], np.int64)
+            for camera, names in class_names.items()
+        }
+        for name in sorted({name for names in class_names.values() for name in names} - ids.keys()):
+            log.warning("annotated class is not the fleet's", class_name=name, next="served, not trained on")
+
+    def labels(self, shown: Shown) -> NDArray[np.int64]:
+        """Return the annotated classes, ``UNKNOWN`` where there is no annotation."""
+        classes = self._classes(shown)
+        if classes is None or not len(classes):
+            return unknown(shown)
+        if shown.inputs.box_indices is not None:
+            return classes[shown.inputs.box_indices]
+        return np.full(len(shown.inputs.images), classes[0] if len(set(classes.tolist())) == 1 else UNKNOWN, np.int64)
+
+    def boxes(self, shown: Shown) -> Boxes | None:
+        """Return the annotated boxes of the task's classes; None if the picture isn't annotated."""
+        boxes, classes = shown.picture.boxes, self._classes(shown)
+        if boxes is None or classes is None:
+            return None
+        known = classes != UNKNOWN
+        return Boxes(boxes.corners[known], classes[known])
+
+    def _classes(self, shown: Shown) -> NDArray[np.int64] | None:
+        boxes, ids = shown.picture.boxes, self._ids.get(shown.picture.camera)
+        if boxes is None or ids is None:
+            return None
+        if len(boxes) and not 0 <= boxes.class_ids.min() <= boxes.class_ids.max() < len(ids):
+            raise ValueError(f"boxes have class ids up to {boxes.class_ids.max()}, the camera names {len(ids)} classes")
+        classes: NDArray[np.int64] = ids[boxes.class_ids]
+        return classes

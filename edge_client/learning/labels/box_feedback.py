@@ -1,0 +1,78 @@
+"""Boxes from an operator: "in frame 812 there are a car here and a bike there, and nothing else"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from replayfleet.edge_client.flow import Samples, Shown
+from replayfleet.edge_client.learning.labels.kept_frames import KeptFrames
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, BoxFeedback, FeedbackRefused, NamedBox
+from replayfleet.federation.errors import nearest
+from replayfleet.federation.streams.box_labels import box_labels
+from replayfleet.models.specs import DetectionSpec
+
+
+class BoxFeedbackDesk:
+    """Implements ``Desk`` for detection.
+
+    Args:
+        task: its classes, and how many boxes a picture's label holds.
+        keep_s: seconds that a frame is kept.
+        clock: ``time.monotonic``.
+    """
+
+    def __init__(self, task: DetectionSpec, keep_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._class_ids = {name: index for index, name in enumerate(task.class_names)}
+        self._max_boxes = task.max_boxes
+        self._frames = KeptFrames(keep_s, clock)
+
+    def keep(self, shown: Shown) -> None:
+        """Keep a frame for a while, as the model saw it."""
+        self._frames.keep(shown)
+
+    def samples(self, feedback: AnyFeedback) -> tuple[Samples, str]:
+        """Return the picture with these boxes and no others, and the frame's place.
+
+        Raises:
+            FeedbackRefused: It names one class; it has more boxes than a label holds, one of an unknown class or not
+                within the picture; or the frame isn't kept any more.
+        """
+        if not isinstance(feedback, BoxFeedback):
+            raise FeedbackRefused(
+                f"feedback on frame {feedback.frame_id}: it names one class, and this fleet learns where things are; "
+                "send all boxes of the frame"
+            )
+        where = f"feedback on frame {feedback.frame_id}"
+        if len(feedback.boxes) > self._max_boxes:
+            raise FeedbackRefused(
+                f"{where}: {len(feedback.boxes)} boxes, expected at most {self._max_boxes} (max_boxes of the task)"
+            )
+        for index, box in enumerate(feedback.boxes):
+            if box.class_name not in self._class_ids:
+                raise FeedbackRefused(
+                    f"{where}: box {index} is of unknown class {box.class_name!r}"
+                    f"{nearest(box.class_name, self._class_ids)}"
+                )
+        kept = self._frames.find(feedback.camera, feedback.frame_id)
+        for index, box in enumerate(feedback.boxes):
+            if not _lies_within(box, kept.size):
+                width, height = kept.size
+                raise FeedbackRefused(
+                    f"{where}: box {index} is {list(box.corners)}, expected left < right and top < bottom within "
+                    f"the picture's {width} x {height} pixels"
+                )
+        corners = np.array([box.corners for box in feedback.boxes], np.float32).reshape(-1, 4)
+        class_ids = np.array([self._class_ids[box.class_name] for box in feedback.boxes], np.int64)
+        label = box_labels(corners, class_ids, kept.size, self._max_boxes)
+        return Samples(kept.images(), label[None]), kept.place
+
+
+def _lies_within(box: NamedBox, size: tuple[int, int]) -> bool:
+    """Whether a box lies in the picture and has an area, also in the precision of labels; NaN does not."""
+    left, top, right, bottom = box.corners
+    if not (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
+        return False
+    return bool(np.float32(left) < np.float32(right) and np.float32(top) < np.float32(bottom))

@@ -1,0 +1,135 @@
+"""From a picture that was served and what is known about it to what can be learned from it.
+
+Axes: B inputs of one picture, M padded boxes, N answers, T boxes that are really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import Answers, Boxes, Samples, Shown
+from replayfleet.edge_client.learning.labels.base import UNKNOWN, Labeller, unknown
+from replayfleet.federation.streams.box_labels import box_labels
+
+FOUND_IOU = 0.5
+"""A box is found if an answer of its class overlaps it by at least so much (intersection over union)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one picture teaches.
+
+    Attributes:
+        samples: labelled.
+        num_right: of the labelled things, how many the served model had answered rightly.
+        num_answered: how many it had been asked about; 0 without a model.
+        num_left_out: boxes that the label has no room for.
+    """
+
+    samples: Samples
+    num_right: int
+    num_answered: int
+    num_left_out: int = 0
+
+
+class Lessons(Protocol):
+    """Makes lessons for one kind of task."""
+
+    def lesson(self, shown: Shown) -> Lesson | None:
+        """Return what the picture teaches, or None if nobody knows what it shows."""
+
+
+class ClassLessons:
+    """Lessons of a classification task, input by input.
+
+    Args:
+        labellers: asked in turn; the first that knows decides.
+    """
+
+    def __init__(self, labellers: Sequence[Labeller]) -> None:
+        self._labellers = tuple(labellers)
+
+    def lesson(self, shown: Shown) -> Lesson | None:
+        """Return the inputs whose class is known."""
+        labels = self._labels(shown)
+        known = labels != UNKNOWN
+        if not known.any():
+            return None
+        samples = Samples(shown.inputs.images[known], labels[known])
+        if shown.prediction is None:
+            return Lesson(samples, 0, 0)
+        right = shown.prediction.answers.class_ids[known] == samples.labels
+        return Lesson(samples, int(right.sum()), len(samples))
+
+    def _labels(self, shown: Shown) -> NDArray[np.int64]:
+        labels = unknown(shown)
+        for labeller in self._labellers:
+            if (labels != UNKNOWN).all():
+                break
+            labels = np.where(labels == UNKNOWN, labeller.labels(shown), labels)
+        return labels
+
+
+class BoxLabeller(Protocol):
+    """Says which boxes of which of the task's classes are in a picture."""
+
+    def boxes(self, shown: Shown) -> Boxes | None:
+        """Return them, with class ids of the task; None if there is no telling."""
+
+
+class BoxLessons:
+    """Lessons of a detection task, picture by picture.
+
+    Args:
+        labellers: asked in turn; the first that knows decides.
+        max_boxes: M, of a label.
+    """
+
+    def __init__(self, labellers: Sequence[BoxLabeller], max_boxes: int) -> None:
+        self._labellers = tuple(labellers)
+        self._max_boxes = max_boxes
+
+    def lesson(self, shown: Shown) -> Lesson | None:
+        """Return the picture with its boxes; a picture without any teaches where nothing is."""
+        boxes = next((found for labeller in self._labellers if (found := labeller.boxes(shown)) is not None), None)
+        if boxes is None:
+            return None
+        label = box_labels(boxes.corners, boxes.class_ids, shown.picture.size, self._max_boxes)
+        samples = Samples(shown.inputs.images, label[None])
+        num_left_out = max(0, len(boxes) - self._max_boxes)
+        if shown.prediction is None:
+            return Lesson(samples, 0, 0, num_left_out)
+        return Lesson(samples, num_found(boxes, shown.prediction.answers), len(boxes), num_left_out)
+
+
+def num_found(boxes: Boxes, answers: Answers) -> int:
+    """Return how many boxes were found, each answer counting for one box: the best of its class not yet taken.
+
+    Args:
+        boxes: T, what is there.
+        answers: N, with corners, the surest first.
+    """
+    if answers.corners is None or not len(boxes) or not len(answers):
+        return 0
+    overlaps = _overlaps(answers.corners, boxes.corners)
+    overlaps[answers.class_ids[:, None] != boxes.class_ids[None]] = 0.0
+    taken = np.zeros(len(boxes), bool)
+    for row in overlaps:
+        best = int(np.where(taken, 0.0, row).argmax())
+        taken[best] |= row[best] >= FOUND_IOU and not taken[best]
+    return int(taken.sum())
+
+
+def _overlaps(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return (N, T) intersections over unions of boxes (N, 4) and (T, 4)."""
+    upper = np.maximum(first[:, None, :2], second[None, :, :2]).astype(np.float64)
+    lower = np.minimum(first[:, None, 2:], second[None, :, 2:])
+    shared = (lower - upper).clip(0, None).prod(axis=2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1) for boxes in (first, second)]
+    ratios: NDArray[np.float64] = shared / (areas[0][:, None] + areas[1][None] - shared)
+    return ratios

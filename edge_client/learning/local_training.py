@@ -1,0 +1,284 @@
+"""Local training from the client's side: one job at a time, in a process of its own that is replaced when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from replayfleet.edge_client.learning.training.job import (
+    FromTrainer,
+    TrainCourse,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    event_from_line,
+    to_line,
+)
+from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
+
+MAX_ATTEMPTS = 5
+"""Deaths of the process during one round, after which that round is given up."""
+
+IDLE_S = 10.0
+"""A process without a job ends after this: torch takes up to 400 MB, four times as much as all else."""
+
+TRAINER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.learning.training.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerExited:
+    """The process is gone; ``code`` as of ``subprocess.Popen.returncode``, ``pid`` of which one."""
+
+    pid: int
+    code: int
+
+
+TrainerEvent: TypeAlias = FromTrainer | TrainerExited
+
+
+class Trainer(Protocol):
+    """What ``LocalTraining`` needs of a process."""
+
+    pid: int
+
+    def submit(self, job: TrainJob) -> None:
+        """Hand over a job; a process that died meanwhile is reported by its exit event."""
+
+    def pause(self) -> None:
+        """Let the process stand still."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+    def stop(self) -> None:
+        """End the process and wait for it, also a paused one. Idempotent."""
+
+
+class TrainerProcess:
+    """One child process; events arrive on a thread of its own.
+
+    Args:
+        on_event: called on that thread; it may only enqueue.
+        command: what to run.
+    """
+
+    def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
+        self._on_event = on_event
+        # Idle OpenMP threads sleep: frames are served on the same cores.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        self._process = subprocess.Popen(  # noqa: S603
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: TrainJob) -> None:
+        """Write the job to the process."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(to_line(job))
+            self._process.stdin.flush()
+
+    def pause(self) -> None:
+        """Send SIGSTOP: it holds nothing that others wait for."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Send SIGCONT."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Close its input, which ends it at once, also in the middle of a job."""
+        self._close_input()
+        self.resume()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._thread.join(timeout=5)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._heard(line)
+        code = self._process.wait()
+        self._close_input()
+        self._on_event(TrainerExited(self.pid, code))
+
+    def _close_input(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _heard(self, line: bytes) -> None:
+        try:
+            self._on_event(event_from_line(line))
+        except msgspec.MsgspecError as error:
+            log.warning("unreadable line from the training process", error=error)
+
+
+class LocalTraining:
+    """Keeps a training process and at most one job; decisions with ``now``, no waiting.
+
+    Args:
+        spawn: starts a process.
+        backoff: delays between restarts.
+        max_attempts: deaths after which a round is given up.
+
+    Attributes:
+        job: in work, or None.
+        course: what the budget makes of it, or made of the one before; None until it is known.
+        problem: why the latest round wasn't trained; empty if it was, or is in work.
+        num_restarts: processes that replaced one that had died.
+        num_shortened: rounds that were trained in part.
+    """
+
+    def __init__(
+        self, spawn: Callable[[], Trainer], backoff: Backoff | None = None, max_attempts: int = MAX_ATTEMPTS
+    ) -> None:
+        self._spawn = spawn
+        self._backoff = backoff or Backoff()
+        self._max_attempts = max_attempts
+        self._trainer: Trainer | None = None
+        self._ready = False
+        self._restart_at: float | None = None
+        self._deaths = 0
+        self._deadline_at: float | None = None
+        self._paused = False
+        self._idle_since: float | None = None
+        self.job: TrainJob | None = None
+        self.course: TrainCourse | None = None
+        self.problem = ""
+        self.num_restarts = 0
+        self.num_shortened = 0
+
+    @property
+    def round(self) -> int | None:
+        """The round in work, or None."""
+        return None if self.job is None else self.job.manifest.round
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return None if self._trainer is None else self._trainer.pid
+
+    def start(self) -> None:
+        """Start the process, so that it has imported torch when the first round opens."""
+        if self._trainer is None and self._restart_at is None:
+            self._trainer = self._spawn()
+            self._ready = False
+
+    def begin(self, job: TrainJob, now: float = 0.0, deadline_at: float | None = None) -> None:
+        """Train a round.
+
+        Args:
+            job: the round; its ``left_s`` is filled in whenever a process gets it.
+            now: the present.
+            deadline_at: when it must be done, on the same clock; None for no deadline.
+
+        Raises:
+            ValueError: Another one is in work.
+        """
+        if self.job is not None:
+            raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
+        self.job, self._deadline_at, self.course, self.problem = job, deadline_at, None, ""
+        self._deaths = 0
+        self.start()
+        if self._ready:
+            self._submit(now)
+
+    def follow(self, deadline_at: float | None) -> None:
+        """Take a deadline that was moved, for a job that waits for its process; one in work keeps to its own."""
+        self._deadline_at = deadline_at
+
+    def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | None:
+        """Take an event; returns the end of the job, once."""
+        if isinstance(event, TrainerReady):
+            self._ready = True
+            self._idle_since = now
+            self._submit(now)
+            return None
+        if isinstance(event, TrainerExited):
+            return self._exited(event, now)
+        if self.job is None or event.round != self.round:
+            return None
+        if isinstance(event, TrainCourse):
+            self._heard(event)
+            return None
+        self.job, self._idle_since = None, now
+        self.problem = event.error if isinstance(event, TrainFailed) else ""
+        self._backoff.reset()
+        return event
+
+    def tick(self, now: float) -> None:
+        """Start the process again when its back-off is over; end one that has been idle for long."""
+        idle_since = self._idle_since if self._ready and self.job is None else None
+        if idle_since is not None and now - idle_since >= IDLE_S:
+            self.stop()
+        if self._restart_at is not None and now >= self._restart_at:
+            self._restart_at = None
+            self.num_restarts += 1
+            self.start()
+
+    def pause(self, *, paused: bool) -> None:
+        """Let the process stand still, or go on; one without a job always goes on."""
+        paused = paused and self.job is not None
+        if self._trainer is None or paused == self._paused:
+            return
+        self._paused = paused
+        if paused:
+            self._trainer.pause()
+        else:
+            self._trainer.resume()
+
+    def stop(self) -> None:
+        """End the process; a job in work is lost, what was committed stays."""
+        if self._trainer is not None:
+            trainer, self._trainer = self._trainer, None
+            self._ready, self._paused = False, False
+            trainer.stop()
+
+    def _submit(self, now: float) -> None:
+        if self.job is None or self._trainer is None:
+            return
+        left_s = None if self._deadline_at is None else max(0.0, self._deadline_at - now)
+        self._trainer.submit(msgspec.structs.replace(self.job, left_s=left_s))
+
+    def _heard(self, course: TrainCourse) -> None:
+        """Note what becomes of the round, and say so where it isn't all of it."""
+        before, self.course = self.course, course
+        short = course.is_short or course.lost or not course.in_time
+        self.num_shortened += short and course.done
+        if short and (before is None or course.text() != before.text()):
+            log.info("training shortened", round=course.round, course=course.text())
+
+    def _exited(self, event: TrainerExited, now: float) -> TrainFailed | None:
+        if self._trainer is None or event.pid != self._trainer.pid:
+            return None
+        self._trainer, self._ready, self._paused = None, False, False
+        delay_s = self._backoff.next_s()
+        self._restart_at = now + delay_s
+        self._deaths += 1
+        log.warning("training process died", code=event.code, round=self.round, restart_in_s=delay_s)
+        if self.job is None or self._deaths < self._max_attempts:
+            return None
+        failed = TrainFailed(self.job.manifest.round, f"the training process died {self._deaths} times")
+        self.job, self.problem = None, failed.error
+        return failed

@@ -1,0 +1,228 @@
+"""The training process: ``python -m replayfleet.edge_client.learning.training.trainer``, JSON jobs on stdin.
+
+It is the only part of a client that imports torch. It ends when its input does, so it never outlives the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from replayfleet.edge_client.learning.training.guard import (
+    die_with_parent,
+    give_memory_back,
+    within_memory,
+    yield_to_serving,
+)
+from replayfleet.edge_client.learning.training.job import (
+    SUB_GENERATOR_GRAPH,
+    FromTrainer,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    job_from_line,
+    parameter_sets_of,
+    read_round_data,
+    to_line,
+)
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
+from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
+from replayfleet.federation.service.fleet_spec import method_of
+from replayfleet.federation.service.logs import EventLogger, configure_logging
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+
+log = EventLogger(__name__)
+
+JSON_LOGS = "--json-logs"
+
+IDLE = "--idle"
+"""Argument of the process: take only what nobody else wants, as on a device, which has nothing else to do."""
+
+BLOBS = "blobs"
+"""The blob store's folder in a client's data dir."""
+
+
+def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone:
+    """Train one round and make it durable: blobs first, then the one record that names them.
+
+    Args:
+        job: what to train, and in what time.
+        say: told what becomes of the round while it is trained.
+
+    Raises:
+        ArtefactRejected: The download doesn't decode.
+        OutOfMemory: Memory doesn't suffice, even for small batches.
+        SettingsError: This build doesn't know the fleet's method, settings or task.
+        ValueError: The download isn't one of this method, or the method refuses the data.
+        OSError: The disk is full, or the round data are gone.
+    """
+    deadline_at = None if job.left_s is None else time.monotonic() + job.left_s
+    import torch
+
+    from replayfleet.edge_client.learning.training.pacing import PacedRound
+    from replayfleet.federation.methods.kit.records import RoundData
+    from replayfleet.federation.methods.kit.seeding import seeded_generator
+
+    paced = PacedRound(job, deadline_at, time.monotonic, say)
+    prepare_torch(job.num_threads)
+    data_dir, manifest = Path(job.data_dir), job.manifest
+    blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
+    method: Any = method_of(job.spec)
+    samples = read_round_data(job.round_data)
+    data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
+    download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
+    held, note = _load_state(method, records, blobs, spec_digest(job.spec))
+    known = records.pace(spec_digest(job.spec), job.num_threads)
+    began = time.monotonic()
+
+    def local_round(sized: Any) -> tuple[Any, Any]:
+        rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
+        more = paced.begin(sized, known.speed)
+        made: tuple[Any, Any] = sized.local_round(
+            held, data, download, rng, sampler=_sampler(job, blobs, sized), **more
+        )
+        return made
+
+    (state, upload), max_batch_size = within_memory(
+        local_round, method, known.max_batch_size, job.allowance.memory_bytes
+    )
+    train_s = time.monotonic() - began
+    packed = state.pack()
+    kept, sent = encode_artefacts(packed, blobs), encode_artefacts(upload.pack(), blobs)
+    records.commit_training(
+        TrainingCommit(
+            round=manifest.round,
+            version=job.version,
+            spec_digest=spec_digest(job.spec),
+            state=kept.blobs,
+            state_facts=kept.facts,
+            upload=sent.blobs,
+            upload_facts=sent.facts,
+            train_s=train_s,
+            num_samples=len(samples),
+            num_sub_generators=sum(name.startswith("sub-generator/") for name in packed.parameter_sets),
+        )
+    )
+    speed = known.speed.mixed_with(paced.finish())
+    with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
+        records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
+    return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
+
+
+def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
+    """Return (the client's state, what an operator should know): the committed one, or a new client's."""
+    commit = records.training()
+    fresh = method.initial_states()[0]
+    if commit is None:
+        return fresh, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
+    if commit.spec_digest != digest:
+        return fresh, "the fleet's agreement changed, so the earlier state was left behind"
+    try:
+        return method.ClientState.unpack(decode_artefacts(commit.state, commit.state_facts, blobs)), ""
+    except (ArtefactRejected, KeyError, ValueError) as error:
+        return fresh, f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
+
+
+def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
+    graphs = [entry for entry in job.manifest.blobs if entry.name == SUB_GENERATOR_GRAPH]
+    if job.sampler == "onnx" and graphs:
+        from replayfleet.export.running.sampler import onnx_sampler
+
+        return onnx_sampler(blobs.read(graphs[0].digest), num_threads=job.num_threads)
+    from replayfleet.federation.methods.steps.memory import sampler_of
+
+    return sampler_of(method)
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    configure_logging(as_json=JSON_LOGS in sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    die_with_parent()
+    refused = yield_to_serving(idle=IDLE in sys.argv[1:])
+    if refused:
+        log.warning("training can't be told to yield as it should", refused=refused)
+    answers = _private_stdout()
+    try:
+        warm_up()
+    except ModuleNotFoundError as error:
+        log.error("this device can't train", reason=error, next="it serves what others learn")
+        sys.exit(1)
+    _say(answers, TrainerReady())
+    for job in _jobs(sys.stdin.buffer):
+        _say(answers, answer(job, lambda message: _say(answers, message)))
+        give_memory_back()
+
+
+def warm_up() -> None:
+    """Import torch, the slow part, before the first job.
+
+    A third of it torch imports when the first optimiser is made: a second or more, in which a round's pace would see
+    steps that take for ever.
+    """
+    prepare_torch(1)
+    import torch
+
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed:
+    """Do a job, and say how it ended.
+
+    Args:
+        job: what to do.
+        say: told what becomes of it meanwhile.
+    """
+    try:
+        return run_job(job, say)
+    except (ReplayfleetError, ValueError, OSError) as error:
+        return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])
+    except Exception as error:  # root of the process
+        log.exception("training failed", round=job.manifest.round)
+        return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])
+
+
+def _jobs(stream: BinaryIO) -> Iterator[TrainJob]:
+    """Yield jobs; a thread of its own watches the stream, so that the client's death ends a job in progress too."""
+    import queue
+    import threading
+
+    jobs: queue.SimpleQueue[TrainJob] = queue.SimpleQueue()
+
+    def watch() -> None:
+        for line in stream:
+            jobs.put(job_from_line(line))
+        os._exit(0)  # whatever is half done is on no record
+
+    threading.Thread(target=watch, name="jobs", daemon=True).start()
+    while True:
+        yield jobs.get()
+
+
+def _private_stdout() -> BinaryIO:
+    """Keep standard output for answers; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: BinaryIO, message: FromTrainer) -> None:
+    try:
+        answers.write(to_line(message))
+    except BrokenPipeError:
+        os._exit(0)  # the client is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What people at the device see and say: status, metrics, feedback, the picture on a screen."""

@@ -1,0 +1,177 @@
+"""The drawn stream as a film: one file per camera, written beside serving, never in its way."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.operator.display.drawing import Legend, drawn
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.logs import EventLogger
+
+log = EventLogger(__name__)
+
+MAX_WAITING = 16
+"""Pictures that wait to be written; further ones are left out of the film and counted."""
+
+_FRAMES_TO_TIME = 8
+"""The film's rate is measured over so many pictures, for cameras don't always keep what they promise."""
+
+
+class Film:
+    """One camera's film; not safe across threads.
+
+    Args:
+        path: the file.
+        rate_hz: frames per second, clipped to 1 to 60.
+        size: (width, height) of its frames; others are shrunk to fit, and padded.
+
+    Raises:
+        SettingsError: OpenCV can't write there.
+    """
+
+    def __init__(self, path: Path, rate_hz: float, size: tuple[int, int]) -> None:
+        import cv2
+
+        self.path = path
+        self._size = size
+        self._writer: Any = cv2.VideoWriter(
+            str(path), cv2.VideoWriter.fourcc(*"mp4v"), min(60.0, max(1.0, rate_hz)), size
+        )
+        if not self._writer.isOpened():
+            raise SettingsError(f"film {path} can't be written; OpenCV has no encoder for it here")
+        self.num_frames = 0
+
+    def write(self, image: NDArray[np.uint8]) -> None:
+        """Append an RGB image (H, W, 3)."""
+        width, height = self._size
+        if image.shape[:2] != (height, width):
+            image = _fitted(image, width, height)
+        self._writer.write(np.ascontiguousarray(image[:, :, ::-1]))
+        self.num_frames += 1
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.release()
+
+
+class Recorder:
+    """Watches predictions and writes them as ``PATH`` (one camera) or ``PATH-<camera>`` (several).
+
+    Earlier films stay, as those of a client that was started again: the next is ``PATH-2``, and so on.
+
+    Args:
+        path: ends in ``.mp4``.
+        legend: camera name -> what its drawings need; asked for every picture.
+        cameras: number of cameras.
+
+    Raises:
+        SettingsError: The path can't be a film.
+    """
+
+    def __init__(self, path: Path, legend: Callable[[str], Legend], *, num_cameras: int = 1) -> None:
+        check_film(path)
+        self._path = path
+        self._legend = legend
+        self._several = num_cameras > 1
+        self._films: dict[str, Film] = {}
+        self._first: dict[str, list[Shown]] = {}
+        self._waiting: queue.Queue[Shown | None] = queue.Queue(MAX_WAITING)
+        self._left_out: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def watch(self, shown: Shown) -> None:
+        """Put a picture in line; called on the serving thread."""
+        try:
+            self._waiting.put_nowait(shown)
+        except queue.Full:
+            self._left_out[shown.picture.camera] += 1
+
+    @property
+    def num_left_out(self) -> int:
+        """Pictures that are in no film."""
+        return self._left_out.total()
+
+    def close(self) -> None:
+        """Write what waits and finish the files. Idempotent."""
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        try:
+            while (shown := self._waiting.get()) is not None:
+                self._take(shown)
+            for camera in sorted(self._first):
+                self._begin(camera)
+        except Exception:  # root of a thread: what comes is taken until somebody closes
+            log.exception("film stopped", path=self._path)
+            while (shown := self._waiting.get()) is not None:
+                self._left_out[shown.picture.camera] += 1
+        finally:
+            for camera, film in sorted(self._films.items()):
+                film.close()
+                log.info(
+                    "film written",
+                    camera=camera,
+                    path=film.path,
+                    frames=film.num_frames,
+                    left_out=self._left_out[camera],
+                )
+
+    def _take(self, shown: Shown) -> None:
+        camera = shown.picture.camera
+        if camera in self._films:
+            self._films[camera].write(drawn(shown, self._legend(camera)))
+            return
+        first = self._first.setdefault(camera, [])
+        first.append(shown)
+        if len(first) >= _FRAMES_TO_TIME:
+            self._begin(camera)
+
+    def _begin(self, camera: str) -> None:
+        first = self._first.pop(camera)
+        seconds = first[-1].picture.captured_at - first[0].picture.captured_at
+        rate_hz = (len(first) - 1) / seconds if seconds > 0 else 10.0
+        images = [drawn(shown, self._legend(camera)) for shown in first]
+        height, width = images[0].shape[:2]
+        film = self._films[camera] = Film(_free(self._file(camera)), rate_hz, (width, height))
+        for image in images:
+            film.write(image)
+
+    def _file(self, camera: str) -> Path:
+        return self._path.with_stem(f"{self._path.stem}-{camera}") if self._several else self._path
+
+
+def _fitted(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return an image (H, W, 3) in the upper left of one of another size, shrunk where it is larger."""
+    import cv2
+
+    scale = min(1.0, width / image.shape[1], height / image.shape[0])
+    size = max(1, int(image.shape[1] * scale)), max(1, int(image.shape[0] * scale))
+    fitted = np.zeros((height, width, 3), np.uint8)
+    fitted[: size[1], : size[0]] = cv2.resize(image, size, interpolation=cv2.INTER_AREA) if scale < 1 else image
+    return fitted
+
+
+def _free(path: Path) -> Path:
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
+    return next(name for name in names if not name.exists())
+
+
+def check_film(path: Path) -> None:
+    """Raise SettingsError unless a film could be written there."""
+    if path.suffix.lower() != ".mp4":
+        raise SettingsError(f"film {path} should end in .mp4")
+    if not path.absolute().parent.is_dir():
+        raise SettingsError(f"film {path}: folder {path.absolute().parent} doesn't exist")

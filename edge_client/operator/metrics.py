@@ -1,0 +1,92 @@
+"""What ``/metrics`` of a client shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from replayfleet.devices.limits import Reading
+from replayfleet.edge_client.frames.answerer import FrameCounts
+
+
+class Metrics:
+    """Prometheus metrics of one client process, in a registry of their own."""
+
+    def __init__(self, device: str, provider: str) -> None:
+        self.registry = CollectorRegistry()
+        Info("edge_client_device", "Board and execution provider", registry=self.registry).info(
+            {"device": device, "provider": provider}
+        )
+        self._frames = Counter(
+            "edge_client_frames", "Frames by what became of them", ["result"], registry=self.registry
+        )
+        self.round = Gauge("edge_client_round", "Round announced last", registry=self.registry)
+        self.version = Gauge("edge_client_model_version", "Version that serves frames", registry=self.registry)
+        self._serving = {
+            "probation_version": Gauge(
+                "edge_client_probation_version", "Version on probation, -1 for none", registry=self.registry
+            ),
+            "rollbacks": Gauge("edge_client_rollbacks", "Models that were rolled back", registry=self.registry),
+            "recycles": Gauge(
+                "edge_client_serving_recycles", "Serving processes replaced because they grew", registry=self.registry
+            ),
+            "serving_memory_bytes": Gauge(
+                "edge_client_serving_memory_bytes", "What the serving process alone occupies", registry=self.registry
+            ),
+        }
+        self.latency = Gauge(
+            "edge_client_latency_p95_seconds", "Capture to answer, newest thousand frames", registry=self.registry
+        )
+        self.connected = Gauge("edge_client_connected", "1 while the broker accepts us", registry=self.registry)
+        self.restarts = Gauge("edge_client_trainer_restarts", "Deaths of the training process", registry=self.registry)
+        self._time_share = Gauge(
+            "edge_client_training_time_share", "Of its time that training may run", registry=self.registry
+        )
+        self._shortened = Counter(
+            "edge_client_shortened_rounds", "Rounds that were trained only in part", registry=self.registry
+        )
+        self._temperature = Gauge(
+            "edge_client_temperature_celsius", "Zone nearest to its limit", ["zone"], registry=self.registry
+        )
+        self._power = Gauge("edge_client_power_watts", "Of the board; NaN without a sensor", registry=self.registry)
+        self.errors = Counter("edge_client_errors", "Unexpected errors, see the log", registry=self.registry)
+        self._bytes = Counter("edge_client_transfer_bytes", "Bytes on the wire", ["direction"], registry=self.registry)
+        self._seen: dict[str, float] = {}
+
+    def frames(self, counts: FrameCounts) -> None:
+        """Take the totals of the serving loop."""
+        for result, total in (
+            ("answered", counts.num_frames),
+            ("dropped", counts.num_dropped),
+            ("failed", counts.num_failed),
+        ):
+            self._frames.labels(result).inc(self._grown(result, total))
+        self.latency.set(counts.latency_p95_s)
+
+    def serving(self, status: Mapping[str, int | None]) -> None:
+        """Take what is known of the serving process; see ``guard.serving_status``."""
+        for name, gauge in self._serving.items():
+            value = status[name]
+            gauge.set(-1 if value is None else value)
+
+    def transferred(self, sent: int, received: int) -> None:
+        """Take the courier's totals."""
+        self._bytes.labels("up").inc(self._grown("up", sent))
+        self._bytes.labels("down").inc(self._grown("down", received))
+
+    def training(self, num_shortened: int, time_share: float, reading: Reading) -> None:
+        """Take what budget and limits make of training."""
+        self._shortened.inc(self._grown("shortened", num_shortened))
+        self._time_share.set(time_share)
+        self._power.set(math.nan if reading.power_w is None else reading.power_w)
+        self._temperature.clear()
+        if reading.temperature_c is not None:
+            self._temperature.labels(reading.zone).set(reading.temperature_c)
+
+    def _grown(self, name: str, total: float) -> float:
+        """By how much a total grew; a serving loop that began anew counts from zero again."""
+        before = self._seen.get(name, 0.0)
+        self._seen[name] = total
+        return total - before if total >= before else total

@@ -1,0 +1,56 @@
+"""``edge-client status``: what the client wrote about itself last, and whether it still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from replayfleet.federation.errors import SettingsError
+
+STATUS_FILE = "status.json"
+
+
+def read_status(data_dir: Path) -> dict[str, Any]:
+    """Return the last status with ``running`` and ``age_s`` added.
+
+    Raises:
+        SettingsError: No client ever ran there, or its status can't be read.
+    """
+    path = data_dir / STATUS_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        raise SettingsError(f"data dir {data_dir}: no client has run there ({STATUS_FILE} is missing)") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} can't be read ({error})") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} is damaged")
+    return {"running": _runs(found.get("pid")), "age_s": round(age_s, 1), **found}
+
+
+def lines(status: dict[str, Any]) -> list[str]:
+    """Return a status for people."""
+    width = max(len(key) for key in status)
+    return [f"{key.ljust(width)}  {_text(value)}".rstrip() for key, value in status.items()]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _runs(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

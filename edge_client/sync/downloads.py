@@ -1,0 +1,317 @@
+"""Downloads, from the aggregator's offer to the verdict and the report: receive, install, hold, measure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from replayfleet.edge_client.flow import Source
+from replayfleet.edge_client.learning.quality import quality
+from replayfleet.edge_client.serving.slot import RollBack, ServedModel
+from replayfleet.edge_client.state_store import HeldDownload, SentAway, spec_digest
+from replayfleet.edge_client.sync.download import candidate, is_same
+from replayfleet.edge_client.sync.parts import Parts
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.service.fleet_spec import task_of
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest, Report, RolledBack
+from replayfleet.federation.wire.protocol.topics import control_topic
+from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
+from replayfleet.models.specs import AnyTaskSpec
+
+log = EventLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the fleet agreed on, and the task that it makes."""
+
+    spec: FleetSpec
+    task: AnyTaskSpec
+    digest: str
+
+
+def agreement(spec: FleetSpec) -> Agreement:
+    """Return an agreement with its task.
+
+    Raises:
+        SettingsError: The task is not one that this build knows.
+    """
+    return Agreement(spec, task_of(spec), spec_digest(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A served download, how long the swap took, loading included, and whether it still has to be confirmed."""
+
+    served: ServedModel
+    swap_s: float
+    on_probation: bool
+
+
+class DownloadDesk:
+    """Sees to it that the newest download is served, held on disk and reported on."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        gone = parts.records.begin()
+        self._held = parts.records.held()
+        if gone is not None and self._held is not None:
+            log.error(
+                "model rolled back",
+                failed_version=gone.version,
+                version=self._held.manifest.version,
+                reason=gone.reason,
+                detail=gone.detail,
+            )
+        self._sent_away = parts.records.sent_away()
+        self._on_probation = parts.records.on_probation
+        self._seen_rollback: RollBack | None = None
+        self._installing: Manifest | None = None
+        self._shared: Manifest | None = None
+        self._report: Report | None = None
+        self._shared_bytes = 0
+        self._measured_version = -1
+        self._collect_due = True
+        self._task: AnyTaskSpec | None = None
+        self.source: Source | None = None
+        """What the served model is measured on; set once the fleet's task is known."""
+        self.measures: dict[str, float] = {}
+        """Metrics that others contribute to the next report."""
+
+    @property
+    def held(self) -> HeldDownload | None:
+        """The download that is served and on disk."""
+        return self._held
+
+    @property
+    def reported_version(self) -> int:
+        """The version that was reported on last; -1 before the first."""
+        return -1 if self._report is None else self._report.version
+
+    @property
+    def sent_away(self) -> SentAway | None:
+        """The download that was rolled back last, unless a newer one is held."""
+        gone, held = self._sent_away, self._held
+        return gone if gone is not None and (held is None or held.manifest.version < gone.version) else None
+
+    def serve_from_disk(self) -> None:
+        """Serve the last good model at once, whether or not anybody can be reached.
+
+        One that is still on probation takes the place of the one before it, so that there is a way back.
+        """
+        if self._held is None:
+            return
+        previous = self._parts.records.previous()
+        if self._on_probation and previous is not None:
+            self._install_from_disk([previous])
+            self._install_from_disk([self._held])
+        else:
+            self._install_from_disk([self._held, previous])
+
+    def follow_slot(self) -> None:
+        """Make durable, and tell, what became of the served model: confirmed, or rolled back. Call often.
+
+        A version that was rolled back before its swap was noted is dealt with once that is.
+        """
+        slot, held = self._parts.slot, self._held
+        if held is None:
+            return
+        rollback, version = slot.last_rollback, held.manifest.version
+        if rollback is not None and rollback is not self._seen_rollback and rollback.version == version:
+            self._seen_rollback = rollback
+            self._send_away(SentAway(rollback.version, rollback.round, rollback.reason.value, rollback.detail))
+        elif self._on_probation and slot.on_probation is None:
+            served = slot.active
+            if served is not None and served.version == version:
+                self._on_probation = False
+                self._parts.records.confirm(version)
+
+    def stop(self) -> None:
+        """Say that the client stops as it should."""
+        self.follow_slot()
+        self._parts.records.goodbye()
+
+    def repeat_rollback(self) -> None:
+        """Tell (again) what was rolled back: the aggregator may not know."""
+        gone, parts = self.sent_away, self._parts
+        if gone is not None:
+            serving = -1 if self._held is None else self._held.manifest.version
+            told = RolledBack(parts.client_id, gone.round, gone.version, serving, gone.reason, gone.detail)
+            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(told), False)
+
+    def offered(self, event: Offered, now: float) -> list[Event]:
+        """Receive, refuse, or confirm again; returns what the courier says to it."""
+        parts, offer = self._parts, event.offer
+        held = None if self._held is None else self._held.manifest
+        if is_same(offer.manifest, held) and self._serves(offer.manifest):
+            parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
+            return []
+        try:
+            parts.gate.check(event.peer, offer.manifest, held, self._sent_away_version)
+        except ArtefactRejected as refused:
+            log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
+            parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
+            return []
+        parts.receiving[offer.transfer_id] = offer.manifest
+        return parts.courier.accept(event.peer, offer, now)
+
+    def arrived(self, event: Arrived, agreed: Agreement) -> None:
+        """Install what arrived; the verdict comes when it serves, or doesn't."""
+        parts, manifest = self._parts, event.manifest
+        if event.peer == EVERYBODY:
+            self._shared = manifest
+            self._shared_bytes += event.bytes_on_wire
+            parts.receiving.pop(event.transfer_id, None)
+            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+            return
+        if self._installing is not None and is_same(manifest, self._installing):
+            return
+        self._installing = manifest
+
+        def installed(done: Installed, now: float) -> None:
+            self._finish(event.transfer_id, manifest)
+            self._hold(manifest, agreed.spec, on_probation=done.on_probation)
+            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+            log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
+            self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
+            self._shared_bytes = 0
+            self._measure(done.served)
+            self.follow_slot()
+
+        def failed(error: Exception, now: float) -> None:
+            self._finish(event.transfer_id, manifest)
+            refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.LOAD_FAILED, str(error))
+            log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
+            parts.courier.conclude(
+                event.peer,
+                manifest,
+                event.transfer_id,
+                accepted=False,
+                reason=refused.reason.value,
+                detail=refused.detail[:1000],
+            )
+
+        parts.jobs.submit(lambda: self._install(manifest, agreed.task), installed, failed)
+
+    def failed(self, event: Failed) -> None:
+        """A transfer ended without a verdict; the aggregator offers again."""
+        self._parts.receiving.pop(event.transfer_id, None)
+        log.warning("download failed", reason=event.error, next="waiting for another offer")
+
+    def measure_on(self, source: Source, task: AnyTaskSpec) -> None:
+        """Measure on ``source`` from now on, beginning with what is served already."""
+        self.source, self._task = source, task
+        self._measure_unless_reported()
+
+    def repeat_report(self) -> None:
+        """Send the last report again: the aggregator restarted, and keeps none."""
+        if self._report is not None:
+            parts = self._parts
+            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(self._report), False)
+
+    def collect_if_due(self) -> None:
+        """Delete blobs that nothing needs any more, once after every swap; call while no training runs."""
+        if not self._collect_due:
+            return
+        self._collect_due = False
+        parts = self._parts
+        manifests = [*parts.receiving.values(), self._shared, self._installing]
+        keep = {entry.digest for manifest in manifests if manifest is not None for entry in manifest.blobs}
+        removed = parts.blobs.collect(keep | parts.records.blobs_in_use())
+        log.debug("blobs collected", removed=removed)
+
+    def _install(self, manifest: Manifest, task: AnyTaskSpec) -> Installed:
+        """Runs as a job."""
+        parts = self._parts
+        began = time.monotonic()
+        served = parts.slot.install(candidate(manifest, task, parts.workers))
+        if parts.engines is not None:
+            parts.engines.want(served)
+        return Installed(served, time.monotonic() - began, on_probation=parts.slot.previous is not None)
+
+    def _install_from_disk(self, candidates: list[HeldDownload | None]) -> None:
+        download = candidates.pop(0) if candidates else None
+        if download is None:
+            return
+        manifest = download.manifest
+
+        def failed(error: Exception, now: float) -> None:
+            log.error("stored model can't be served", version=manifest.version, reason=error)
+            if self._on_probation and self._held is download:
+                reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
+                self._send_away(SentAway(manifest.version, manifest.round, reason.value, str(error)[:300]))
+            self._install_from_disk(candidates)
+
+        def installed(done: Installed, now: float) -> None:
+            log.info("serving from disk", version=manifest.version, round=manifest.round)
+            if self._held is download or not self._on_probation:
+                self._measure_unless_reported()
+
+        self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
+
+    def _finish(self, transfer_id: str, manifest: Manifest) -> None:
+        self._parts.receiving.pop(transfer_id, None)
+        if self._installing is manifest:
+            self._installing = None
+
+    @property
+    def _sent_away_version(self) -> int:
+        return -1 if self._sent_away is None else self._sent_away.version
+
+    def _hold(self, manifest: Manifest, spec: FleetSpec, *, on_probation: bool) -> None:
+        self._held = HeldDownload(manifest, spec)
+        self._parts.records.hold(self._held, on_probation=on_probation)
+        self._on_probation = self._parts.records.on_probation
+        self._collect_due = True
+
+    def _send_away(self, gone: SentAway) -> None:
+        """Hold the previous download again, for good, and tell."""
+        back = self._parts.records.send_away(gone)
+        if back is None:
+            log.error("nothing to return to", version=gone.version, reason=gone.reason, next="still held")
+            return
+        self._held, self._sent_away, self._on_probation = back, gone, False
+        self._collect_due = True
+        self.repeat_rollback()
+
+    def _measure_unless_reported(self) -> None:
+        """After a start from disk the aggregator still waits for a report on what is served."""
+        served = self._parts.slot.active
+        if served is not None and self.source is not None and self._measured_version != served.version:
+            self._measure(served)
+
+    def _measure(self, served: ServedModel) -> None:
+        """Measure the served model on all classes met so far; the model of round r knows the rounds before it."""
+        measures, self.measures = self.measures, {}
+        source, self._measured_version = self.source, served.version
+        task = self._task
+
+        def work() -> tuple[dict[str, float], int]:
+            samples = None if source is None or served.round < 1 else source.test_samples(served.round - 1)
+            if samples is None or not len(samples) or task is None:
+                return {}, 0
+            return quality(served.model, samples, task), len(samples)
+
+        def measured(result: tuple[dict[str, float], int], now: float) -> None:
+            found, num_test = result
+            streamed = {} if source is None else dict(source.measures())
+            metrics = measures | dict(self._parts.frame_measures()) | streamed | found | {"num_test": float(num_test)}
+            self._report = Report(self._parts.client_id, served.round, served.version, metrics)
+            told = {name: round(value, 4) for name, value in (*found.items(), *streamed.items()) if "/" not in name}
+            said: dict[str, object] = {**told} if told else {"accuracy": "unknown"}
+            log.info("report", round=served.round, version=served.version, **said)
+            self.repeat_report()
+
+        def failed(error: Exception, now: float) -> None:
+            log.warning("accuracy not measured", version=served.version, reason=error)
+            measured(({}, 0), now)
+
+        self._parts.jobs.submit(work, measured, failed)
+
+    def _serves(self, manifest: Manifest) -> bool:
+        served = self._parts.slot.active
+        complete = all(self._parts.blobs.has(entry.digest) for entry in manifest.blobs)
+        return complete and served is not None and served.version == manifest.version

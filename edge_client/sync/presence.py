@@ -1,0 +1,72 @@
+"""What a client tells the fleet about itself: a retained presence, renewed as a heartbeat."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import Presence
+from replayfleet.federation.wire.protocol.topics import state_topic
+from replayfleet.federation.wire.transport.interfaces import Will
+
+HEARTBEAT_S = 5.0
+
+Status = Literal["online", "sleeping", "stopped"]
+
+
+class PresenceClock:
+    """Decides when to speak: at every change, and every ``HEARTBEAT_S``.
+
+    Args:
+        fleet: fleet name.
+        client_id: this client.
+        device: the device profile's name.
+        provider: the execution provider that was proved.
+        boot_id: tells this process from earlier ones; a late will of an earlier boot is thereby recognised.
+    """
+
+    def __init__(self, fleet: str, client_id: str, *, device: str, provider: str, boot_id: str | None = None) -> None:
+        self.topic = state_topic(fleet, client_id)
+        self._client_id = client_id
+        self._device = device
+        self._provider = provider
+        self.boot_id = boot_id or secrets.token_hex(8)
+        self._sequence = 0
+        self._said: tuple[str, int, int] | None = None
+        self._said_at = 0.0
+
+    def will(self) -> Will:
+        """What the broker says if this process vanishes."""
+        gone = Presence(self._client_id, "offline", self.boot_id, 0, self._device, self._provider)
+        return Will(self.topic, encode(gone), retain=True)
+
+    def due(self, phase: str, round_index: int, serving_version: int, now: float) -> bytes | None:
+        """Return the presence to publish now, or None if the last one still tells all."""
+        what = (phase, round_index, serving_version)
+        if what == self._said and now - self._said_at < HEARTBEAT_S:
+            return None
+        return self.say("online", what, now)
+
+    def say(self, status: Status, what: tuple[str, int, int], now: float) -> bytes:
+        """Return a presence with the next sequence number; ``what`` is (phase, round, serving version)."""
+        self._sequence += 1
+        self._said, self._said_at = what, now
+        phase, round_index, version = what
+        return encode(
+            Presence(
+                self._client_id,
+                status,
+                self.boot_id,
+                self._sequence,
+                self._device,
+                self._provider,
+                phase,
+                round_index,
+                version,
+            )
+        )
+
+    def forget(self) -> None:
+        """Say it again at once: a reconnect may have been preceded by the will."""
+        self._said = None

@@ -1,0 +1,168 @@
+"""A simulation's state on disk after every round, so that it can be stopped at any moment and resumed.
+
+``run.json`` says which run it is, ``round-NNNN.json`` what a round left behind, and ``blobs/<digest>.safetensors`` hold
+its tensors. Blobs are written before the round that names them, and removed only after a later round is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.artefact_codec import EncodedArtefacts
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.simulator.parts import forget_parts
+from replayfleet.federation.simulator.records import RoundRecord
+from replayfleet.federation.wire.protocol.tensors import digest
+
+_RUN = "run.json"
+"""Written first: a folder without it holds no run."""
+
+_LOCK = "lock"
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything that the next round needs, beside the blobs.
+
+    Attributes:
+        record: what the round measured.
+        aggregator: its state.
+        clients: client id -> its state.
+        held: of the ledger.
+    """
+
+    record: RoundRecord
+    aggregator: EncodedArtefacts
+    clients: dict[str, EncodedArtefacts]
+    held: dict[str, dict[str, str]]
+
+
+class Checkpoints:
+    """The folder of one run. It is a blob store for ``encode_artefacts`` and ``decode_artefacts``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._blobs = folder / "blobs"
+
+    def begin(self, run: dict[str, Any], *, resume: bool) -> None:
+        """Claim the folder for ``run`` (JSON values): empty it, or with ``resume`` check that it holds the same run.
+
+        What a killed process left half written is removed.
+
+        Raises:
+            SettingsError: There is nothing to resume, or it is another run; names what differs. Nothing is changed.
+        """
+        if resume:
+            self._check_same(run)
+        for path in [*self._folder.glob(".*.tmp"), *self._blobs.glob(".*.tmp")]:
+            path.unlink()
+        if resume:
+            return
+        for path in [*self._folder.glob("round-*.json"), *self._blobs.glob("*.safetensors")]:
+            path.unlink()
+        forget_parts(self._folder)
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._folder / _RUN, msgspec.json.format(msgspec.json.encode(run)))
+
+    def num_rounds(self) -> int:
+        """Return how many rounds are complete."""
+        return sum(1 for _ in self._folder.glob("round-*.json"))
+
+    def put(self, data: bytes) -> str:
+        """Store a blob durably; returns its digest."""
+        name = digest(data)
+        path = self._path(name)
+        if not path.exists():
+            write_atomic(path, data)
+        return name
+
+    def read(self, name: str) -> bytes:
+        """Return a blob.
+
+        Raises:
+            SettingsError: It is missing or damaged.
+        """
+        try:
+            data = self._path(name).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{self._path(name)} can't be read ({error.strerror}); start the run anew") from error
+        if digest(data) != name:
+            raise SettingsError(f"{self._path(name)} is damaged: its digest is another; start the run anew")
+        return data
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Complete a round, then remove the blobs that only earlier rounds named."""
+        write_atomic(self._folder / f"round-{snapshot.record.round:04d}.json", msgspec.json.encode(snapshot))
+        keep = {entry.digest for state in (snapshot.aggregator, *snapshot.clients.values()) for entry in state.blobs}
+        for path in self._blobs.glob("*.safetensors"):
+            if path.stem not in keep:
+                path.unlink()
+
+    def load(self) -> list[Snapshot]:
+        """Return all completed rounds in order; only the last one's blobs still exist.
+
+        Raises:
+            SettingsError: A file is damaged, or a round is missing.
+        """
+        paths = sorted(self._folder.glob("round-*.json"))
+        snapshots = [_read_snapshot(path) for path in paths]
+        if [snapshot.record.round for snapshot in snapshots] != list(range(len(snapshots))):
+            raise SettingsError(f"{self._folder} lacks rounds between the first and the last; start the run anew")
+        return snapshots
+
+    def _path(self, name: str) -> Path:
+        return self._blobs / f"{name}.safetensors"
+
+    def _check_same(self, run: dict[str, Any]) -> None:
+        path = self._folder / _RUN
+        try:
+            earlier = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
+        now = msgspec.json.decode(msgspec.json.encode(run))
+        for key in sorted(now.keys() | earlier.keys()):
+            if now.get(key) != earlier.get(key):
+                raise SettingsError(
+                    f"{self._folder} holds another run: {key} was {earlier.get(key)!r}, is now {now.get(key)!r}; "
+                    "resume with the same options, or choose another --out"
+                )
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the folder of a run as long as the block lasts, or until this process is killed.
+
+    Two that ran there would remove each other's blobs.
+
+    Raises:
+        SettingsError: Another process runs there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{folder} is in use: another process runs there; wait for it, stop it, or choose another --out"
+            ) from None
+        yield
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run was begun in this folder; a process that died before it had begun leaves a lock only."""
+    return (folder / _RUN).exists()
+
+
+def _read_snapshot(path: Path) -> Snapshot:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Snapshot)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error

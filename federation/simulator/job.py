@@ -1,0 +1,390 @@
+"""From the command line's values to a checked simulation, and from its records to files.
+
+``prepare`` checks everything and writes nothing; ``Job.run`` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.records import Sampler
+from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.service.settings import split_overrides
+from replayfleet.federation.service.variants import VARIANTS, resolved
+from replayfleet.federation.simulator.charts import accuracy_chart
+from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
+from replayfleet.federation.simulator.measures.detection_metrics import require_metric
+from replayfleet.federation.simulator.parts import Part, noted_parts
+from replayfleet.federation.simulator.placement import device_type, torch_device
+from replayfleet.federation.simulator.records import LateChange, RoundRecord, kept_accuracy
+from replayfleet.federation.simulator.result import Result, commit, hardware, read_result, summary_beside, versions
+from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
+from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
+from replayfleet.federation.streams.box_datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
+from replayfleet.federation.streams.driving.stream import LATE_CLIENT, AnyStream, DrivingStream, open_stream
+from replayfleet.federation.streams.stream import StreamSettings, client_id, plain_settings
+
+_RESULT = "result.json"
+_CHART = "accuracy.png"
+_STATE = "state"
+LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
+"""Settings that methods got after results were kept, with what all runs did before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What an operator asked for, unchecked; ``fleet-sim --help`` says what each means. None is "of the preset"."""
+
+    method: str
+    scenario: str
+    dataset: str
+    preset: str
+    out: Path
+    seed: int = 0
+    clients: int | None = None
+    rounds: int | None = None
+    overlap: int | None = None
+    absent: int | None = None
+    data_root: Path | None = None
+    download: bool = False
+    image_size: int | None = None
+    overrides: Sequence[str] = ()
+    threads: int = 1
+    workers: int | None = None
+    torch_device: str = "cpu"
+    in_step: bool | None = None
+    minutes: float | None = None
+    sampler: str = "eager"
+    compare: Sequence[Path] = ()
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A checked run.
+
+    Attributes:
+        simulation: what to run.
+        identity: what defines it, as JSON values.
+        out: where results go.
+        resume: continue what ``out`` holds.
+        compared: other runs on the same stream.
+        command: what was typed.
+        label: of its curve: what was typed for the method.
+        minutes: after which it stops with the round; None never.
+    """
+
+    simulation: Simulation
+    identity: dict[str, Any]
+    out: Path
+    resume: bool
+    compared: list[Result]
+    command: list[str]
+    label: str
+    minutes: float | None = None
+
+    @property
+    def headline(self) -> str:
+        """One line for the operator."""
+        identity, stream = self.identity, self.simulation.stream
+        size = stream.settings
+        overlap = f" with {size.overlap} classes shared" if size.overlap else ""
+        absent = f" ({size.num_absent} absent)" if size.num_absent else ""
+        storing = ", clients store real samples" if self.simulation.method.stores_data else ""
+        return (
+            f"{self.label} on {identity['dataset']}, {size.scenario}{overlap}: "
+            f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
+            f"{identity['sampler']} sampler, --threads {identity['num_threads']}{storing}"
+        )
+
+    @property
+    def measure(self) -> str:
+        """What its accuracies are, for people."""
+        return "mAP@0.5" if isinstance(self.simulation.dataset, BoxDataset) else "accuracy"
+
+    def run(self, *, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
+        """Run all rounds that are left, and write the result and its chart; None if ``minutes`` passed before.
+
+        Raises:
+            SettingsError: Another process runs in ``out``, or what it holds can't be resumed.
+        """
+        with claimed(self.out / _STATE):
+            return self._run(on_round, on_client)
+
+    def _run(self, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
+        started = time.monotonic()
+        checkpoints = Checkpoints(self.out / _STATE)
+        if self.resume:
+            checkpoints.begin(self.identity, resume=True)
+        for name in (_RESULT, _CHART):
+            (self.out / name).unlink(missing_ok=True)
+        if not self.resume:
+            checkpoints.begin(self.identity, resume=False)
+        stream, limit = self.simulation.stream, _Limit(started, self.minutes)
+        num_before = checkpoints.num_rounds()
+        parts = noted_parts(self.out / _STATE, self._part(num_before), num_rounds=stream.num_rounds)
+
+        def note_round(outcome: RoundOutcome) -> None:
+            limit.last_round_s = outcome.record.round_s
+            on_round(outcome)
+
+        records = self.simulation.run(
+            checkpoints=checkpoints, on_round=note_round, on_client=on_client, should_stop=limit.is_near
+        )
+        if len(records) < stream.num_rounds:
+            return None
+        last = parts[-1]
+        result = Result(
+            run=self.identity,
+            stream=_described(stream),
+            rounds=records,
+            summary=summary_beside(records, self.compared) | _kept(stream, records),
+            hardware=last.hardware,
+            versions=last.versions,
+            commit=last.commit,
+            wall_s=time.monotonic() - started + sum(record.round_s for record in records[:num_before]),
+            command=last.command,
+            label=self.label,
+            parts=parts if len(parts) > 1 else [],
+        )
+        write_atomic(self.out / _CHART, self._chart(result))
+        write_atomic(self.out / _RESULT, result.encode())
+        return result
+
+    def _part(self, first_round: int) -> Part:
+        return Part(
+            first_round=first_round,
+            hardware=hardware(self.simulation.torch_device),
+            versions=versions(),
+            commit=commit(),
+            command=self.command,
+        )
+
+    def _chart(self, result: Result) -> bytes:
+        stream = self.simulation.stream
+        title = f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients"
+        return accuracy_chart(
+            [result.curve(), *(other.curve() for other in self.compared)],
+            title=title,
+            changes=stream.changes(),
+            change_name=stream.change_name,
+            measure=self.measure,
+        )
+
+
+@dataclass(slots=True)
+class _Limit:
+    """When a run has to stop.
+
+    Attributes:
+        started: when it began, in seconds of ``time.monotonic``.
+        minutes: that it may take; None is without end.
+        last_round_s: how long the next round will probably take.
+    """
+
+    started: float
+    minutes: float | None
+    last_round_s: float = 0.0
+
+    def is_near(self) -> bool:
+        """Whether another round would end too late."""
+        limit_s = math.inf if self.minutes is None else 60 * self.minutes
+        return time.monotonic() - self.started + self.last_round_s > limit_s
+
+
+def prepare(options: Options, command: Sequence[str] = ()) -> Job:
+    """Check everything, read the data set's labels, and return what is ready to run.
+
+    Raises:
+        SettingsError: Something can't be done; nothing was written.
+    """
+    asked, options = options, without_variant(options)
+    wanted = wanted_stream(options)
+    _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
+    data = load_any_dataset(
+        options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
+    )
+    simulation = simulation_of(options, wanted, data)
+    torch_device(options.torch_device)
+    identity = identity_of(options, simulation)
+    return Job(
+        simulation=simulation,
+        identity=identity,
+        out=options.out,
+        resume=options.resume,
+        compared=[read_result(path, identity) for path in options.compare],
+        command=list(command),
+        label=asked.method,
+        minutes=options.minutes,
+    )
+
+
+def without_variant(options: Options) -> Options:
+    """Return the same request with a method's name and settings in place of a variant's name."""
+    method, settings = resolved(options.method, options.preset)
+    given = split_overrides(options.overrides)
+    overrides = [f"{key}={text}" for key, text in {**settings, **given}.items()]
+    return dataclasses.replace(options, method=method, overrides=overrides)
+
+
+def wanted_stream(options: Options) -> StreamSettings:
+    """Return the stream that was asked for, before the data have been looked at.
+
+    Raises:
+        SettingsError: The method, the data set or a setting is unknown or out of range.
+    """
+    _method(options.method)
+    return stream_settings(
+        options.preset,
+        options.dataset,
+        options.image_size or default_image_size(options.dataset),
+        split_overrides(options.overrides),
+        {
+            "scenario": options.scenario,
+            "seed": options.seed,
+            "num_clients": options.clients,
+            "num_rounds": options.rounds,
+            "overlap": options.overlap,
+            "num_absent": options.absent,
+        },
+    )
+
+
+def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) -> Simulation:
+    """Return what is to be run; nothing is trained or written yet, and a GPU needn't be there.
+
+    Raises:
+        SettingsError: The method refuses a setting, the data don't last, or what measures detectors isn't installed.
+    """
+    if isinstance(data, BoxDataset):
+        require_metric()
+    method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
+    if options.in_step and not can_train_in_step(type(method)):
+        raise SettingsError(f"{options.method} can't train in step; without --in-step its clients train one by one")
+    on_gpu = device_type(options.torch_device) != "cpu"
+    in_step = on_gpu if options.in_step is None else options.in_step
+    return Simulation(
+        method=method,
+        dataset=data,
+        stream=open_stream(wanted, data),
+        run_seed=options.seed,
+        sampler=_sampler(options.sampler, method, options.threads),
+        num_threads=options.threads,
+        num_workers=_num_workers(options, on_gpu=on_gpu),
+        torch_device=options.torch_device,
+        in_step=in_step and can_train_in_step(type(method)),
+    )
+
+
+def can_train_in_step(kind: type[Any] | None) -> bool:
+    """Return whether a method's clients can train at the same time as one network (``local_work``)."""
+    return hasattr(kind, "local_work")
+
+
+def _num_workers(options: Options, *, on_gpu: bool) -> int:
+    if options.workers is not None:
+        return options.workers
+    return 1 if on_gpu else max(1, (os.cpu_count() or 1) // options.threads)
+
+
+def _method(name: str) -> type[Any]:
+    if name not in METHODS:
+        raise SettingsError(f"unknown method {name!r}{nearest(name, {*METHODS, *VARIANTS})}")
+    return METHODS[name]
+
+
+def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
+    """Return what defines a run, as JSON values: equal identities give equal results.
+
+    Later settings are left out where they change nothing, so that earlier results are still those of the same run.
+    """
+    settings = settings_of(simulation.method).items()
+    identity = {
+        "method": options.method,
+        "settings": {key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value},
+        "preset": options.preset,
+        "dataset": options.dataset,
+        "task": dataclasses.asdict(simulation.dataset.task),
+        "stream": plain_settings(simulation.stream.settings),
+        "run_seed": options.seed,
+        "sampler": options.sampler,
+        "num_threads": options.threads,
+    }
+    if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
+        identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
+    return plain
+
+
+def _described(stream: AnyStream) -> dict[str, Any]:
+    """Return what ``Result.stream`` says of a stream."""
+    described: dict[str, Any] = {"changes": stream.changes(), "change_name": stream.change_name}
+    if isinstance(stream, DrivingStream):
+        described["routes"] = {
+            client_id(index): [stream.place_names[place] for place in stream.route(index)]
+            for index in range(stream.settings.num_clients)
+        }
+        change = _late_change(stream)
+        if change is not None:
+            described["late_change"] = dataclasses.asdict(change)
+    return described
+
+
+def _late_change(stream: AnyStream) -> LateChange | None:
+    if not (isinstance(stream, DrivingStream) and stream.settings.late_town):
+        return None
+    return LateChange(client=client_id(LATE_CLIENT), town=stream.settings.late_town, round=stream.change_round)
+
+
+def _kept(stream: AnyStream, records: Sequence[RoundRecord]) -> dict[str, float]:
+    change = _late_change(stream)
+    return {} if change is None else kept_accuracy(records, change)
+
+
+def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
+    kind = kind_of(method)
+    if name == "eager":
+        return sampler_of(method)
+    if kind is None:
+        raise SettingsError(f"{method.name} has no sub-generators that sampler {name!r} could run; leave --sampler out")
+    from replayfleet.export.graph import sub_generator_graph
+    from replayfleet.export.running.sampler import onnx_sampler
+
+    if kind.graph_spec is None:
+        raise SettingsError(
+            f"sampler {name!r} can't run sub-generators of kind {method.sub_generator!r}; take --sampler eager"
+        )
+    return onnx_sampler(sub_generator_graph(kind.graph_spec), num_threads)
+
+
+def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise SettingsError("--resume and --overwrite exclude each other")
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"out dir {out} is a file; choose a folder with --out")
+    parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not parent.is_dir():
+        raise SettingsError(f"out dir {out} can't be made: {parent} is a file; choose another with --out")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise SettingsError(f"out dir {out} can't be made: {parent} is not writable; choose another with --out")
+    is_taken = (out / _RESULT).exists() or holds_run(out / _STATE)
+    if is_taken and not resume and not overwrite:
+        raise SettingsError(
+            f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "
+            "or choose another with --out"
+        )
+    if resume and not is_taken:
+        raise SettingsError(f"out dir {out} holds no run to resume; leave --resume out")

@@ -1,0 +1,1 @@
+"""What a simulation is judged by: accuracy, mean average precision, image distances, bytes, costs."""

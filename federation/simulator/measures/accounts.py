@@ -1,0 +1,131 @@
+"""Who counts what would travel: by digest where a run can be resumed, else by comparing the tensors themselves.
+
+Both count alike. Encoding and hashing a task model takes several times as long as averaging it, so a run that keeps
+nothing does neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
+from replayfleet.federation.simulator.measures.ledger import DigestOnly, Ledger, Traffic
+
+_memcmp = ctypes.CDLL(None).memcmp
+"""Half the time of torch.equal, which besides calls 0.0 and -0.0 equal, and NaN unlike itself."""
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+_Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
+
+
+class Accounts(Protocol):
+    """What the simulator asks."""
+
+    @property
+    def held(self) -> dict[ClientId, dict[str, str]]:
+        """Digests to go on from, as in ``Ledger``; none where nothing can be resumed."""
+
+    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
+        """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now."""
+
+
+class DigestAccounts:
+    """Counts by digest, so that a run can be resumed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def held(self) -> dict[ClientId, dict[str, str]]:
+        """What the ledger holds."""
+        return self._ledger.held
+
+    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
+        """Count a transfer; see ``Ledger``."""
+        return self._ledger.transfer(client_id, direction, encode_artefacts(artefacts, DigestOnly()).blobs)
+
+
+class TensorAccounts:
+    """Counts by comparing with the tensors that both ends hold; keeps those alive."""
+
+    def __init__(self) -> None:
+        self._held: dict[ClientId, dict[str, Parameters]] = {}
+        self._sizes = SetSizes()
+        self._twins: tuple[Parameters, Parameters] | None = None
+
+    @property
+    def held(self) -> dict[ClientId, dict[str, str]]:
+        """Return nothing: tensors aren't named."""
+        return {}
+
+    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
+        """Count a transfer as ``Ledger.transfer`` does; of equal sets only one is kept."""
+        held = self._held.setdefault(client_id, {})
+        known = list(held.values())
+        sent: list[str] = []
+        offered: dict[str, Parameters] = {}
+        for name, parameters in sorted(artefacts.parameter_sets.items()):
+            found = self._find(parameters, known)
+            if found is None:
+                found = self._find(parameters, [offered[other] for other in sent])
+                sent = [name if offered[other] is found else other for other in sent]
+                if found is None:
+                    sent.append(name)
+            offered[name] = parameters if found is None else found
+        held |= {f"{direction}/{name}": parameters for name, parameters in offered.items()}
+        sizes = {name: self._sizes.of(parameters) for name, parameters in offered.items()}
+        return Traffic(tuple(sent), sum(sizes[name] for name in sent), sum(sizes.values()))
+
+    def _find(self, parameters: Parameters, others: Sequence[Parameters]) -> Parameters | None:
+        """Return the one of ``others`` that is equal; contents are compared only if no object is known."""
+        for other in others:
+            if other is parameters or (self._twins and parameters is self._twins[0] and other is self._twins[1]):
+                return other
+        for other in others:
+            if equal_bits(parameters, other):
+                self._twins = (parameters, other)  # what all clients get is compared once
+                return other
+        return None
+
+
+class SetSizes:
+    """How many bytes parameter sets take on the way, found out once per layout."""
+
+    def __init__(self) -> None:
+        self._by_layout: dict[_Layout, int] = {}
+        self._last: tuple[Parameters, int] = ({}, len(encode_parameters({})))
+
+    def of(self, parameters: Parameters) -> int:
+        """Return the length of ``encode_parameters(parameters)``."""
+        if parameters is not self._last[0]:
+            layout = tuple((name, tensor.dtype, tensor.shape) for name, tensor in parameters.items())
+            if layout not in self._by_layout:
+                self._by_layout[layout] = len(encode_parameters(parameters))
+            self._last = (parameters, self._by_layout[layout])
+        return self._last[1]
+
+
+def equal_bits(left: Parameters, right: Parameters) -> bool:
+    """Whether both sets encode to the same bytes. NaN equals itself here, and 0.0 differs from -0.0."""
+    if left is right:
+        return True
+    return left.keys() == right.keys() and all(_same(tensor, right[name]) for name, tensor in left.items())
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    if left is right:
+        return True
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    left, right = _plain(left), _plain(right)
+    return not left.nbytes or _memcmp(left.data_ptr(), right.data_ptr(), left.nbytes) == 0
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()

@@ -1,0 +1,82 @@
+"""What a terminal shows of a running simulation: one line per round, and on a terminal the client at work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import click
+
+from replayfleet.federation.simulator.simulation import RoundOutcome
+
+_MEGABYTE = 1e6
+_WIDTH = 79
+
+
+class Progress:
+    """Prints rounds as they end, with the time that the rest will take if it goes on like this."""
+
+    def __init__(
+        self,
+        num_rounds: int,
+        num_clients: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        num_absent: int = 0,
+        measure: str = "accuracy",
+    ) -> None:
+        self._measure = measure
+        self._num_rounds = num_rounds
+        self._num_clients = num_clients
+        self._num_absent = num_absent
+        self._clock = clock
+        self._started = clock()
+        self._num_done = 0
+        self._place = 0
+
+    def client_begins(self, round_index: int, name: str) -> None:
+        """Show who trains; only on a terminal, where the line can be taken back."""
+        num_clients = self._num_clients - (self._num_absent if round_index else 0)
+        self._place += 1
+        if sys.stdout.isatty():
+            line = f"round {round_index}: {name} trains ({self._place} of {num_clients})"
+            click.echo(f"\r{line:<{_WIDTH}}", nl=False)
+
+    def round_done(self, outcome: RoundOutcome) -> None:
+        """Print a round's line."""
+        self._num_done += 1
+        self._place = 0
+        if sys.stdout.isatty():
+            click.echo(f"\r{'':<{_WIDTH}}\r", nl=False)
+        click.echo(self.line(outcome))
+
+    def line(self, outcome: RoundOutcome) -> str:
+        """Return a round's line."""
+        record = outcome.record
+        clients = record.clients.values()
+        parts = [
+            f"round {record.round:>{len(str(self._num_rounds - 1))}}",
+            f"{self._measure} {100 * record.accuracy:5.1f} %"
+            f" ({100 * min(c.accuracy for c in clients):.1f} to {100 * max(c.accuracy for c in clients):.1f})",
+            f"up {sum(c.bytes_up for c in clients) / _MEGABYTE:.1f} MB",
+            f"down {sum(c.bytes_down for c in clients) / _MEGABYTE:.1f} MB",
+            f"{record.round_s:.1f} s",
+        ]
+        held = sum(c.num_sub_generators_held for c in clients)
+        if held:
+            sent = sum(len(c.sub_generators_sent) for c in clients)
+            parts.insert(2, f"sub-generators {sent} of {held} sent")
+        absent = sum(not c.present for c in clients)
+        if absent:
+            parts.insert(1, f"{absent} absent")
+        left = self._num_rounds - 1 - record.round
+        if left:
+            parts.append(f"about {_duration(left * (self._clock() - self._started) / self._num_done)} left")
+        return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

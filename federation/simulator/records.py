@@ -1,0 +1,141 @@
+"""What a simulation measures in a round: plain values, which become JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from replayfleet.federation.simulator.measures import metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRecord:
+    """One client in one round, measured after the aggregation.
+
+    Bytes are those of parameter sets as raw safetensors, before compression.
+
+    Attributes:
+        classes: the class ids that its round data had; none of an absent client.
+        accuracy: a_i^t, on its cumulative test set; mAP@0.5 of a detector.
+        num_test: size of that set.
+        num_seen: n_i^t, training samples met so far.
+        class_accuracy: class id -> accuracy on that class's part of the test set; average precision at 0.5 of a
+            detector.
+        train_s: wall time of its local round.
+        bytes_up: of its upload, what the aggregator didn't hold yet.
+        bytes_up_everything: what the task model and all its sub-generators would have been.
+        bytes_down: of its download, what it didn't hold yet; also of a client that is absent from the round and is
+            served from the aggregator's cache.
+        bytes_down_everything: all of its download.
+        sub_generators_sent: those (names after ``sub-generator/``) that went up.
+        num_sub_generators_held: how many it has.
+        present: whether it took part; an absent client is measured with what the aggregator has for it.
+        num_updates: sub-generators trained in this round, where the method reports it.
+        accuracy_by_place: town -> accuracy on that town's part of the test set; empty where the stream has no places.
+        mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
+    """
+
+    classes: tuple[int, ...]
+    accuracy: float
+    num_test: int
+    num_seen: int
+    class_accuracy: dict[int, float]
+    train_s: float
+    bytes_up: int
+    bytes_up_everything: int
+    bytes_down: int
+    bytes_down_everything: int
+    sub_generators_sent: tuple[str, ...]
+    num_sub_generators_held: int
+    present: bool = True
+    num_updates: int | None = None
+    accuracy_by_place: dict[str, float] = field(default_factory=dict)
+    mean_average_precision: float | None = None
+
+    @property
+    def num_sub_generator_updates(self) -> int:
+        """Sub-generators trained in this round; those sent, where the method doesn't report it."""
+        return len(self.sub_generators_sent) if self.num_updates is None else self.num_updates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateChange:
+    """That one client gets to a town where nobody was before, late in a run.
+
+    Attributes:
+        client: which.
+        town: where it gets to.
+        round: the first one there.
+    """
+
+    client: str
+    town: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRecord:
+    """One round of all clients.
+
+    Attributes:
+        round: counted from 0.
+        accuracy: Acc^t of Eq. 4.
+        clients: client id -> its record, ids sorted.
+        aggregate_s: wall time of the aggregation.
+        round_s: wall time of the whole round, evaluation and saving included.
+    """
+
+    round: int
+    accuracy: float
+    clients: dict[str, ClientRecord]
+    aggregate_s: float
+    round_s: float
+
+
+def kept_accuracy(records: Sequence[RoundRecord], change: LateChange) -> dict[str, float]:
+    """Return what a client that got to a late town keeps of the earlier ones (see ``metrics.place_accuracy``).
+
+    Its test sets of the earlier towns are the same before and after.
+
+    Returns:
+        ``earlier_before`` and ``earlier_after``: accuracy per earlier town after the last round before the change, and
+        after the last round; ``earlier_kept``: their ratio, left out where there was nothing to keep.
+    """
+    ends = [records[change.round - 1].clients[change.client], records[-1].clients[change.client]]
+    before, after = (
+        metrics.place_accuracy(
+            {change.client: {town: value for town, value in end.accuracy_by_place.items() if town != change.town}}
+        )
+        for end in ends
+    )
+    kept = {"earlier_kept": after / before} if before > 0 else {}
+    return {"earlier_before": before, "earlier_after": after, **kept}
+
+
+def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
+
+    ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places, and
+    ``mean_average_precision``, the mean over clients after the last round, only of detectors.
+    """
+    acc = [record.accuracy for record in records]
+    names = sorted(records[-1].clients)
+    histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
+    updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
+    everyone = [client for record in records for client in record.clients.values()]
+    by_place = {name: client.accuracy_by_place for name, client in records[-1].clients.items()}
+    last = [client.mean_average_precision for client in records[-1].clients.values()]
+    precise = [value for value in last if value is not None]
+    return {
+        "final_accuracy": acc[-1],
+        "average_accuracy": metrics.average_accuracy(acc),
+        "average_forgetting_measure": metrics.average_forgetting_measure(acc),
+        "average_forgetting": metrics.average_forgetting(histories),
+        "sub_generator_updates": metrics.average_update_count(updates),
+        "bytes_up": sum(client.bytes_up for client in everyone),
+        "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
+        "bytes_down": sum(client.bytes_down for client in everyone),
+        "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
+        **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
+        **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
+    }

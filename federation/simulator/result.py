@@ -1,0 +1,152 @@
+"""``result.json``: what a run was, on what, and what came out; and reading it again for comparison."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.simulator.charts import Curve
+from replayfleet.federation.simulator.measures import metrics
+from replayfleet.federation.simulator.parts import Part
+from replayfleet.federation.simulator.records import RoundRecord, summarise
+
+SCHEMA = 1
+
+_LATER_STREAM_KEYS = {"overlap": 0, "num_absent": 0}
+"""What results of version 0.1.0 lack."""
+
+_PACKAGES = ("replayfleet", "torch", "numpy", "onnxruntime")
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished run.
+
+    Attributes:
+        run: what defines it: method, settings, scenario, data set, clients, rounds, seeds, sampler, threads.
+        stream: ``changes`` (rounds) and ``change_name``, for charts; where clients drive, ``routes``: client -> towns.
+        rounds: one record per round.
+        summary: ``summarise``, and ``average_regret`` where a run of Centralized was compared.
+        hardware: machine, processor, cores; GPU, if it computed on one. Of a resumed run this and the next two are
+            those of its last part.
+        versions: of Python and the packages that compute.
+        commit: of the checkout that ran, empty outside one.
+        wall_s: of the last process, and of the rounds before it.
+        command: what was typed last.
+        parts: the processes that ran rounds, in their order; empty if it was one.
+        label: the variant's or method's name that was typed; empty in results of version 0.1.0.
+    """
+
+    run: dict[str, Any]
+    stream: dict[str, Any]
+    rounds: list[RoundRecord]
+    summary: dict[str, float]
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    commit: str
+    wall_s: float
+    command: list[str]
+    label: str = ""
+    parts: list[Part] = []
+    schema: int = SCHEMA
+
+    def encode(self) -> bytes:
+        """Return readable JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    def curve(self) -> Curve:
+        """Return the accuracies for a chart."""
+        names = sorted(self.rounds[-1].clients)
+        clients = {name: [record.clients[name].accuracy for record in self.rounds] for name in names}
+        return Curve(self.label or str(self.run["method"]), [record.accuracy for record in self.rounds], clients)
+
+
+def summary_beside(records: Sequence[RoundRecord], others: Sequence[Result]) -> dict[str, float]:
+    """Return ``summarise``, with AR (Eq. 6) if one of the compared runs is Centralized's."""
+    summary = summarise(records)
+    for other in others:
+        if other.run["method"] == "centralized":
+            acc, upper = ([record.accuracy for record in rounds] for rounds in (records, other.rounds))
+            summary["average_regret"] = metrics.average_regret(acc, upper)
+    return summary
+
+
+def read_result(path: Path, run: Mapping[str, Any]) -> Result:
+    """Return another run's result, to be compared with ``run``.
+
+    Raises:
+        SettingsError: It can't be read, or is of another stream, whose accuracies would not compare.
+    """
+    try:
+        other = msgspec.json.decode(path.read_bytes(), type=Result)
+    except OSError as error:
+        raise SettingsError(f"--compare {path}: can't be read ({error.strerror})") from error
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"--compare {path}: no result.json of this program ({error})") from error
+    for key in ("dataset", "stream"):
+        theirs = other.run.get(key)
+        if isinstance(theirs, dict):
+            theirs = {**_LATER_STREAM_KEYS, **theirs}
+        if theirs != run[key]:
+            raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {run[key]!r}")
+    return other
+
+
+def hardware(torch_device: str = "cpu") -> dict[str, Any]:
+    """Return what this machine is, with its GPU if ``torch_device`` is one of CUDA's."""
+    found = {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "num_cores": os.cpu_count(),
+    }
+    return found | _gpu(torch_device) if torch_device.startswith("cuda") else found
+
+
+def _gpu(torch_device: str) -> dict[str, Any]:
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(torch_device), "cuda": torch.version.cuda}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:  # noqa: SIM105 - a loop over suppress() would read no better
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203
+            pass
+    return found
+
+
+def commit() -> str:
+    """Return the commit of the checkout that this file is in, ``+`` behind it if files differ; empty outside one."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(  # noqa: S603
+            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],  # noqa: S607
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,169 @@
+"""``--settings`` and ``--set`` of the simulator: sizes of the stream by name, a method's fields, checked overrides.
+
+The methods' own numbers stand in ``federation.service.presets``, which the deployed fleet reads too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.presets import SETTINGS, settings_for_task
+from replayfleet.federation.streams.box_datasets import has_boxes
+from replayfleet.federation.streams.stream import DRIVING, StreamSettings
+from replayfleet.models.specs import AnyTaskSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSize:
+    """How large a stream a preset stands for; the names are those of ``StreamSettings``."""
+
+    num_clients: int
+    num_rounds: int | None
+    samples_per_class: int
+    test_samples_per_class: int | None = None
+    classes_per_task: int = 2
+    overlap: int = 0
+    num_absent: int = 0
+    late_town: str = ""
+    late_rounds: int | None = None
+
+
+SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=200),
+    "small": StreamSize(num_clients=5, num_rounds=20, samples_per_class=100),
+    "demo": StreamSize(num_clients=3, num_rounds=6, samples_per_class=100, test_samples_per_class=100),
+    "tiny": StreamSize(num_clients=2, num_rounds=3, samples_per_class=20),
+}
+"""Preset -> stream. The paper: 10 clients, 200 samples per class, its T rounds; see ``_AT_64_PIXELS``."""
+
+DRIVING_SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=2, num_rounds=None, samples_per_class=200),
+    "small": StreamSize(num_clients=2, num_rounds=20, samples_per_class=40),
+    "demo": StreamSize(num_clients=2, num_rounds=10, samples_per_class=40, test_samples_per_class=20),
+    "tiny": StreamSize(num_clients=2, num_rounds=5, samples_per_class=10, test_samples_per_class=10),
+}
+"""Preset -> stream of scenario ``driving``: two vehicles (FedGP, section 5.2), four, two or one rounds in each town.
+
+``samples_per_class`` is the most that a round takes of one class: in some stretches there are hundreds of traffic
+lights and not one motorbike.
+"""
+
+BOX_SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=2, num_rounds=35, samples_per_class=200),
+    "small": StreamSize(num_clients=2, num_rounds=21, samples_per_class=24, test_samples_per_class=8),
+    "demo": StreamSize(num_clients=2, num_rounds=10, samples_per_class=24, test_samples_per_class=4),
+    "tiny": StreamSize(num_clients=2, num_rounds=6, samples_per_class=8, test_samples_per_class=2),
+}
+"""Preset -> stream of scenario ``driving`` over pictures with boxes; a round takes ``samples_per_class`` in all.
+
+FedGP's 70 rounds would leave three pictures to each.
+"""
+
+_AT_64_PIXELS = {"paper": 50, "small": 50}
+"""Preset -> samples per class at 64 pixels: appendix A.2's; ImageNet-10 then lasts for all rounds of ``small`` too."""
+
+_PAPER_TEST_SAMPLES = {"emnist-byclass": 100, "cifar-100": 100, "tinyimagenet-100": 50}
+"""Where appendix A.2 states how many test samples of a class join the test set in a round."""
+
+
+def unknown_settings(name: str) -> SettingsError:
+    """Return the error for a preset that doesn't exist."""
+    return SettingsError(f"unknown settings {name!r}{nearest(name, SETTINGS)}")
+
+
+def stream_settings(
+    preset: str, dataset: str, image_size: int, overrides: Mapping[str, str], given: Mapping[str, Any]
+) -> StreamSettings:
+    """Return the stream of a preset.
+
+    Args:
+        preset: a key of ``SIZES``.
+        dataset: its name; the paper's sizes depend on it.
+        image_size: of the data set; the same.
+        overrides: from ``--set``; keys that no stream has are left to the method.
+        given: ``scenario``, ``seed`` and what the operator gave as options of their own; None means "not given".
+
+    Raises:
+        SettingsError: The preset is unknown, or a value is of the wrong type or range.
+    """
+    if preset not in SIZES:
+        raise unknown_settings(preset)
+    driving = given.get("scenario") == DRIVING
+    sizes = SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
+    size = dataclasses.asdict(sizes[preset])
+    if preset == "paper" and not driving:
+        size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
+    if image_size == 64 and preset in _AT_64_PIXELS and not driving:
+        size["samples_per_class"] = _AT_64_PIXELS[preset]
+    size |= _converted(StreamSize, {key: value for key, value in overrides.items() if key in size})
+    return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})
+
+
+def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapping[str, str]) -> Any:
+    """Return a method with a preset's fields, and with overrides on top.
+
+    Args:
+        kind: a class of ``METHODS``.
+        task: what the fleet learns.
+        preset: a key of ``SETTINGS``.
+        overrides: from ``--set``; keys of ``StreamSize`` are passed over.
+
+    Raises:
+        SettingsError: The preset is unknown, the method lacks a key (names the nearest), or refuses a value.
+    """
+    stream_keys = {field.name for field in dataclasses.fields(StreamSize)}
+    own = {key: value for key, value in overrides.items() if key not in stream_keys}
+    known = method_fields(kind)
+    for key in own:
+        if key not in known:
+            raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
+    fields = {**settings_for_task(kind.name, preset, task, known=known), **_converted(kind, own)}
+    try:
+        return kind(task=task, **fields)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{kind.name}: {error}") from error
+
+
+def method_fields(kind: type[Any]) -> list[str]:
+    """Return the names of a method's settings."""
+    return [field.name for field in dataclasses.fields(kind) if field.init and field.name != "task"]
+
+
+def default_settings(kind: type[Any]) -> dict[str, Any]:
+    """Return the defaults of a method's settings, which are its paper's."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.init and field.name != "task"}
+
+
+def check_types(kind: type[Any], overrides: Mapping[str, str]) -> None:
+    """Check that overrides can be read as a method's settings and a stream's, whichever of them have the key.
+
+    Raises:
+        SettingsError: A value is of the wrong type.
+    """
+    for owner in (StreamSize, kind):
+        names = {field.name for field in dataclasses.fields(owner)}
+        _converted(owner, {key: text for key, text in overrides.items() if key in names})
+
+
+def settings_of(method: Any) -> dict[str, Any]:
+    """Return a method's settings as plain values."""
+    return {name: getattr(method, name) for name in method_fields(type(method))}
+
+
+def _converted(kind: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {key: _convert(key, text, hints[key]) for key, text in texts.items()}
+
+
+def _convert(key: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"--set {key}={text}: {str(error).replace('`', '')}") from error

@@ -1,0 +1,350 @@
+"""A method over a stream, all clients in one process: the same two functions and seeds as the deployed fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from replayfleet.federation.methods.kit.each import spread_by
+from replayfleet.federation.methods.kit.packing import SUB_GENERATOR
+from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.lockstep import together
+from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
+from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.simulator.checkpoints import Checkpoints, Snapshot
+from replayfleet.federation.simulator.client_threads import ClientThreads, client_threads
+from replayfleet.federation.simulator.measures.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
+from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
+from replayfleet.federation.simulator.measures.evaluation import Evaluation, evaluate
+from replayfleet.federation.simulator.measures.ledger import Ledger, Traffic
+from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
+from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
+from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
+from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.streams.box_datasets import AnyDataset, BoxDataset
+from replayfleet.federation.streams.driving.stream import AnyStream, DrivingStream
+from replayfleet.federation.streams.stream import client_id
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A finished round, for whoever watches: what was measured, and the method's own values.
+
+    Attributes:
+        record: the measurements.
+        uploads: client id -> what it sent.
+        downloads: client id -> what it gets for the next round.
+        aggregator_state: after the round.
+        client_states: after the round.
+    """
+
+    record: RoundRecord
+    uploads: Mapping[ClientId, Any]
+    downloads: Mapping[ClientId, Any]
+    aggregator_state: Any
+    client_states: Mapping[ClientId, Any]
+
+
+@dataclass(slots=True)
+class _State:
+    """What goes from one round to the next."""
+
+    aggregator: Any
+    clients: dict[ClientId, Any]
+    downloads: dict[ClientId, Any]
+    accounts: Accounts
+    aggregator_sampler: Sampler
+    sizes: SetSizes = field(default_factory=SetSizes)
+    records: list[RoundRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalRound:
+    """One client's half of a round."""
+
+    upload: Any
+    traffic: Traffic
+    train_s: float
+
+    def size_of_everything(self, held: Mapping[str, int]) -> int:
+        """Bytes of the upload and of those sets ``held`` (name -> bytes) that it left out."""
+        uploaded = self.upload.pack().parameter_sets
+        return self.traffic.everything_bytes + sum(size for name, size in held.items() if name not in uploaded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What a run consists of; equal values give equal parameters to the bit on CPU.
+
+    Attributes:
+        method: an instance of a class of ``METHODS``.
+        dataset: both parts of the image set, or of the pictures with boxes.
+        stream: which client meets which samples when.
+        run_seed: of models and training; the stream has a seed of its own.
+        sampler: how clients run their sub-generators; the aggregator runs them in PyTorch, as the deployed one does.
+        num_threads: of torch; results depend on it.
+        num_workers: clients that are trained, or mixed for, at the same time, with ``num_threads`` each; results don't
+            depend on it.
+        evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
+        torch_device: where methods compute.
+        in_step: train what clients ask for at the same time as one network, which the method must be able to
+            (``federation.methods.lockstep``); results differ from one by one in rounding.
+        clock: seconds, rising.
+    """
+
+    method: Any
+    dataset: AnyDataset
+    stream: AnyStream
+    run_seed: int
+    sampler: Sampler
+    num_threads: int = 1
+    num_workers: int = 1
+    evaluates: bool = True
+    torch_device: str = "cpu"
+    in_step: bool = False
+    clock: Callable[[], float] = time.perf_counter
+
+    def run(
+        self,
+        *,
+        checkpoints: Checkpoints | None = None,
+        on_round: Callable[[RoundOutcome], None] | None = None,
+        on_client: Callable[[int, ClientId], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[RoundRecord]:
+        """Run all rounds, or those that ``checkpoints`` doesn't hold yet.
+
+        Args:
+            checkpoints: where to keep the state after every round; its ``begin`` was called.
+            on_round: called after every round that was run now.
+            on_client: called with the round before each client's local round, by the thread that runs it. In step all
+                clients begin before any trains.
+            should_stop: asked after every round; True ends the run early.
+
+        Returns:
+            One record per round, those of an earlier, interrupted run included.
+
+        Raises:
+            ValueError: There are checkpoints but no accuracies to keep in them.
+        """
+        if checkpoints is not None and not self.evaluates:
+            raise ValueError("checkpoints keep accuracies, but this run doesn't evaluate")
+        prepare_torch(self.num_threads)
+        state = self._restored(checkpoints) if checkpoints is not None else self._initial(TensorAccounts())
+        with client_threads(self.num_workers, self.num_threads) as threads:
+            for round_index in range(len(state.records), self.stream.num_rounds):
+                outcome = self._round(round_index, state, threads, checkpoints, on_client)
+                if on_round is not None:
+                    on_round(outcome)
+                if should_stop():
+                    break
+        return state.records
+
+    def _clients(self) -> list[tuple[ClientId, int]]:
+        """Client ids in the order in which their numbers are summed, with their indices in the stream."""
+        return sorted((client_id(index), index) for index in range(self.stream.settings.num_clients))
+
+    def _initial(self, accounts: Accounts) -> _State:
+        client_state, aggregator_state = self.method.initial_states()
+        names = [name for name, _ in self._clients()]
+        initial = self._initial_download()
+        for name in names:
+            accounts.transfer(name, "down", initial.pack())
+        return _State(
+            aggregator=aggregator_state,
+            clients=dict.fromkeys(names, client_state),
+            downloads=dict.fromkeys(names, initial),
+            accounts=accounts,
+            aggregator_sampler=sampler_of(self.method),
+        )
+
+    def _initial_download(self) -> Any:
+        drawn = self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+        return placed(drawn, torch_device(self.torch_device))
+
+    def _round(
+        self,
+        round_index: int,
+        state: _State,
+        threads: ClientThreads,
+        checkpoints: Checkpoints | None,
+        on_client: Callable[[int, ClientId], None] | None,
+    ) -> RoundOutcome:
+        started = self.clock()
+        local_rounds = self._local_rounds(round_index, state, threads, on_client)
+        uploads = {name: local.upload for name, local in local_rounds.items()}
+
+        aggregation_started = self.clock()
+        rng = seeded_generator(self.run_seed, round_index, "aggregator")
+        with spread_by(threads.map):
+            state.aggregator, downloads = self.method.aggregate(
+                state.aggregator, uploads, rng, sampler=state.aggregator_sampler
+            )
+        state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
+        aggregate_s = self.clock() - aggregation_started
+
+        clients = {
+            name: self._measured(round_index, index, state, name, local_rounds.get(name))
+            for name, index in self._clients()
+        }
+        saved = _encoded(state, checkpoints) if checkpoints is not None else None
+        record = RoundRecord(
+            round=round_index,
+            accuracy=weighted_accuracy(
+                {name: client.accuracy for name, client in clients.items()},
+                {name: client.num_seen for name, client in clients.items()},
+            ),
+            clients=clients,
+            aggregate_s=aggregate_s,
+            round_s=self.clock() - started,
+        )
+        if checkpoints is not None and saved is not None:
+            checkpoints.save(Snapshot(record, *saved, state.accounts.held))
+        state.records.append(record)
+        return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
+
+    def _download(self, name: ClientId, downloads: Mapping[ClientId, Any], aggregator: Any) -> Any:
+        """What a client gets; whoever missed the round gets what the aggregator has kept for it."""
+        if name in downloads:
+            return downloads[name]
+        return self.method.download_for(aggregator, name, self._initial_download())
+
+    def _local_rounds(
+        self,
+        round_index: int,
+        state: _State,
+        threads: ClientThreads,
+        on_client: Callable[[int, ClientId], None] | None,
+    ) -> dict[ClientId, _LocalRound]:
+        """Run the local rounds of all clients that are there, and keep their states."""
+        present = self.stream.present(round_index)
+        indices = {name: index for name, index in self._clients() if index in present}
+        if self.in_step:
+            return self._local_rounds_in_step(round_index, indices, state, on_client)
+
+        def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float]:
+            name, index = client
+            with threads.turn:
+                if on_client is not None:
+                    on_client(round_index, name)
+                arguments, rng = self._arguments(round_index, name, index, state)
+            started = self.clock()
+            result = self.method.local_round(*arguments, rng, sampler=self.sampler)
+            return result, self.clock() - started
+
+        results = threads.map(local_round, indices.items())
+        return {name: self._kept(name, *done, state) for name, done in zip(indices, results, strict=True)}
+
+    def _local_rounds_in_step(
+        self,
+        round_index: int,
+        indices: Mapping[ClientId, int],
+        state: _State,
+        on_client: Callable[[int, ClientId], None] | None,
+    ) -> dict[ClientId, _LocalRound]:
+        started = self.clock()
+        works = {}
+        for name, index in indices.items():
+            if on_client is not None:
+                on_client(round_index, name)
+            arguments, rng = self._arguments(round_index, name, index, state)
+            works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
+        results = together(works)
+        each_s = (self.clock() - started) / max(1, len(results))
+        return {name: self._kept(name, result, each_s, state) for name, result in results.items()}
+
+    def _arguments(
+        self, round_index: int, name: ClientId, index: int, state: _State
+    ) -> tuple[tuple[Any, RoundData, Any], torch.Generator]:
+        data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
+        data = placed_data(data, torch_device(self.torch_device))
+        return (state.clients[name], data, state.downloads[name]), seeded_generator(self.run_seed, round_index, name)
+
+    def _kept(self, name: ClientId, result: tuple[Any, Any], train_s: float, state: _State) -> _LocalRound:
+        state.clients[name], upload = result
+        return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s)
+
+    def _measured(
+        self,
+        round_index: int,
+        index: int,
+        state: _State,
+        name: ClientId,
+        local: _LocalRound | None,
+    ) -> ClientRecord:
+        download = state.downloads[name]
+        tested = self._tested(round_index, index, download)
+        down = state.accounts.transfer(name, "down", download.pack())
+        held = {
+            set_name: state.sizes.of(parameters)
+            for set_name, parameters in state.clients[name].pack().parameter_sets.items()
+            if set_name.startswith(SUB_GENERATOR)
+        }
+        return ClientRecord(
+            classes=self.stream.class_ids(index, round_index),
+            accuracy=tested.accuracy,
+            num_test=tested.num_samples,
+            num_seen=self.stream.num_seen(index, round_index),
+            class_accuracy=tested.class_accuracy(),
+            accuracy_by_place=self._by_place(round_index, index, tested),
+            mean_average_precision=tested.mean_average_precision,
+            train_s=local.train_s if local else 0.0,
+            bytes_up=local.traffic.num_bytes if local else 0,
+            bytes_up_everything=local.size_of_everything(held) if local else 0,
+            bytes_down=down.num_bytes,
+            bytes_down_everything=down.everything_bytes,
+            sub_generators_sent=tuple(
+                sent.removeprefix(SUB_GENERATOR)
+                for sent in (local.traffic.sent if local else ())
+                if sent.startswith(SUB_GENERATOR)
+            ),
+            num_sub_generators_held=len(held),
+            present=local is not None,
+            num_updates=local.upload.pack().facts.get("num_updates") if local else 0,
+        )
+
+    def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:
+        if not self.evaluates:
+            return Evaluation({}, {})
+        indices = self.stream.test_indices(index, round_index)
+        device = torch_device(self.torch_device)
+        judge = self.method.predictor(download)
+        if isinstance(self.dataset, BoxDataset):
+            return evaluate_boxes(self.dataset.task, judge, self.dataset.test, indices, device)
+        return evaluate(judge, self.dataset.test, indices, device)
+
+    def _by_place(self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation) -> dict[str, float]:
+        if not (self.evaluates and isinstance(self.stream, DrivingStream)):
+            return {}
+        return tested.group_accuracy(self.stream.test_places(index, round_index), self.stream.place_names)
+
+    def _restored(self, checkpoints: Checkpoints) -> _State:
+        snapshots = checkpoints.load()
+        state = self._initial(DigestAccounts(Ledger()))
+        if not snapshots:
+            return state
+        last = snapshots[-1]
+        unpack = type(self.method).AggregatorState.unpack
+        device = torch_device(self.torch_device)
+        aggregator = unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
+        state.aggregator = placed(aggregator, device)
+        initial = self._initial_download()
+        for name, stored in last.clients.items():
+            artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
+            state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
+            state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
+        state.accounts = DigestAccounts(Ledger(last.held))
+        state.records = [snapshot.record for snapshot in snapshots]
+        return state
+
+
+def _encoded(state: _State, checkpoints: Checkpoints) -> tuple[EncodedArtefacts, dict[ClientId, EncodedArtefacts]]:
+    """Store the states of the aggregator and of all clients."""
+    clients = {name: encode_artefacts(client.pack(), checkpoints) for name, client in state.clients.items()}
+    return encode_artefacts(state.aggregator.pack(), checkpoints), clients

@@ -1,0 +1,224 @@
+"""``fleet-sim table``: run what a table of the papers needs, and write it beside the published numbers.
+
+Torch and the methods are imported when runs are planned, so that ``--help`` and ``--list`` answer at once.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.simulator.exit_codes import UNFINISHED
+from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
+from replayfleet.federation.simulator.tables.wording import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replayfleet.federation.simulator.tables.plan import Choice, PlannedRun
+
+_COST_TABLES = ("6", "7", "8", "9")
+_COST_OPTIONS = {"number", "out", "dry_run"}
+_FID_TABLE = "10"
+_FEATURES = ("task", "inception")
+
+
+def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("number", required=False)
+@click.option("--list", "listing", is_flag=True, help="Show the tables, and stop.")
+@click.option("--settings", "preset", default="small", help="Size of all runs: paper, small, demo, tiny.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and tables; tables 6 to 9 need none.")
+@click.option("--seeds", default="0", callback=_comma_separated, help="Comma-separated.")
+@click.option(
+    "--methods",
+    default="",
+    callback=_comma_separated,
+    show_default=False,
+    help="Comma-separated.  [default: the table's]",
+)
+@click.option("--scenario", help="Only columns of this one.")
+@click.option("--dataset", help="Only columns of this one.")
+@click.option("--clients", type=int, help="Of every run whose column doesn't set it.  [default: of the settings]")
+@click.option("--rounds", type=int, help="Of every run.  [default: of the settings]")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In every method that has KEY; repeatable."
+)
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder of data sets; else $REPLAYFLEET_DATA.")
+@click.option("--download", is_flag=True, help="Let torchvision fetch a data set that is not found.")
+@click.option("--torch-device", default="cpu", help="Where methods compute: cpu, cuda, cuda:1, ...")
+@click.option(
+    "--in-step/--one-by-one",
+    default=None,
+    help="Train what clients ask for at the same time as one network where methods can.  [default: on a GPU]",
+)
+@click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
+@click.option("--minutes", type=float, help="Begin no round that would end later; 0 runs nothing.")
+@click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
+@click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
+@click.pass_context
+def table(context: click.Context, /, **options: Any) -> int:
+    """Run what table NUMBER of pFedGRP needs (v1-1 to v1-8: of its first version) and set it beside the paper's.
+
+    Runs land in OUT/runs/<method>/<scenario>/<dataset>/seed-<K>; those that exist are not run again, and interrupted
+    ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written. Exit code 3: --minutes ended runs
+    that the same command goes on with. Tables 6 to 9 need no runs: they are printed, and written if there is an OUT.
+    """
+    number = options.pop("number")
+    if options.pop("listing"):
+        for known, title in _titles().items():
+            click.echo(f"{known:>5}  {title}")
+        return 0
+    if number is None:
+        raise click.UsageError("Missing argument 'NUMBER'; --list shows the tables")
+    if number not in _titles():
+        raise SettingsError(f"unknown table {number!r}{nearest(number, _titles())}")
+    if number in _COST_TABLES:
+        _check_cost_options(context, number)
+    _check_out(options["out"])
+    if options["features"] != "task" and number != _FID_TABLE:
+        raise SettingsError(f"--features is of table {_FID_TABLE}'s FID; leave it out for table {number}")
+    _check_execution(**{name: options[name] for name in ("num_jobs", "minutes", "features")})
+    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
+
+    let_idle_threads_sleep()
+    if options["features"] == "inception":
+        from replayfleet.federation.simulator.measures.fid import require_inception
+
+        require_inception()
+    if number in _COST_TABLES:
+        return _cost_table(number, options["out"], dry_run=options["dry_run"])
+    if options["out"] is None:
+        raise SettingsError("--out is missing; say where runs and tables are to be written")
+    execution = {name: options.pop(name) for name in ("num_jobs", "minutes", "dry_run", "features")}
+    return _run_table(number, _choice(options, execution["num_jobs"]), **execution)
+
+
+def _check_cost_options(context: click.Context, number: str) -> None:
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in _COST_OPTIONS
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise SettingsError(f"table {number} runs nothing and takes only --out and --dry-run, not {', '.join(given)}")
+
+
+def _check_out(out: Path | None) -> None:
+    file = next((path for path in (out, *out.absolute().parents) if path.is_file()), None) if out else None
+    if file is not None:
+        raise SettingsError(f"--out {out} can't be a folder, for {file} is a file; choose another")
+
+
+def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:
+    if num_jobs < 1:
+        raise SettingsError(f"--jobs is {num_jobs}, expected at least 1")
+    if minutes is not None and not minutes >= 0:
+        raise SettingsError(f"--minutes is {minutes:g}, expected 0 or more")
+    if features not in _FEATURES:
+        raise SettingsError(f"unknown features {features!r}{nearest(features, _FEATURES)}")
+
+
+def _titles() -> dict[str, str]:
+    from replayfleet.federation.simulator.tables.costs_paper import COST_TITLES
+
+    titles = {**COST_TITLES, **{number: found.title for number, found in paper_tables().items()}}
+    return dict(sorted(titles.items(), key=lambda item: (not item[0].isdecimal(), int(item[0].removeprefix("v1-")))))
+
+
+def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
+    from replayfleet.federation.simulator.tables.plan import Choice, workers_each
+
+    try:
+        seeds = tuple(dict.fromkeys(int(seed) for seed in options.pop("seeds")))
+    except ValueError as error:
+        raise SettingsError(f"--seeds: {error}; expected whole numbers with commas between") from error
+    if not seeds:
+        raise SettingsError("--seeds is empty, expected at least one")
+    return Choice(seeds=seeds, workers=workers_each(num_jobs, options["torch_device"]), **options)
+
+
+def _run_table(
+    number: str, choice: Choice, *, num_jobs: int, minutes: float | None, dry_run: bool, features: str
+) -> int:
+    from replayfleet.federation.simulator.tables import running
+    from replayfleet.federation.simulator.tables.measured import cells
+    from replayfleet.federation.simulator.tables.plan import Planner, State, distinct
+    from replayfleet.federation.simulator.tables.report import Report
+
+    wanted = paper_table(number)
+    runs = Planner(choice).runs(wanted)
+    if all(run.state is State.IMPOSSIBLE for run in runs):
+        raise SettingsError(f"nothing of table {number} can be run: {runs[0].problem}")
+    to_do = [*distinct(runs, State.BEGUN), *distinct(runs, State.MISSING)]
+    earlier = running.earlier_work(distinct(runs, State.FINISHED))
+    runner = running.Runner(
+        to_do, num_jobs, minutes=minutes, earlier=earlier, launch=running.launch_process, show=click.echo
+    )
+    _show_plan(runs, to_do, runner.estimate(), verbose=dry_run)
+    if dry_run:
+        return 0
+    failures = runner.run_all()
+
+    planner = Planner(choice)
+    runs = planner.runs(wanted)
+    if number == _FID_TABLE:
+        from replayfleet.federation.simulator.tables.fid_cells import fid_cells
+
+        measured = fid_cells(wanted, runs, failures, features=features, show=click.echo)
+    else:
+        places = {(run.column.slug, run.seed): run.column for run in runs}
+        references = {place: planner.reference(column, place[1]) for place, column in places.items()}
+        measured = cells(wanted, runs, references, failures)
+    report = Report(table=wanted, choice=choice, cells=measured, command=["fleet-sim", *sys.argv[1:]])
+    click.echo(f"wrote {', '.join(str(path) for path in report.write())}")
+    for failure in failures:
+        click.echo(f"FAILED: {failure.run.name}: {failure.reason}", err=True)
+    if runner.unfinished:
+        click.echo(
+            f"stopped: {minutes:g} minutes have passed; the same command goes on with "
+            f"{count_of(len(runner.unfinished), 'run')}"
+        )
+    return 1 if failures else UNFINISHED if runner.unfinished else 0
+
+
+def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate: str, *, verbose: bool) -> None:
+    from replayfleet.federation.simulator.tables.plan import State, distinct
+
+    if verbose:
+        for run in to_do:
+            click.echo(f"{run.state.value:>10}  {shlex.join(['fleet-sim', *run.arguments()])}")
+        for run in distinct(runs, State.FINISHED):
+            click.echo(f"{run.state.value:>10}  {run.folder}")
+    reasons: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        if run.state is State.IMPOSSIBLE:
+            reasons.setdefault(run.problem, []).append(run)
+    for reason, group in reasons.items():
+        names = ", ".join(dict.fromkeys(f"{run.row.label} on {run.column.title}" for run in group))
+        click.echo(f"not possible: {reason} ({names})")
+    num_finished = len(distinct(runs, State.FINISHED))
+    click.echo(f"{count_of(len(to_do), 'run')} to do, {num_finished} finished before; {estimate}")
+
+
+def _cost_table(number: str, out: Path | None, *, dry_run: bool) -> int:
+    from replayfleet.federation.simulator.tables.costs_report import cost_report
+
+    text = cost_report(number, out)
+    click.echo(text, nl=False)
+    if out is not None and not dry_run:
+        from replayfleet.federation.service.atomic import write_atomic
+
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / f"table-{number}.md", text.encode())
+    return 0

@@ -1,0 +1,144 @@
+"""What finished runs gave for the cells of a table: one number per metric and seed, means and spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from replayfleet.federation.simulator.measures import metrics
+from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
+from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
+from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State
+from replayfleet.federation.simulator.tables.reading import read_json
+from replayfleet.federation.simulator.tables.running import Failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One method on one column.
+
+    Attributes:
+        row: the method.
+        column: what it was measured on.
+        published: metric -> the paper's number.
+        values: metric -> seed -> ours, in the paper's unit; AR lacks the seeds that Centralized lacks.
+        results: seed -> the run.
+        folders: seed -> its folder.
+        missing: seed -> why there is no number.
+    """
+
+    row: Row
+    column: Column
+    published: Mapping[str, float]
+    values: Mapping[str, Mapping[int, float]]
+    results: Mapping[int, Result]
+    folders: Mapping[int, Path]
+    missing: Mapping[int, str]
+
+    def ours(self, metric: str) -> Summary | None:
+        """Return mean and spread over the seeds that have this metric."""
+        values = self.values.get(metric)
+        return over_seeds(list(values.values())) if values else None
+
+
+@dataclass(slots=True)
+class Results:
+    """Reads finished runs, each once."""
+
+    _read: dict[Path, Result] = field(default_factory=dict)
+
+    def of(self, run: PlannedRun) -> Result | None:
+        """Return a run's result, if it is finished.
+
+        Raises:
+            SettingsError: It can't be read.
+        """
+        if run.state is not State.FINISHED:
+            return None
+        path = run.folder / RESULT
+        if path not in self._read:
+            self._read[path] = read_json(path, Result)
+        return self._read[path]
+
+
+def cells(
+    table: PaperTable,
+    runs: Sequence[PlannedRun],
+    references: Mapping[tuple[str, int], PlannedRun],
+    failures: Sequence[Failure] = (),
+) -> list[Cell]:
+    """Return the cells that the runs belong to, in the order of columns and rows.
+
+    Args:
+        table: of the paper.
+        runs: of this table, as they are now.
+        references: (slug of the column, seed) -> Centralized on the same stream.
+        failures: what went wrong just now.
+    """
+    results = Results()
+    reasons = {failure.run.folder: f"failed: {failure.reason}" for failure in failures}
+    grouped: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        grouped.setdefault((run.column.slug, run.row.label), []).append(run)
+    return [_cell(table, same, references, results, reasons) for same in grouped.values()]
+
+
+def _cell(
+    table: PaperTable,
+    runs: Sequence[PlannedRun],
+    references: Mapping[tuple[str, int], PlannedRun],
+    results: Results,
+    reasons: Mapping[Path, str],
+) -> Cell:
+    row, column = runs[0].row, runs[0].column
+    found = {run.seed: result for run in runs if (result := results.of(run)) is not None}
+    values: dict[str, dict[int, float]] = {}
+    for seed, result in found.items():
+        reference = references.get((column.slug, seed))
+        upper = results.of(reference) if reference is not None else None
+        for metric, value in measured(result, upper).items():
+            if metric in (*table.metrics, *table.also):
+                values.setdefault(metric, {})[seed] = value
+    return Cell(
+        row=row,
+        column=column,
+        published=table.published(row, table.columns.index(column)),
+        values=values,
+        results=found,
+        folders={run.seed: run.folder for run in runs if run.seed in found},
+        missing={run.seed: why(run, reasons) for run in runs if run.seed not in found},
+    )
+
+
+def measured(result: Result, upper: Result | None) -> dict[str, float]:
+    """Return metric -> number of one run, in the paper's unit; AR only beside Centralized's run."""
+    acc = [record.accuracy for record in result.rounds]
+    values = {
+        "AA": 100 * metrics.average_accuracy(acc),
+        "AFM": 100 * metrics.average_forgetting_measure(acc),
+    }
+    if upper is not None:
+        values["AR"] = 100 * metrics.average_regret(acc, [record.accuracy for record in upper.rounds])
+    if result.run["method"] != REFERENCE:
+        values["AUC"] = result.summary["sub_generator_updates"]
+    return values
+
+
+def mean_curve(results: Sequence[Result]) -> list[float]:
+    """Return Acc^t, the mean over runs, for as many rounds as the shortest has."""
+    rounds = zip(*([record.accuracy for record in result.rounds] for result in results), strict=False)
+    return [sum(accuracies) / len(accuracies) for accuracies in rounds]
+
+
+def why(run: PlannedRun, reasons: Mapping[Path, str]) -> str:
+    """Return why an unfinished run has no number.
+
+    Args:
+        run: which.
+        reasons: folder -> what went wrong just now.
+    """
+    if run.state is State.IMPOSSIBLE:
+        return run.problem
+    return reasons.get(run.folder, "begun, not finished" if run.state is State.BEGUN else "not run")

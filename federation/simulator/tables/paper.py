@@ -1,0 +1,197 @@
+"""The papers' tables of accuracies as values: what was measured on what, the published numbers, and known errors.
+
+The numbers stand in ``data/*.toml``, as printed. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.settings import read_toml
+
+_DATA = Path(__file__).parent / "data"
+_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml")
+
+_NONE = "-"
+
+EXPERIMENTS = {"gradual": "Expt. 1", "circulating": "Expt. 2", "extreme": "Expt. 3"}
+"""Scenario -> what the papers call it."""
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a group of numbers was measured on.
+
+    Attributes:
+        scenario: a key of ``SCENARIOS``.
+        dataset: a key of ``DATASETS``.
+        set: settings of the stream that differ from those of the paper's Table 1.
+    """
+
+    scenario: str
+    dataset: str
+    set: dict[str, int] = {}
+
+    @property
+    def title(self) -> str:
+        """One line."""
+        changed = "".join(f", {key}={value}" for key, value in self.set.items())
+        return f"{EXPERIMENTS[self.scenario]} ({self.scenario}), {self.dataset}{changed}"
+
+    @property
+    def slug(self) -> str:
+        """A part of file names."""
+        return "-".join([self.scenario, self.dataset, *(f"{key}-{value}" for key, value in self.set.items())])
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One method of a table.
+
+    Attributes:
+        label: what the paper calls it.
+        method: our method or variant.
+        set: settings of the method that differ from its defaults, as ``--set`` takes them.
+        paper_set: further ones of ``method``, for ``--settings paper`` only.
+        method_on: data set -> another method or variant there.
+        paper_set_on: data set -> what that method has in place of ``paper_set``.
+        replay: of Table 10: ``filtered`` by the task model, or ``plain``.
+        values: one group of numbers per column, groups parted by ``|``.
+        in_paper: False for a method that the operator added.
+    """
+
+    label: str
+    method: str
+    set: dict[str, str] = {}
+    paper_set: dict[str, str] = {}
+    method_on: dict[str, str] = {}
+    paper_set_on: dict[str, dict[str, str]] = {}
+    replay: str = "filtered"
+    values: str = ""
+    in_paper: bool = True
+
+    def method_for(self, dataset: str) -> str:
+        """Return our method or variant on a data set."""
+        return self.method_on.get(dataset, self.method)
+
+    def settings_for(self, dataset: str, preset: str) -> dict[str, str]:
+        """Return what differs from the method's defaults on a data set, with the paper's schedule under ``paper``."""
+        if preset != "paper":
+            return self.set
+        return {**self.set, **(self.paper_set_on.get(dataset, {}) if dataset in self.method_on else self.paper_set)}
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a note belongs; nothing named means everywhere.
+
+    Attributes:
+        rows: labels.
+        columns: counted from 1.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[int, ...] = ()
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An error of the paper, or what its numbers need to be understood.
+
+    Attributes:
+        text: one line.
+        on: where it belongs.
+        metric: of a note on all tables of a paper: only where they have this metric.
+    """
+
+    text: str
+    on: Place = Place()
+    metric: str = ""
+
+    def concerns(self, label: str, column: int) -> bool:
+        """Whether it belongs to the cell of row ``label`` and the column with this index (from 0)."""
+        rows, columns = self.on.rows, self.on.columns
+        return (bool(rows) or bool(columns)) and (not rows or label in rows) and (not columns or column + 1 in columns)
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it belongs to the whole table."""
+        return not (self.on.rows or self.on.columns)
+
+
+class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table.
+
+    Attributes:
+        number: as printed; ``v1-`` before those of the first version.
+        title: what it shows.
+        metrics: what each group of numbers holds.
+        also: metrics that only ours has, beside them.
+        columns: what the groups were measured on.
+        rows: methods.
+        notes: errors of the paper.
+        paper: title of the paper.
+    """
+
+    number: str
+    title: str
+    metrics: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[Note, ...] = ()
+    paper: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a row whose numbers don't fit the columns, and a note on a row or column that doesn't exist."""
+        labels = {row.label for row in self.rows}
+        for row in self.rows:
+            groups = [group.split() for group in row.values.split("|")]
+            if [len(group) for group in groups] != [len(self.metrics)] * len(self.columns):
+                raise ValueError(f"table {self.number}, {row.label}: the numbers don't fit the columns")
+        for note in self.notes:
+            if not labels.issuperset(note.on.rows) or any(not 1 <= c <= len(self.columns) for c in note.on.columns):
+                raise ValueError(f"table {self.number}: no such place for the note {note.text!r}")
+
+    def published(self, row: Row, column: int) -> dict[str, float]:
+        """Return metric -> the paper's number, in the paper's unit; metrics that it leaves out are absent."""
+        return {metric: float(text) for metric, text in self.printed(row, column).items()}
+
+    def printed(self, row: Row, column: int) -> dict[str, str]:
+        """Return what ``published`` does, digit by digit as the paper prints it."""
+        if not row.in_paper:
+            return {}
+        texts = row.values.split("|")[column].split()
+        return {metric: text for metric, text in zip(self.metrics, texts, strict=True) if text != _NONE}
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    paper: str
+    tables: list[PaperTable]
+    notes: list[Note] = []
+
+
+@functools.cache
+def paper_tables() -> dict[str, PaperTable]:
+    """Return all tables by number, in the order of the papers."""
+    tables: dict[str, PaperTable] = {}
+    for name in _FILES:
+        content = msgspec.convert(read_toml(_DATA / name), type=_File)
+        for table in content.tables:
+            shared = [note for note in content.notes if note.metric in {"", *table.metrics}]
+            changed: dict[str, Any] = {"paper": content.paper, "notes": (*table.notes, *shared)}
+            tables[table.number] = msgspec.structs.replace(table, **changed)
+    return tables
+
+
+def paper_table(number: str) -> PaperTable:
+    """Return one table.
+
+    Raises:
+        SettingsError: No such table; names the nearest.
+    """
+    tables = paper_tables()
+    if number not in tables:
+        raise SettingsError(f"unknown table {number!r}{nearest(number, tables)}")
+    return tables[number]

@@ -1,0 +1,373 @@
+"""Which runs a table needs, which of them exist already, and why some can't be made.
+
+A run is known by its identity (``run`` of ``result.json``), so what one table has run serves every other one. The
+number of threads is left out of the comparison: it changes how sums are rounded and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.settings import split_overrides
+from replayfleet.federation.service.variants import VARIANTS, resolved
+from replayfleet.federation.simulator.job import Options, can_train_in_step, identity_of, simulation_of, wanted_stream
+from replayfleet.federation.simulator.placement import torch_device
+from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
+from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
+from replayfleet.federation.simulator.tables.reading import read_json
+from replayfleet.federation.streams.box_datasets import AnyDataset, load_any_dataset
+
+RESULT = "result.json"
+REFERENCE = "centralized"
+"""The method that regret is measured against."""
+
+_RUN = Path("state") / "run.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What the operator asked for; ``fleet-sim table --help`` says what each means.
+
+    Attributes:
+        overrides: of all runs; a setting that a method lacks is left out there.
+        workers: clients of one run that train at the same time; None is one per core.
+    """
+
+    out: Path
+    preset: str = "small"
+    seeds: tuple[int, ...] = (0,)
+    methods: tuple[str, ...] = ()
+    scenario: str | None = None
+    dataset: str | None = None
+    clients: int | None = None
+    rounds: int | None = None
+    overrides: tuple[str, ...] = ()
+    data_root: Path | None = None
+    download: bool = False
+    torch_device: str = "cpu"
+    in_step: bool | None = None
+    workers: int | None = None
+
+
+class State(str, Enum):
+    """How far a run is."""
+
+    FINISHED = "finished"
+    BEGUN = "begun"
+    MISSING = "missing"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One run of a table.
+
+    Attributes:
+        row: whose numbers it gives.
+        column: what it is measured on.
+        options: what ``fleet-sim`` is called with; ``options.out`` is its folder.
+        state: how far it is.
+        problem: why it is impossible.
+        num_rounds: T; 0 of an impossible run.
+        num_clients: of the fleet; 0 of an impossible run.
+    """
+
+    row: Row
+    column: Column
+    options: Options
+    state: State
+    problem: str = ""
+    num_rounds: int = 0
+    num_clients: int = 0
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.options.seed
+
+    @property
+    def folder(self) -> Path:
+        """Where its results are or will be."""
+        return self.options.out
+
+    @property
+    def name(self) -> str:
+        """Its folder below ``runs``, for people."""
+        return "/".join(self.folder.parts[-4:])
+
+    def stopping_after(self, minutes: float) -> PlannedRun:
+        """Return the same run, which stops after the round in which so many minutes have passed."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, minutes=max(0.0, minutes)))
+
+    def arguments(self) -> list[str]:
+        """Return the command line after ``fleet-sim``."""
+        options = self.options
+        given = [
+            ("--scenario", options.scenario),
+            ("--dataset", options.dataset),
+            ("--settings", options.preset),
+            ("--clients", options.clients),
+            ("--rounds", options.rounds),
+            ("--overlap", options.overlap),
+            ("--absent", options.absent),
+            ("--seed", options.seed),
+            ("--data-root", options.data_root),
+            *(("--set", override) for override in options.overrides),
+            ("--threads", options.threads),
+            ("--workers", options.workers),
+            ("--torch-device", None if options.torch_device == "cpu" else options.torch_device),
+            ("--minutes", None if options.minutes is None else f"{options.minutes:.3f}"),
+            ("--out", options.out),
+        ]
+        words = [str(word) for option, value in given if value is not None for word in (option, value)]
+        flags = {
+            "--in-step": options.in_step is True,
+            "--one-by-one": options.in_step is False,
+            "--download": options.download,
+            "--resume": self.state is State.BEGUN,
+        }
+        return [options.method, *words, *(flag for flag, is_given in flags.items() if is_given)]
+
+
+def workers_each(num_jobs: int, device_name: str) -> int | None:
+    """Return how many clients each of ``num_jobs`` runs trains at a time; None on a GPU, where each run decides."""
+    return max(1, (os.cpu_count() or 1) // max(1, num_jobs)) if device_name == "cpu" else None
+
+
+class Planner:
+    """Finds the runs of tables below one folder.
+
+    Raises:
+        SettingsError: From every method that plans: a method, a column or a setting that the operator named is unknown.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        """Look at what is below ``choice.out``."""
+        self._choice = choice
+        self._overrides = split_overrides(choice.overrides)
+        self._used: set[str] = set()
+        self._data: dict[str, AnyDataset | SettingsError] = {}
+        self._finished = _finished_below(choice.out)
+        self._device_problem = _device_problem(choice.torch_device)
+
+    def runs(self, table: PaperTable) -> list[PlannedRun]:
+        """Return the runs of a table, seed by seed, so that every method has one seed before any has two."""
+        rows, columns = self.rows(table), self.columns(table)
+        self._check_types(row.method_for(column.dataset) for row in rows for column in columns)
+        planned = [
+            self.run(row, column, seed)
+            for seed in self._choice.seeds
+            for column in columns
+            for row in rows
+            if not row.in_paper or table.published(row, table.columns.index(column))
+        ]
+        unused = sorted(self._overrides.keys() - self._used)
+        if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
+            known = sorted({name for run in planned for name in _known_settings(run.options.method)})
+            raise SettingsError(f"--set {unused[0]}: no method of this table has it{nearest(unused[0], known)}")
+        return planned
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        """Raise SettingsError if a value of ``--set`` isn't of the type of a method's setting."""
+        for method in {VARIANTS.get(name, (name, {}))[0] for name in names} & METHODS.keys():
+            check_types(METHODS[method], self._overrides)
+
+    def rows(self, table: PaperTable) -> list[Row]:
+        """Return the chosen rows; a method that the table lacks becomes a row without published numbers."""
+        wanted = self._choice.methods
+        if not wanted:
+            return list(table.rows)
+        known = {*METHODS, *VARIANTS}
+        for name in wanted:
+            if name not in known and all(name != row.method for row in table.rows):
+                raise SettingsError(f"unknown method {name!r}{nearest(name, known)}")
+        added = [name for name in wanted if all(name != row.method for row in table.rows)]
+        return [
+            *(row for row in table.rows if row.method in wanted),
+            *(Row(label=name, method=name, in_paper=False) for name in added),
+        ]
+
+    def columns(self, table: PaperTable) -> list[Column]:
+        """Return the chosen columns."""
+        chosen = [
+            column
+            for column in table.columns
+            if self._choice.scenario in {None, column.scenario} and self._choice.dataset in {None, column.dataset}
+        ]
+        if not chosen:
+            offered = "; ".join(column.title for column in table.columns)
+            raise SettingsError(f"table {table.number} has no such column; it has {offered}")
+        return chosen
+
+    def run(self, row: Row, column: Column, seed: int) -> PlannedRun:
+        """Return one run."""
+        name = row.method_for(column.dataset)
+        try:
+            _require_built(name)
+            changes = row.settings_for(column.dataset, self._choice.preset)
+            options, identity = self._assembled(name, changes, column, seed)
+            named = self._name(name, changes, column, seed, identity)
+        except (SettingsError, ModuleNotFoundError) as error:
+            options = self._options(name, {}, column, seed)
+            return PlannedRun(row=row, column=column, options=options, state=State.IMPOSSIBLE, problem=str(error))
+        finished = self._finished.get(identity)
+        folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
+        options = dataclasses.replace(options, out=folder)
+        state, problem = State.FINISHED if finished else State.MISSING, ""
+        earlier = None if finished else _earlier_run(folder)
+        if earlier is not None and _key(earlier) == identity:
+            state = State.BEGUN
+            options = dataclasses.replace(options, threads=earlier["num_threads"])
+        elif earlier is not None:
+            state, problem = State.IMPOSSIBLE, _another_run(folder, earlier, json.loads(identity))
+        if state in {State.BEGUN, State.MISSING} and self._device_problem:
+            state, problem = State.IMPOSSIBLE, self._device_problem
+        stream = json.loads(identity)["stream"]
+        return PlannedRun(
+            row=row,
+            column=column,
+            options=options,
+            state=state,
+            problem=problem,
+            num_rounds=stream["num_rounds"],
+            num_clients=stream["num_clients"],
+        )
+
+    def reference(self, column: Column, seed: int) -> PlannedRun:
+        """Return the run of Centralized on the same stream, which regret is measured against."""
+        return self.run(Row(label="Centralized", method=REFERENCE, in_paper=False), column, seed)
+
+    def _name(self, name: str, changes: Mapping[str, str], column: Column, seed: int, identity: str) -> str:
+        """Return the method's name with those changes that make a difference under this preset."""
+        parts = [name]
+        for key, text in changes.items():
+            others = {other: value for other, value in changes.items() if other != key}
+            if self._assembled(name, others, column, seed)[1] != identity:
+                parts.append(f"{key}={text}")
+        for key, number in column.set.items():
+            without = {other: value for other, value in column.set.items() if other != key}
+            plain = msgspec.structs.replace(column, set=without)
+            if self._assembled(name, changes, plain, seed)[1] != identity:
+                parts.append(f"{key}={number}")
+        return "+".join(parts)
+
+    def _assembled(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> tuple[Options, str]:
+        options = self._options(name, changes, column, seed)
+        wanted = wanted_stream(options)
+        simulation = simulation_of(options, wanted, self._dataset(column.dataset))
+        return options, _key(identity_of(options, simulation))
+
+    def _options(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> Options:
+        choice = self._choice
+        method, settings = resolved(name, choice.preset)
+        known = _known_settings(method)
+        general = {key: text for key, text in self._overrides.items() if key in known}
+        self._used |= general.keys()
+        overrides = {**general, **settings, **changes}
+        return Options(
+            method=method,
+            scenario=column.scenario,
+            dataset=column.dataset,
+            preset=choice.preset,
+            out=choice.out,
+            seed=seed,
+            clients=column.set.get("num_clients", choice.clients),
+            rounds=choice.rounds,
+            overlap=column.set.get("overlap"),
+            absent=column.set.get("num_absent"),
+            data_root=choice.data_root,
+            download=choice.download,
+            overrides=[f"{key}={text}" for key, text in overrides.items()],
+            workers=choice.workers,
+            torch_device=choice.torch_device,
+            in_step=choice.in_step if can_train_in_step(METHODS.get(method)) else None,
+        )
+
+    def _dataset(self, name: str) -> AnyDataset:
+        if name not in self._data:
+            choice = self._choice
+            try:
+                self._data[name] = load_any_dataset(name, data_root=choice.data_root, download=choice.download)
+            except SettingsError as error:
+                self._data[name] = error
+        found = self._data[name]
+        if isinstance(found, SettingsError):
+            raise found
+        return found
+
+
+def distinct(runs: Iterable[PlannedRun], state: State) -> list[PlannedRun]:
+    """Return the runs in one state, those that share a folder once."""
+    return list({run.folder: run for run in reversed(list(runs)) if run.state is state}.values())[::-1]
+
+
+def _device_problem(device_name: str) -> str:
+    """Return why nothing can be run on this device; empty if it can. What has been run there can be read anywhere."""
+    try:
+        torch_device(device_name)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def _require_built(name: str) -> None:
+    method, _ = VARIANTS.get(name, (name, {}))
+    if method not in METHODS:
+        raise SettingsError(f"{name} is not built" if name == method else f"{name} needs {method}, which is not built")
+
+
+def _known_settings(method: str) -> list[str]:
+    stream = [field.name for field in dataclasses.fields(StreamSize)]
+    return [*stream, *(method_fields(METHODS[method]) if method in METHODS else [])]
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """The part of ``result.json`` that says which run it is."""
+
+    run: dict[str, Any]
+
+
+def _finished_below(out: Path) -> dict[str, Path]:
+    finished = {}
+    for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
+        finished[_key(read_json(path, _Known).run)] = path.parent
+    return finished
+
+
+def _earlier_run(folder: Path) -> dict[str, Any] | None:
+    """What an unfinished run in this folder was, if there is one."""
+    path = folder / _RUN
+    if not path.exists():
+        return read_json(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
+    return read_json(path, dict[str, Any])
+
+
+def _key(run: Mapping[str, Any]) -> str:
+    return json.dumps({key: value for key, value in run.items() if key != "num_threads"}, sort_keys=True)
+
+
+def _another_run(folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    for key in sorted(now):
+        if earlier.get(key) != now[key]:
+            was, wanted = earlier.get(key), now[key]
+            if isinstance(was, dict) and isinstance(wanted, dict):
+                inner = _first_difference(was, wanted)
+                key, was, wanted = f"{key}.{inner}", was.get(inner), wanted.get(inner)
+            return f"{folder} holds another run: {key} was {was!r}, is now {wanted!r}; choose another --out"
+    return f"{folder} holds another run; choose another --out"
+
+
+def _first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    keys: Sequence[str] = sorted({*first, *second})
+    return next(key for key in keys if first.get(key) != second.get(key))

@@ -1,0 +1,279 @@
+"""A table as Markdown, JSON and charts: ours beside the paper's, with what is wrong there and what was not run here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.simulator.charts import Curve, accuracy_chart
+from replayfleet.federation.simulator.job import LATER_SETTINGS
+from replayfleet.federation.simulator.parts import Part
+from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.simulator.settings import default_settings
+from replayfleet.federation.simulator.tables.footnotes import Footnotes
+from replayfleet.federation.simulator.tables.measured import Cell, mean_curve
+from replayfleet.federation.simulator.tables.paper import Column, PaperTable
+from replayfleet.federation.simulator.tables.plan import Choice
+from replayfleet.federation.simulator.tables.wording import count_of, range_of, seeds_named
+from replayfleet.federation.streams.stream import SCENARIOS
+
+_UNITS = {"AA": "AA [%]", "AR": "AR [%]", "AFM": "AFM [%]", "AUC": "AUC", "FID": "FID"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """A table with what our runs gave.
+
+    Attributes:
+        table: of the paper.
+        choice: what the operator asked for.
+        cells: rows of each column, columns in the paper's order.
+        command: what was typed.
+    """
+
+    table: PaperTable
+    choice: Choice
+    cells: Sequence[Cell]
+    command: Sequence[str] = ()
+
+    def write(self) -> list[Path]:
+        """Write all files, and return them."""
+        out, stem = self.choice.out, f"table-{self.table.number}"
+        out.mkdir(parents=True, exist_ok=True)
+        drawn = self._columns() if "AA" in self.table.metrics else []
+        charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in drawn}
+        files = {
+            f"{stem}.md": self.markdown([name for name, png in charts.items() if png]).encode(),
+            f"{stem}.json": msgspec.json.format(msgspec.json.encode(self.values()), indent=1) + b"\n",
+            **charts,
+        }
+        for name, content in files.items():
+            if content:
+                write_atomic(out / name, content)
+        return [out / name for name, content in files.items() if content]
+
+    def markdown(self, charts: Sequence[str] = ()) -> str:
+        """Return the table for people."""
+        lines = [f"# Table {self.table.number}: {self.table.title}", "", f"Paper: {self.table.paper}.", ""]
+        lines += [self._sizes(), ""]
+        if self.command:
+            lines += ["```sh", shlex.join(self.command), "```", ""]
+        for column in self._columns():
+            lines += [f"## {column.title}", "", *self._column(column), ""]
+            lines += [f"![accuracy]({name})\n" for name in charts if name.endswith(f"-{column.slug}.png")]
+        notes = [note.text for note in self.table.notes if note.is_general]
+        lines += ["## Notes", "", *(f"- {text}" for text in [*self._method(), *self._ends_early(), *notes]), ""]
+        lines += self._not_run()
+        lines += self._settings()
+        lines += self._provenance()
+        return "\n".join(lines).rstrip() + "\n"
+
+    def values(self) -> dict[str, Any]:
+        """Return the table as JSON values."""
+        return {
+            "table": self.table.number,
+            "title": self.table.title,
+            "paper": self.table.paper,
+            "settings": self.choice.preset,
+            "seeds": list(self.choice.seeds),
+            "command": list(self.command),
+            "notes": [{"text": note.text, "on": msgspec.to_builtins(note.on)} for note in self.table.notes],
+            "cells": [_cell_values(cell) for cell in self.cells],
+        }
+
+    def _columns(self) -> list[Column]:
+        return list({cell.column.slug: cell.column for cell in self.cells}.values())
+
+    def _of(self, column: Column) -> list[Cell]:
+        return [cell for cell in self.cells if cell.column.slug == column.slug]
+
+    def _column(self, column: Column) -> list[str]:
+        metrics, also, place = self.table.metrics, self.table.also, self.table.columns.index(column)
+        names = [f"{_UNITS[metric]}, {who}" for metric in metrics for who in ("paper", "ours")]
+        names += [f"{_UNITS[metric]}, ours" for metric in also]
+        lines = [f"| method | {' | '.join(names)} | seeds |", f"|---|{'--:|' * (len(names) + 1)}"]
+        footnotes = Footnotes(self.table.notes)
+        for cell in self._of(column):
+            marks = footnotes.marks(cell.row.label, place)
+            printed = self.table.printed(cell.row, place)
+            texts = [
+                text
+                for metric in metrics
+                for text in (printed[metric] + marks if metric in printed else "-", _ours(cell, metric))
+            ]
+            texts += [_ours(cell, metric) for metric in also]
+            lines.append(f"| {_label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
+        return [*lines, *footnotes.lines()]
+
+    def _sizes(self) -> str:
+        preset, changes = self.choice.preset, self._changes()
+        settings = f"Settings `{preset}`" + (f", changed by {', '.join(changes)}" if changes else "")
+        streams = [result.run["stream"] for cell in self.cells for result in cell.results.values()]
+        if not streams:
+            return f"{settings}. No run has given a number of this table yet."
+        clients, rounds, samples = (
+            range_of([stream[key] for stream in streams], noun)
+            for key, noun in (("num_clients", "client"), ("num_rounds", "round"), ("samples_per_class", "sample"))
+        )
+        sizes = f"{clients}, {rounds}, {samples} per class and round"
+        if preset == "paper" and not changes:
+            return f"{settings}, the paper's own: {sizes}."
+        smaller = "That is less than the paper's, and methods are trained for less"
+        return (
+            f"{settings}: {sizes}. {'That is not what the paper ran' if changes else smaller}: "
+            "the paper's numbers stand here for orientation, ours are no reproduction of them."
+        )
+
+    def _changes(self) -> list[str]:
+        """What the operator changed in the settings, as typed."""
+        choice = self.choice
+        sizes = [("--clients", choice.clients), ("--rounds", choice.rounds)]
+        given = [(option, str(value)) for option, value in sizes if value is not None]
+        given += [("--set", override) for override in choice.overrides]
+        return [f"`{shlex.join(words)}`" for words in given]
+
+    def _method(self) -> list[str]:
+        texts = ["Mean ± sample standard deviation over seeds; a single seed has no spread. Formulas: docs/metrics.md."]
+        if "AR" in self.table.metrics:
+            texts.append(
+                "Our AR is against our own run of Centralized on the same stream and seed. Where that exists for fewer "
+                "seeds than the row has, their number stands behind it."
+            )
+        return texts
+
+    def _ends_early(self) -> list[str]:
+        """Say of which columns the rounds don't suffice for the one pass that Expt. 3 is."""
+        texts = []
+        for cell in self.cells:
+            for result in cell.results.values():
+                stream = result.run["stream"]
+                num_rounds, num_classes = stream["num_rounds"], len(result.run["task"]["class_names"])
+                num_task_types = num_classes // stream["classes_per_task"]
+                if SCENARIOS[stream["scenario"]].one_cycle and num_rounds < num_task_types:
+                    texts.append(
+                        f"{cell.column.title}: the rounds end before one pass over all classes; clients meet "
+                        f"{num_rounds} of their {num_task_types} task types."
+                    )
+        return list(dict.fromkeys(texts))
+
+    def _not_run(self) -> list[str]:
+        reasons: dict[str, dict[str, list[int]]] = {}
+        for cell in self.cells:
+            for seed, reason in cell.missing.items():
+                places = reasons.setdefault(reason, {})
+                places.setdefault(f"{cell.row.label} on {cell.column.title}", []).append(seed)
+        if not reasons:
+            return []
+        lines = ["## Not run, or without a number", ""]
+        for reason, places in reasons.items():
+            where = [f"{place}, {seeds_named(seeds)}" for place, seeds in places.items()]
+            lines += [f"- {reason}: {where[0]}"] if len(where) == 1 else [f"- {reason}:", *(f"  - {w}" for w in where)]
+        return [*lines, ""]
+
+    def _settings(self) -> list[str]:
+        changed: dict[str, dict[str, list[str]]] = {}
+        for cell in self.cells:
+            for result in cell.results.values():
+                defaults = default_settings(METHODS[result.run["method"]]) if result.run["method"] in METHODS else {}
+                later = {key: value for key, value in LATER_SETTINGS.items() if key in defaults}
+                settings = {**later, **result.run["settings"]}
+                differing = [f"`{key}={value}`" for key, value in settings.items() if value != defaults.get(key, value)]
+                datasets = changed.setdefault(cell.row.label, {}).setdefault(", ".join(differing) or "defaults", [])
+                if cell.column.dataset not in datasets:
+                    datasets.append(cell.column.dataset)
+        if not changed:
+            return []
+        lines = ["## Settings that differ from the methods' defaults", "", "| method | settings |", "|---|---|"]
+        for label, texts in changed.items():
+            for text, datasets in texts.items():
+                where = f" on {', '.join(datasets)}" if len(texts) > 1 else ""
+                lines.append(f"| {label}{where} | {text} |")
+        return [*lines, ""]
+
+    def _provenance(self) -> list[str]:
+        results = [result for cell in self.cells for result in cell.results.values()]
+        if not results:
+            return []
+        makers = [maker for result in results for maker in _makers(result)]
+        commits = sorted({maker.commit or "no checkout" for maker in makers})
+        machines = sorted({_machine(maker.hardware) for maker in makers})
+        versions = sorted({f"torch {m.versions.get('torch')}, Python {m.versions.get('python')}" for m in makers})
+        return ["## Made with", "", *(f"- {', '.join(texts)}" for texts in (commits, machines, versions)), ""]
+
+    def _chart(self, column: Column) -> bytes:
+        ran = [cell for cell in self._of(column) if cell.results]
+        if not ran:
+            return b""
+        any_result = next(iter(ran[0].results.values()))
+        differ = len({len(cell.results) for cell in ran}) > 1
+        curves = [
+            Curve(
+                cell.row.label + (f", {count_of(len(cell.results), 'seed')}" if differ else ""),
+                mean_curve(list(cell.results.values())),
+                _by_seed(cell) if len(cell.results) > 1 else {},
+            )
+            for cell in ran
+        ]
+        return accuracy_chart(
+            curves,
+            title=f"Table {self.table.number}: {column.title}, settings {self.choice.preset}",
+            changes=any_result.stream["changes"],
+            change_name=any_result.stream["change_name"],
+            band="seed",
+        )
+
+
+def _cell_values(cell: Cell) -> dict[str, Any]:
+    ours = {
+        metric: {**msgspec.to_builtins(cell.ours(metric)), "values": {str(seed): own[seed] for seed in own}}
+        for metric, own in cell.values.items()
+    }
+    return {
+        "method": cell.row.label,
+        "name": cell.row.method,
+        "set": cell.row.set,
+        "scenario": cell.column.scenario,
+        "dataset": cell.column.dataset,
+        "stream": cell.column.set,
+        "paper": dict(cell.published),
+        "ours": ours,
+        "runs": {str(seed): str(folder) for seed, folder in cell.folders.items()},
+        "not_run": {str(seed): reason for seed, reason in cell.missing.items()},
+    }
+
+
+def _by_seed(cell: Cell) -> Mapping[str, list[float]]:
+    return {f"seed {seed}": [record.accuracy for record in result.rounds] for seed, result in cell.results.items()}
+
+
+def _label(cell: Cell) -> str:
+    name = cell.row.method_for(cell.column.dataset)
+    return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
+
+
+def _makers(result: Result) -> Sequence[Result | Part]:
+    if result.parts:
+        return result.parts
+    return [result]
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    text = f"{hardware.get('processor')}, {hardware.get('num_cores')} cores"
+    return f"{text}, {hardware['gpu']} with CUDA {hardware.get('cuda')}" if "gpu" in hardware else text
+
+
+def _ours(cell: Cell, metric: str) -> str:
+    """A mean and its spread, with the number of seeds where that isn't the row's."""
+    summary = cell.ours(metric)
+    if summary is None:
+        return "-"
+    text = f"{summary.mean:.2f}" + ("" if summary.spread is None else f" ± {summary.spread:.2f}")
+    num_seeds = summary.num_seeds
+    return text if num_seeds == len(cell.results) else f"{text} ({count_of(num_seeds, 'seed')})"

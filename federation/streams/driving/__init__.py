@@ -1,0 +1,1 @@
+"""Recorded driving: towns, boxes, crops around objects, and the stream that visits them."""

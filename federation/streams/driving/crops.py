@@ -1,0 +1,159 @@
+"""Objects that were met while driving, as a labelled image set: a square crop around each annotated box.
+
+Crops stand in driving order, town after town, and know their town and their frame. They are made as an edge client's
+view makes them (``square_crop``, then ``resized``), so a device and a simulation see the same pixels.
+Axes: N crops, S side of a crop in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.crops import MIN_SIDE_PIXELS, square_crop, worth_a_crop
+from replayfleet.federation.streams.driving.recording import Driving, DrivingFrame, find_recording, pixels_as_labelled
+from replayfleet.federation.streams.files.picture_files import picture_size
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.streams.resizing import resized
+
+TEST_EVERY = 4
+"""The last of every so many frames of a town is held out for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrivingCrops(LabelledImages):
+    """Crops of one part (training or test) of recorded driving, in driving order, town after town.
+
+    Attributes:
+        place_ids: (N,) int64, where each was met, an index into ``place_names``.
+        frames: (N,) int64, its frame: 0 is the town's first one, whichever part that belongs to.
+        place_names: the towns.
+        num_frames: frames of each town, both parts together.
+    """
+
+    noun: ClassVar[str] = "objects"
+
+    place_ids: NDArray[np.int64]
+    frames: NDArray[np.int64]
+    place_names: tuple[str, ...]
+    num_frames: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        LabelledImages.__post_init__(self)
+        if not len(self.place_ids) == len(self.frames) == len(self.labels):
+            raise ValueError(
+                f"{len(self.labels)} crops but {len(self.place_ids)} places and {len(self.frames)} frames of them"
+            )
+
+    def kinds(self) -> NDArray[np.int64]:
+        """Return (N,) what a round's quota counts apart: the classes."""
+        return self.labels
+
+    def classes_of(self, indices: NDArray[np.int64]) -> tuple[int, ...]:
+        """Return the classes of these crops, rising."""
+        return tuple(np.unique(self.labels[indices]).tolist())
+
+    def num_objects(self, indices: NDArray[np.int64]) -> int:
+        """Return how many objects these crops show: one each."""
+        return len(indices)
+
+
+def read_driving_crops(root: Path, side: int, class_names: Sequence[str]) -> tuple[DrivingCrops, DrivingCrops] | None:
+    """Return (train, test) of the recorded driving in a folder or in its ``carla/``, or None if neither holds any.
+
+    Pictures are decoded when their crops are asked for.
+
+    Args:
+        root: the folder.
+        side: S.
+        class_names: what the recording's names must be.
+
+    Raises:
+        SettingsError: The recording is incomplete or damaged, or has other classes.
+    """
+    folder = find_recording(root)
+    if folder is None:
+        return None
+    driving = Driving(folder)
+    if driving.class_names != tuple(class_names):
+        raise SettingsError(
+            f"recorded driving in {folder} has classes {', '.join(driving.class_names)}; "
+            f"expected {', '.join(class_names)}"
+        )
+    train, test = _Part(), _Part()
+    for place, town in enumerate(driving.towns):
+        for position, frame in enumerate(driving.frames([town])):
+            part = test if position % TEST_EVERY == TEST_EVERY - 1 else train
+            part.add(driving, frame, place, position)
+    for name, part in (("train", train), ("test", test)):
+        if not part.labels:
+            raise SettingsError(
+                f"recorded driving in {folder} has no object of {MIN_SIDE_PIXELS} pixels in its {name} frames"
+            )
+    num_frames = tuple(len(driving.frames([town])) for town in driving.towns)
+    return train.crops(side, driving, num_frames), test.crops(side, driving, num_frames)
+
+
+class _CropPixels:
+    """N crops, cut out when they are first taken, with all others of their frame; then kept."""
+
+    def __init__(self, side: int, frames: Sequence[DrivingFrame], boxes: NDArray[np.float32]) -> None:
+        self.shape = (len(frames), side, side, 3)
+        self._frames, self._boxes = frames, boxes
+        self._by_frame: dict[DrivingFrame, list[int]] = {}
+        for index, frame in enumerate(frames):
+            self._by_frame.setdefault(frame, []).append(index)
+        self._pixels = np.zeros(self.shape, dtype=np.uint8)
+        self._cut = np.zeros(len(frames), dtype=bool)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        missing = np.unique(np.asarray(indices)[~self._cut[indices]]).tolist()
+        for frame in dict.fromkeys(self._frames[index] for index in missing):
+            pixels = pixels_as_labelled(frame)
+            for index in self._by_frame[frame]:
+                self._pixels[index] = resized(square_crop(pixels, self._boxes[index]), self.shape[1])
+                self._cut[index] = True
+        return self._pixels[indices]
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is gathered of one part: an entry per crop."""
+
+    frames: list[DrivingFrame] = field(default_factory=list)
+    boxes: list[NDArray[np.float32]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+    def add(self, driving: Driving, frame: DrivingFrame, place: int, position: int) -> None:
+        """Take the objects of a frame that are large enough."""
+        size = picture_size(frame.image)
+        found = driving.annotation(frame, size)
+        for index in np.flatnonzero(worth_a_crop(found.corners, size)):
+            self.frames.append(frame)
+            self.boxes.append(found.corners[index])
+            self.labels.append(int(found.class_ids[index]))
+            self.places.append(place)
+            self.positions.append(position)
+
+    def crops(self, side: int, driving: Driving, num_frames: tuple[int, ...]) -> DrivingCrops:
+        """Return what was gathered."""
+        return DrivingCrops(
+            _CropPixels(side, self.frames, np.stack(self.boxes)),
+            np.array(self.labels, dtype=np.int64),
+            driving.class_names,
+            np.array(self.places, dtype=np.int64),
+            np.array(self.positions, dtype=np.int64),
+            driving.towns,
+            num_frames,
+        )

@@ -1,0 +1,1 @@
+"""Images as public data sets store them, read strictly."""

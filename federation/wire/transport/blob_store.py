@@ -1,0 +1,210 @@
+"""Content-addressed files that survive a crash at any instruction.
+
+A blob exists under its digest or not at all: it is written beside its place, flushed, renamed, and the directory is
+flushed. The spool holds what can be made again: encoded blobs on their way out, part files on their way in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.wire.protocol.limits import check_digest
+from replayfleet.federation.wire.protocol.tensors import Encoding, compress, digest
+
+_ENCODINGS: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd")
+_BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_STALE_AFTER_S = 7 * 86_400.0
+_STALE_TEMPORARY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlob:
+    """A blob as it travels.
+
+    Attributes:
+        digest: of the decoded bytes.
+        encoding: how ``path`` decodes to them.
+        path: file with the encoded bytes; the blob's own file when they travel raw.
+        size_bytes: of that file.
+    """
+
+    digest: str
+    encoding: Encoding
+    path: Path
+    size_bytes: int
+
+
+class DiskBlobStore:
+    """Blobs under ``root``, as ``<root>/<first two hex digits>/<digest>``, and a spool under ``<root>/.spool``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        spool = root / ".spool"
+        self.parts = spool / "parts"
+        self._encoded = spool / "encoded"
+        self._temporary = spool / "tmp"
+        for directory in (self.parts, self._encoded, self._temporary):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._trusted: set[str] = set()
+        _remove_older(self._temporary, _STALE_TEMPORARY_S)
+        _remove_older(self.parts, _STALE_AFTER_S)
+
+    def path(self, digest: str) -> Path:
+        """Where the blob lies (or would)."""
+        return self._root / check_digest(digest)[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there, complete and verified."""
+        return self.path(digest).is_file()
+
+    def put(self, data: bytes | memoryview) -> str:
+        """Store decoded bytes durably; returns their digest. Idempotent."""
+        name = digest(data)
+        self.put_verified(name, data)
+        return name
+
+    def put_verified(self, digest: str, data: bytes | memoryview) -> None:
+        """Store bytes whose digest the caller has just computed."""
+        target = self.path(digest)
+        if not target.is_file():
+            self._make_folder(target)
+            self._write(target, data)
+        self._trusted.add(digest)
+
+    def adopt(self, digest: str, file: Path) -> None:
+        """Move a file whose digest the caller has just computed into the store: durable, and without a copy."""
+        target = self.path(digest)
+        if target.is_file():
+            file.unlink()
+        else:
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+            self._make_folder(target)
+            file.replace(target)
+            _flush_directory(target.parent)
+        self._trusted.add(digest)
+
+    def read(self, digest: str) -> bytes:
+        """Return the bytes, verified again.
+
+        Raises:
+            KeyError: Not there.
+            ArtefactRejected: The file was damaged; it is removed, so it will be fetched again.
+        """
+        path = self.path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+        self._verify(digest, data)
+        return data
+
+    def collect(self, keep: set[str]) -> int:
+        """Delete every blob not in ``keep``, with its encoded copy; returns how many blobs."""
+        for file in self._encoded.iterdir():
+            if file.name.partition(".")[0] not in keep:
+                file.unlink(missing_ok=True)
+        removed = 0
+        for path in list(self._blobs()):
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+                self._trusted.discard(path.name)
+                removed += 1
+        return removed
+
+    def encoded(self, digest: str) -> EncodedBlob:
+        """Return the blob as it travels, compressed once and kept in the spool.
+
+        Raises:
+            KeyError: Not there.
+            ArtefactRejected: The file was damaged; it is removed.
+        """
+        blob = self.path(digest)
+        if not blob.is_file():
+            raise KeyError(digest)
+        for encoding in _ENCODINGS:
+            spooled = self._encoded / f"{digest}.{encoding}"
+            if spooled.is_file():
+                return self._describe(digest, encoding)
+        data = blob.read_bytes()
+        if digest not in self._trusted:
+            self._verify(digest, data)
+        encoding, encoded = compress(data)
+        # Not flushed: if a power cut damages it, the receiver refuses it, and it is made again.
+        self._write(self._encoded / f"{digest}.{encoding}", b"" if encoding == "raw" else encoded, durable=False)
+        return self._describe(digest, encoding)
+
+    def distrust(self, digest: str) -> None:
+        """A peer says that our bytes don't verify: forget the encoded copy, and the blob if it is damaged."""
+        for encoding in _ENCODINGS:
+            (self._encoded / f"{digest}.{encoding}").unlink(missing_ok=True)
+        self._trusted.discard(digest)
+        with contextlib.suppress(KeyError, ArtefactRejected):
+            self.read(digest)
+
+    def _describe(self, digest: str, encoding: Encoding) -> EncodedBlob:
+        path = self.path(digest) if encoding == "raw" else self._encoded / f"{digest}.{encoding}"
+        return EncodedBlob(digest, encoding, path, path.stat().st_size)
+
+    def _verify(self, expected: str, data: bytes) -> None:
+        found = digest(data)
+        if found != expected:
+            self._trusted.discard(expected)
+            self.path(expected).unlink(missing_ok=True)
+            raise ArtefactRejected(
+                Reason.WRONG_DIGEST, f"blob {expected[:12]} reads as {found[:12]}; removed, it will be fetched again"
+            )
+        self._trusted.add(expected)
+
+    def _blobs(self) -> Iterator[Path]:
+        for directory in self._root.iterdir():
+            if len(directory.name) == 2 and directory.is_dir():
+                yield from (path for path in directory.iterdir() if _BLOB.fullmatch(path.name))
+
+    def _make_folder(self, target: Path) -> None:
+        if not target.parent.is_dir():
+            target.parent.mkdir(exist_ok=True)
+            _flush_directory(self._root)
+
+    def _write(self, target: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
+        descriptor, name = tempfile.mkstemp(dir=self._temporary)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=0) as handle:
+                _write_all(handle.fileno(), memoryview(data))
+                if durable:
+                    os.fsync(handle.fileno())
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        if durable:
+            _flush_directory(target.parent)
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_older(directory: Path, age_s: float) -> None:
+    oldest = time.time() - age_s
+    for file in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_mtime < oldest:
+                file.unlink()

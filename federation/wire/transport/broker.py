@@ -1,0 +1,222 @@
+"""A broker for who has none: a private mosquitto, or amqtt in a thread as the last resort.
+
+Both listen on this machine only, keep nothing on disk and end with the process that opened them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress, redacted
+
+MOSQUITTO_VARIABLE = "MOSQUITTO_BIN"
+_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
+_MIN_VERSION = (2, 0)
+_PORT_ATTEMPTS = 5
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked child should do little
+
+_CONFIG = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence false
+set_tcp_nodelay true
+max_packet_size 1048576
+max_queued_messages 10000
+max_queued_bytes 268435456
+max_inflight_messages 20
+log_dest stderr
+log_type error
+log_type warning
+"""
+"""``max_inflight_messages`` bounds the copies that wait for one slow client: 5 MB of blocks, where 64 took 16.
+Never set ``message_size_limit``: clients would send a refused message again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHandle:
+    """Where the broker is, and one line for operators about what it guarantees.
+
+    Attributes:
+        url: for ``MqttSession``.
+        description: which broker, where, with which limits.
+        pid: of a private mosquitto.
+    """
+
+    url: str
+    description: str
+    pid: int | None = None
+
+
+@contextlib.contextmanager
+def open_broker(
+    url: str | None, *, log: logging.Logger, port: int | None = None, insecure: bool = False
+) -> Iterator[BrokerHandle]:
+    """Yield the given broker, else a private mosquitto, else an embedded amqtt.
+
+    Args:
+        url: what the operator wrote; taken as it is, not connected to.
+        log: told which broker it became.
+        port: for a started broker, instead of any free one.
+        insecure: allow plaintext to another machine.
+
+    Raises:
+        SettingsError: A bad URL, a port in use, a broker that doesn't start, or none to start.
+    """
+    with contextlib.ExitStack() as stack:
+        if url is not None:
+            BrokerAddress.parse(url, insecure=insecure)
+            handle = BrokerHandle(url, f"broker {redacted(url)}, given by the operator")
+        else:
+            binary = find_mosquitto()
+            handle = stack.enter_context(_mosquitto(binary, port) if binary is not None else _embedded(port))
+        log.info("broker description=%r", handle.description)
+        yield handle
+
+
+def find_mosquitto() -> Path | None:
+    """Return a mosquitto of version 2 or later, also from folders that ordinary users don't have on their path.
+
+    Raises:
+        SettingsError: ``MOSQUITTO_BIN`` names something else.
+    """
+    named = os.environ.get(MOSQUITTO_VARIABLE)
+    if named is not None:
+        if _version(named) is None:
+            raise SettingsError(f"{MOSQUITTO_VARIABLE}={named!r} is not a mosquitto; unset it or correct it")
+        return Path(named)
+    found = shutil.which("mosquitto")
+    for candidate in ([found] if found else []) + [f"{folder}/mosquitto" for folder in _FOLDERS]:
+        version = _version(candidate)
+        if version is not None and version >= _MIN_VERSION:
+            return Path(candidate)
+    return None
+
+
+def _version(binary: str) -> tuple[int, int] | None:
+    try:
+        result = subprocess.run([binary, "-h"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"mosquitto version (\d+)\.(\d+)", result.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+@contextlib.contextmanager
+def _mosquitto(binary: Path, port: int | None) -> Iterator[BrokerHandle]:
+    with tempfile.TemporaryDirectory(prefix="replayfleet-broker-") as folder:
+        process, used = _start_mosquitto(binary, Path(folder), port)
+        version = ".".join(map(str, _version(str(binary)) or ()))
+        text = f"private mosquitto {version} on 127.0.0.1:{used}, without persistence: it ends with this process"
+        try:
+            yield BrokerHandle(f"mqtt://127.0.0.1:{used}", text, process.pid)
+        finally:
+            _end(process)
+
+
+def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subprocess.Popen[bytes], int]:
+    problem = ""
+    for _ in range(_PORT_ATTEMPTS if port is None else 1):
+        chosen = _free_port() if port is None else _check_free(port)
+        config, errors = folder / "mosquitto.conf", folder / "errors.log"
+        text = _CONFIG.format(port=chosen)
+        if os.geteuid() == 0:
+            text += "user root\n"  # otherwise it looks for a user of its own, which need not exist
+        config.write_text(text, encoding="utf-8")
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603
+                [binary, "-c", config],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C in a terminal is for its parent, which still has goodbyes to send
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        if _listens(chosen, process):
+            return process, chosen
+        _end(process)
+        problem = errors.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    raise SettingsError(f"{binary} does not start ({problem or 'no word from it'}); give one with --broker URL")
+
+
+def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process.poll() is None
+        time.sleep(0.005)
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_free(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise SettingsError(
+                f"broker port {port} can't be used ({error}); name another one, or the broker there with --broker URL"
+            ) from error
+    return port
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: the kernel ends it when the thread that started it ends, however that happens."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _embedded(port: int | None) -> Iterator[BrokerHandle]:
+    try:
+        from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
+    except ImportError:
+        raise SettingsError(
+            f"no MQTT broker: give one with --broker URL, or install mosquitto (apt install mosquitto), or "
+            f"pip install 'replayfleet[broker]'; looked for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, "
+            f"{', '.join(_FOLDERS)} as {getpass.getuser()}"
+        ) from None
+    broker = EmbeddedBroker(_check_free(port) if port is not None else 0)
+    used = broker.start()
+    text = (
+        f"embedded amqtt on 127.0.0.1:{used}: MQTT 3.1.1 only, a quarter of mosquitto's speed, nothing kept over "
+        "restarts or dead links; for demos. Install mosquitto for more"
+    )
+    try:
+        yield BrokerHandle(f"mqtt://127.0.0.1:{used}", text)
+    finally:
+        broker.stop()

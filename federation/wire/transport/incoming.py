@@ -1,0 +1,306 @@
+"""The receiving half of a courier: offers to decide on, bundles on their way in, verdicts to repeat."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_TEXT
+from replayfleet.federation.wire.protocol.messages import Block, Manifest, Offer, Verdict, Want
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
+from replayfleet.federation.wire.transport.receiving import Receiving
+from replayfleet.federation.wire.transport.wire import TransferLimits, Wire
+
+SHARED_GRACE_S = 1.0
+SHARED_PATIENCE_S = 3.0
+WANT_AGAIN_S = 5.0
+MAX_WANT_AGAIN_S = 60.0
+MAX_CONCLUDED = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An offer that the service has not decided on, and the blocks of its first window."""
+
+    offer: Offer
+    blocks: dict[int, bytes | memoryview] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    offer: Offer
+    receiving: Receiving
+    bytes_on_wire: int = 0
+    unpacked: bool = False
+    arrived: bool = False
+    want_at: float | None = None
+    want_again_s: float = WANT_AGAIN_S
+
+
+class Incoming:
+    """All bundles that this process receives.
+
+    Args:
+        wire: our end of the links.
+        store: gets the blobs; its spool holds the part files.
+        credit: blocks that a sender may have in flight.
+        limits: what we are willing to receive.
+    """
+
+    def __init__(self, wire: Wire, store: DiskBlobStore, *, credit: int, limits: TransferLimits) -> None:
+        self._wire = wire
+        self._store = store
+        self._credit = credit
+        self._limits = limits
+        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._open: dict[str, _Incoming] = {}
+        self._concluded: OrderedDict[tuple[str, str, int, int], Verdict] = OrderedDict()
+
+    def on_offer(self, peer: str, offer: Offer, now: float) -> list[Event]:
+        """Answer what is known; hand what is new to the service."""
+        known = self._concluded.get(_key(peer, offer.manifest, offer.transfer_id))
+        if known is not None:
+            self._wire.counters["duplicates"] += 1
+            self._wire.answer(peer, known)
+            return []
+        current = self._open.get(peer)
+        if current is not None and current.offer.manifest == offer.manifest:
+            if current.offer.transfer_id == offer.transfer_id:
+                self._wire.counters["duplicates"] += 1
+                self._report(peer, current, now)
+                return []
+            if not self._beyond_limits(peer, offer):
+                return self._replace_bundle(peer, current, offer, now)
+            return []
+        if self._beyond_limits(peer, offer):
+            return []
+        pending = self._pending.get(peer)
+        if pending is None or pending.offer != offer:
+            self._pending[peer] = _Pending(offer)
+            while len(self._pending) > self._limits.max_open:
+                self._pending.popitem(last=False)
+        return [Offered(peer, offer)]
+
+    def on_block(self, peer: str, block: Block, now: float) -> list[Event]:
+        """Take one block; those that belong to nothing are dropped."""
+        current = self._open.get(peer)
+        if current is None or current.offer.transfer_id != block.transfer_id:
+            pending = self._pending.get(peer)
+            if pending is not None and pending.offer.transfer_id == block.transfer_id:
+                if len(pending.blocks) < self._credit:
+                    pending.blocks[block.index] = block.payload
+            else:
+                self._wire.counters["duplicates"] += 1
+            return []
+        return self._guarded(peer, lambda: self._take(peer, current, block.index, block.payload, now))
+
+    def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
+        """Begin to receive, or go on where an earlier attempt ended; see ``Courier.accept``."""
+        pending = self._pending.pop(peer, None)
+        current = self._open.get(peer)
+        if current is not None:
+            if current.offer == offer:
+                self._report(peer, current, now)
+                return []
+            self._drop(peer, keep_part=current.offer.transfer_id == offer.transfer_id)
+        if len(self._open) >= self._limits.max_open:
+            self.refuse(peer, offer, Reason.BUSY.value, f"{len(self._open)} transfers are open; offer again later")
+            return []
+        for part in self._store.parts.glob(f"{_file_stem(peer)}.*.part"):
+            if part.name != _part_name(peer, offer):
+                part.unlink(missing_ok=True)
+        early = pending.blocks if pending is not None and pending.offer == offer else {}
+        return self._guarded(peer, lambda: self._begin(peer, offer, early, now), offer)
+
+    def refuse(self, peer: str, offer: Offer, reason: str, detail: str) -> None:
+        """Send a negative verdict; repeated when the same is offered again, unless the reason may pass."""
+        self._pending.pop(peer, None)
+        current = self._open.get(peer)
+        if current is not None and current.offer.transfer_id == offer.transfer_id:
+            self._drop(peer)
+        self.conclude(peer, offer.manifest, offer.transfer_id, accepted=False, reason=reason, detail=detail)
+
+    def conclude(
+        self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str, detail: str
+    ) -> None:
+        """Send a verdict and repeat it whenever the same is offered again."""
+        current = self._open.get(peer)
+        if current is not None and current.offer.transfer_id == transfer_id:
+            self._drop(peer)
+        verdict = self._verdict(transfer_id, manifest, accepted, reason, detail)
+        if reason != Reason.BUSY.value:
+            self._concluded[_key(peer, manifest, transfer_id)] = verdict
+            while len(self._concluded) > MAX_CONCLUDED:
+                self._concluded.popitem(last=False)
+        self._wire.answer(peer, verdict)
+
+    def tick(self, now: float) -> list[Event]:
+        """Report progress, repeat wants, drop what is dead."""
+        events: list[Event] = []
+        for peer, current in list(self._open.items()):
+            silent_s = now - current.receiving.heard_at
+            if current.arrived or self._open.get(peer) is not current:
+                continue
+            if silent_s >= self._limits.give_up_s or (self._wire.is_shared(peer) and silent_s >= SHARED_PATIENCE_S):
+                events += self._give_up(peer, current, silent_s, now)
+            elif current.unpacked:
+                events += self._guarded(peer, lambda p=peer, c=current: self._settle(p, c, now))  # type: ignore[misc]
+            elif current.receiving.report_due(now):
+                self._report(peer, current, now)
+        return events
+
+    def resume(self, now: float) -> None:
+        """The sender may have forgotten: tell it what we have."""
+        for peer, current in self._open.items():
+            self._report(peer, current, now)
+
+    def _begin(self, peer: str, offer: Offer, early: dict[int, bytes | memoryview], now: float) -> list[Event]:
+        held = {part.digest for part in offer.parts if self._store.has(part.digest)}
+        part = self._store.parts / _part_name(peer, offer)
+        receiving = Receiving(offer, part, held, credit=self._credit, now=now)
+        current = self._open[peer] = _Incoming(offer, receiving)
+        if receiving.complete:
+            return self._settle(peer, current, now)
+        events: list[Event] = []
+        for index, payload in early.items():
+            events += self._take(peer, current, index, payload, now, quiet=True)
+        if not receiving.complete:
+            self._report(peer, current, now)
+        return events
+
+    def _replace_bundle(self, peer: str, current: _Incoming, offer: Offer, now: float) -> list[Event]:
+        """Another bundle of the manifest that we already accepted: the answer to a ``Want``."""
+        if current.arrived:
+            return []
+        current.receiving.discard()
+        carried = current.bytes_on_wire
+        events = self._guarded(peer, lambda: self._begin(peer, offer, {}, now), offer)
+        if peer in self._open:
+            self._open[peer].bytes_on_wire += carried
+        return events
+
+    def _take(
+        self, peer: str, current: _Incoming, index: int, payload: bytes | memoryview, now: float, *, quiet: bool = False
+    ) -> list[Event]:
+        receiving = current.receiving
+        current.bytes_on_wire += len(payload)
+        if current.unpacked or not receiving.on_block(index, payload, now):
+            self._wire.counters["duplicates"] += 1
+            return []
+        if receiving.complete:
+            return self._settle(peer, current, now)
+        if not quiet and receiving.report_due(now):
+            self._report(peer, current, now)
+        return []
+
+    def _settle(self, peer: str, current: _Incoming, now: float) -> list[Event]:
+        """The bundle is complete: unpack it, then ask for what it didn't carry, or be done."""
+        if not current.unpacked:
+            current.receiving.unpack(self._store)
+            current.unpacked = True
+        entries = current.offer.manifest.blobs
+        missing = tuple(dict.fromkeys(entry.digest for entry in entries if not self._store.has(entry.digest)))
+        if not missing:
+            current.arrived = True
+            arrived: list[Event] = [
+                Arrived(peer, current.offer.transfer_id, current.offer.manifest, current.bytes_on_wire)
+            ]
+            return arrived + self._wake_others(peer, now)
+        if self._wire.is_shared(peer):
+            self._drop(peer)
+            log.info("shared bundle incomplete missing=%d; the next own offer asks for them", len(missing))
+            return self._wake_others(peer, now)
+        if current.want_at is None:
+            hopeful = any(entry.shared for entry in entries if entry.digest in missing)
+            current.want_at = now + SHARED_GRACE_S if hopeful else now
+        if now >= current.want_at and not self._shared_brings(missing):
+            current.want_at = now + current.want_again_s
+            current.want_again_s = min(2 * current.want_again_s, MAX_WANT_AGAIN_S)
+            self._wire.answer(peer, Want(self._wire.role, current.offer.transfer_id, missing))
+        return []
+
+    def _shared_brings(self, missing: tuple[str, ...]) -> bool:
+        shared = self._open.get(EVERYBODY)
+        if shared is None or shared.arrived:
+            return False
+        return not {part.digest for part in shared.offer.parts}.isdisjoint(missing)
+
+    def _wake_others(self, finished: str, now: float) -> list[Event]:
+        """What arrived for one link may be what another waits for."""
+        events: list[Event] = []
+        for peer, other in list(self._open.items()):
+            if peer != finished and other.unpacked and not other.arrived:
+                events += self._settle(peer, other, now)
+        return events
+
+    def _beyond_limits(self, peer: str, offer: Offer) -> bool:
+        """Refuse what is too large, before anything is allocated."""
+        size = sum(part.encoded_bytes for part in offer.parts)
+        largest = max((entry.size_bytes for entry in offer.manifest.blobs), default=0)
+        limits = self._limits
+        if size <= limits.max_bundle_bytes and largest <= limits.max_blob_bytes:
+            return False
+        detail = (
+            f"bundle of {size} bytes with a blob of {largest}, expected at most {limits.max_bundle_bytes} "
+            f"and {limits.max_blob_bytes}"
+        )
+        self.refuse(peer, offer, Reason.TOO_LARGE.value, detail)
+        return True
+
+    def _guarded(self, peer: str, act: Callable[[], list[Event]], offer: Offer | None = None) -> list[Event]:
+        """Run one step; bytes that don't verify and disks that refuse end the transfer with a verdict."""
+        try:
+            return act()
+        except ArtefactRejected as error:
+            return self._fail(peer, offer, error, error.reason)
+        except MalformedMessage as error:
+            return self._fail(peer, offer, error, Reason.MALFORMED)
+        except OSError as error:
+            return self._fail(peer, offer, error, Reason.BUSY)
+
+    def _fail(self, peer: str, offer: Offer | None, error: Exception, reason: Reason) -> list[Event]:
+        current = self._open.pop(peer, None)
+        if current is not None:
+            offer = current.offer
+            current.receiving.discard()
+        if offer is None:
+            return []
+        log.warning("transfer failed peer=%s transfer=%s error=%s", peer, offer.transfer_id, error)
+        # Not remembered: damaged bytes and full disks pass, so the same offer may be tried again.
+        self._wire.answer(peer, self._verdict(offer.transfer_id, offer.manifest, False, reason.value, str(error)))
+        return [Failed(peer, offer.transfer_id, error)]
+
+    def _verdict(self, transfer_id: str, manifest: Manifest, accepted: bool, reason: str, detail: str) -> Verdict:
+        reason, detail = reason[:MAX_TEXT], detail[:MAX_TEXT]
+        return Verdict(self._wire.role, transfer_id, manifest.round, manifest.version, accepted, reason, detail)
+
+    def _give_up(self, peer: str, current: _Incoming, silent_s: float, now: float) -> list[Event]:
+        current.receiving.close()
+        del self._open[peer]
+        error = TimeoutError(f"nothing heard for {silent_s:.0f} s; what arrived is kept for the next offer")
+        return [Failed(peer, current.offer.transfer_id, error), *self._wake_others(peer, now)]
+
+    def _report(self, peer: str, current: _Incoming, now: float) -> None:
+        self._wire.answer(peer, current.receiving.progress(self._wire.role, now))
+
+    def _drop(self, peer: str, *, keep_part: bool = False) -> None:
+        receiving = self._open.pop(peer).receiving
+        receiving.close() if keep_part else receiving.discard()
+
+
+def _key(peer: str, manifest: Manifest, transfer_id: str) -> tuple[str, str, int, int]:
+    return (peer, transfer_id, manifest.round, manifest.version)
+
+
+def _file_stem(peer: str) -> str:
+    return "+everybody" if peer == EVERYBODY else peer
+
+
+def _part_name(peer: str, offer: Offer) -> str:
+    return f"{_file_stem(peer)}.{offer.transfer_id}.part"

@@ -1,0 +1,283 @@
+"""One connection to a broker: a paho client, and what its callbacks told us.
+
+The callbacks only note and wake: paho's loop thread dies of an exception while ``is_connected()`` stays true.
+Neither paho nor mosquitto sets TCP_NODELAY; without it a small request and its reply take 80 ms instead of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paho.mqtt.client import (
+    MQTT_CLEAN_START_FIRST_ONLY,
+    Client,
+    ConnectFlags,
+    DisconnectFlags,
+    MQTTMessage,
+)
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
+
+CONNECT_TIMEOUT_S = 5.0
+GOODBYE_TIMEOUT_S = 1.0
+WILL_DELAY_S = 5
+MAX_INFLIGHT = 20
+"""What mosquitto announces as its receive maximum; paho does not read the announcement."""
+USUAL_PACKET_BYTES = 1 << 20
+"""For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
+_UNSUPPORTED_VERSION = 132
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionPlan:
+    """What a connection is made of; the same for every attempt but for the protocol version.
+
+    Attributes:
+        address: of the broker.
+        client_id: the MQTT client id.
+        context: for TLS.
+        credentials: user and password.
+        will: published by the broker when we vanish.
+        keepalive_s: of MQTT.
+        session_expiry_s: 0 starts clean.
+        modern: MQTT 5, else 3.1.1.
+    """
+
+    address: BrokerAddress
+    client_id: str
+    context: ssl.SSLContext | None
+    credentials: Credentials | None
+    will: Will | None
+    keepalive_s: int
+    session_expiry_s: int
+    modern: bool = True
+
+
+class _CountingClient(Client):
+    """A paho client whose loop is seen to turn: a thread that lives may still hang."""
+
+    turns = 0
+
+    def loop_misc(self) -> MQTTErrorCode:
+        """Called by paho's thread at the end of every turn."""
+        self.turns += 1
+        return super().loop_misc()
+
+
+class Connection:
+    """One attempt to connect and the connection that may come of it.
+
+    Its attributes are written by paho's thread and read by the session's, one word each.
+
+    Args:
+        plan: how to connect.
+        topics: returns what to subscribe to as soon as the broker accepts us.
+        on_message: gets (topic, payload) on paho's thread.
+        wake: set whenever there is news.
+    """
+
+    def __init__(
+        self, plan: ConnectionPlan, topics: Callable[[], list[str]], on_message: OnMessage, wake: threading.Event
+    ) -> None:
+        self.accepted = False
+        self.ready = False
+        self.ended = False
+        self.unsupported = False
+        self.session_kept = False
+        self.problem = ""
+        self.max_packet_bytes = USUAL_PACKET_BYTES
+        self.acknowledged: deque[int] = deque()
+        self._opened = self._refused = False
+        self._gone = threading.Event()
+        self._plan = plan
+        self._topics = topics
+        self._on_message = on_message
+        self._wake = wake
+        self._client: _CountingClient = self._make_client()
+
+    def open(self) -> None:
+        """Connect and start paho's thread; the broker's answer comes later.
+
+        Raises:
+            OSError: No connection, or no TLS on it.
+        """
+        properties: Properties | None = None
+        clean_start: bool | int = MQTT_CLEAN_START_FIRST_ONLY
+        if self._plan.modern:
+            clean_start = self._plan.session_expiry_s == 0
+            if not clean_start:
+                properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+                properties.SessionExpiryInterval = self._plan.session_expiry_s
+        self._client.connect(
+            self._plan.address.host,
+            self._plan.address.port,
+            self._plan.keepalive_s,
+            clean_start=clean_start,  # type: ignore[arg-type]  # paho's annotation forgets bool
+            properties=properties,
+        )
+        self._opened = True
+        self._client.loop_start()
+
+    def close(self) -> None:
+        """Say goodbye and join paho's thread; a peer that no longer reads can't hold us up."""
+        self._client.disconnect()
+        if not self.dead and not self._gone.wait(GOODBYE_TIMEOUT_S):
+            sock: Any = self._client.socket()
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        self._client.loop_stop()
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Ask for more topics; own messages don't come back where the broker can do that."""
+        if self._plan.modern:
+            self._client.subscribe([(topic, SubscribeOptions(qos=1, noLocal=True)) for topic in topics])
+        else:
+            self._client.subscribe([(topic, 1) for topic in topics])
+
+    def publish(self, topic: str, payload: bytes, retain: bool) -> int | None:
+        """Hand a message to paho; returns its id, which turns up in ``acknowledged``, or None if paho refuses it."""
+        info = self._client.publish(topic, payload, qos=1, retain=retain)
+        if info.rc in {MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN}:
+            return info.mid
+        log.warning("message dropped topic=%s error=%s", topic, info.rc.name)
+        return None
+
+    @property
+    def dead(self) -> bool:
+        """Whether it ended, said so or not."""
+        thread: threading.Thread | None = getattr(self._client, "_thread", None)
+        return self.ended or (thread is not None and not thread.is_alive())
+
+    @property
+    def turns(self) -> int:
+        """How often paho's loop came round; it does so at least once a second."""
+        return self._client.turns
+
+    @property
+    def speechless(self) -> bool:
+        """Whether the broker took the connection and answered nothing."""
+        return self._opened and not self.accepted and not self._refused
+
+    def _make_client(self) -> _CountingClient:
+        plan = self._plan
+        client = _CountingClient(
+            CallbackAPIVersion.VERSION2,
+            plan.client_id,
+            clean_session=None if plan.modern else plan.session_expiry_s == 0,
+            protocol=MQTTProtocolVersion.MQTTv5 if plan.modern else MQTTProtocolVersion.MQTTv311,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        client.max_inflight_messages_set(MAX_INFLIGHT)
+        client.max_queued_messages_set(0)
+        if plan.context is not None:
+            client.tls_set_context(plan.context)
+        if plan.credentials is not None:
+            client.username_pw_set(plan.credentials.user, plan.credentials.password)
+        if plan.will is not None:
+            properties: Properties | None = None
+            if plan.modern and plan.session_expiry_s:
+                properties = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
+                properties.WillDelayInterval = min(WILL_DELAY_S, plan.session_expiry_s)
+            client.will_set(plan.will.topic, plan.will.payload, 1, plan.will.retain, properties)
+        client.on_connect = self._connected
+        client.on_subscribe = self._subscribed
+        client.on_disconnect = self._disconnected
+        client.on_publish = self._published
+        client.on_message = self._received
+        client.on_socket_open = without_delay
+        return client
+
+    def _connected(
+        self, _client: Client, _data: Any, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        if reason.is_failure:
+            self.unsupported = self._plan.modern and reason.value == _UNSUPPORTED_VERSION
+            self.problem = f"broker refuses: {reason}"
+            self._refused = True
+            return
+        self.accepted = True
+        self.session_kept = flags.session_present
+        self.max_packet_bytes = int(getattr(properties, "MaximumPacketSize", 0)) or USUAL_PACKET_BYTES
+        topics = self._topics()  # after ``accepted`` is set: a topic added meanwhile is asked for here or by its adder
+        if topics:
+            self.subscribe(topics)
+        else:
+            self.ready = True
+            self._wake.set()
+
+    def _subscribed(
+        self, _client: Client, _data: Any, _mid: int, reasons: list[ReasonCode], _properties: Properties | None
+    ) -> None:
+        refused = [str(reason) for reason in reasons if reason.is_failure]
+        if refused:
+            self.problem = f"broker refuses subscriptions: {refused[0]}"
+            self.ended = True
+        else:
+            self.ready = True
+        self._wake.set()
+
+    def _disconnected(
+        self, _client: Client, _data: Any, _flags: DisconnectFlags, reason: ReasonCode, _properties: Properties | None
+    ) -> None:
+        if not self.problem and self.accepted:
+            self.problem = f"connection lost: {reason}"
+        elif not self.problem:
+            hint = " (does it ask for a client certificate?)" if self._plan.context is not None else ""
+            self.problem = f"broker closed the connection before it answered{hint}"
+        self.ended = True
+        self._gone.set()
+        self._wake.set()
+
+    def _published(
+        self, _client: Client, _data: Any, mid: int, reason: ReasonCode, _properties: Properties | None
+    ) -> None:
+        if reason.is_failure:
+            log.warning("broker refuses a message broker=%s reason=%s", self._plan.address, reason)
+        self.acknowledged.append(mid)
+
+    def _received(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        try:
+            self._on_message(message.topic, bytes(message.payload))
+        except Exception:  # root of what paho's thread calls, which one bad message must not end
+            log.exception("message handler failed bytes=%d", len(message.payload))
+
+
+def describe_failure(error: Exception, address: BrokerAddress) -> str:
+    """Return why no connection came about, so that an operator can act on it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failure: {error.reason or error}"
+    if isinstance(error, ConnectionRefusedError):
+        return f"connection refused: nothing listens on {address.host}:{address.port}"
+    if isinstance(error, socket.gaierror):
+        return f"unknown host {address.host!r}"
+    if isinstance(error, TimeoutError):
+        return f"no answer from {address.host}:{address.port} in {CONNECT_TIMEOUT_S:.0f} s"
+    return str(error)
+
+
+def without_delay(_client: Client, _data: Any, sock: Any) -> None:
+    """Set TCP_NODELAY on a socket that paho opened."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as error:
+        log.warning("TCP_NODELAY not set, small messages will be slow error=%s", error)

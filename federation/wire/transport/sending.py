@@ -1,0 +1,144 @@
+"""When to send which block: the sender's half of a transfer, without sockets, files or clocks.
+
+The sender pushes a first window at once. From then on the receiver sets the pace: blocks below
+``next_missing + credit`` may travel. An ``Offer`` sent again asks "what do you have?"; the ``Progress`` that answers it
+is the truth, and what it doesn't show counts as lost. So every loss and every crash ends in the same question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from replayfleet.federation.wire.protocol.messages import Progress
+
+STALL_S = 5.0
+MAX_STALL_S = 60.0
+RESEND_S = 0.5
+LAGGARD_S = 1.0
+MAX_SHARED_OFFERS = 4
+
+
+@dataclass(slots=True)
+class _Receiver:
+    next_missing: int = 0
+    num_gaps: int = 0
+    credit: int = 256
+    advanced_at: float = 0.0
+    answered: int = 0
+    concluded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to send now: the offer first, if it is due, then these blocks."""
+
+    offer: bool
+    blocks: list[int] = field(default_factory=list)
+
+
+class Sending:
+    """One bundle on its way to one peer, or to all on the shared topic.
+
+    Args:
+        num_blocks: of the bundle; 0 if the peer lacks nothing.
+        credit: blocks in flight beyond the first that is missing.
+        shared: several receivers; the slow ones don't hold up the others, and stragglers ask with ``Want`` later.
+        now: seconds on any monotonic clock.
+    """
+
+    def __init__(self, num_blocks: int, *, credit: int, now: float, shared: bool = False) -> None:
+        self.num_blocks = num_blocks
+        self.num_resent = 0
+        self._credit = credit
+        self._shared = shared
+        self._receivers: dict[str, _Receiver] = {}
+        self._cursor = 0
+        self._lost: set[int] = set()
+        self._sent_at: dict[int, float] = {}
+        self._offer_due = True
+        self._num_offers = 0
+        self._advanced_at = now
+        self._offered_at = now
+        self._stall_s = STALL_S
+
+    def offer_again(self) -> None:
+        """Ask every receiver what it has: after a reconnect, a restart or a stall."""
+        self._offer_due = True
+
+    def on_progress(self, peer: str, progress: Progress, now: float) -> None:
+        """Take a receiver's word on what it has."""
+        receiver = self._receivers.setdefault(peer, _Receiver(advanced_at=now))
+        next_missing = min(progress.next_missing, self.num_blocks)
+        gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]
+        num_gaps = sum(map(len, gaps))
+        if (next_missing, num_gaps) != (receiver.next_missing, receiver.num_gaps):
+            self._advance(receiver, now)
+        receiver.next_missing, receiver.num_gaps, receiver.credit = next_missing, num_gaps, max(progress.credit, 1)
+        if receiver.answered < self._num_offers - 1:
+            receiver.answered = self._num_offers - 1
+            top = progress.missing[-1][1] + 2 if progress.missing else next_missing
+            for gap in [*gaps, range(top, self._cursor)]:
+                self._lost.update(gap)
+        else:
+            for gap in gaps:
+                self._lost.update(index for index in gap if now - self._sent_at.get(index, now) >= RESEND_S)
+        if not self._shared:
+            self._cursor = max(self._cursor, next_missing)
+            self._lost = {index for index in self._lost if index >= next_missing}
+
+    def on_verdict(self, peer: str) -> bool:
+        """A receiver of a shared transfer is done: it no longer sets the pace. Returns whether this is news."""
+        receiver = self._receivers.setdefault(peer, _Receiver())
+        news, receiver.concluded = not receiver.concluded, True
+        return news
+
+    def step(self, now: float) -> Step:
+        """Return what is due; the caller sends all of it."""
+        if now - max(self._advanced_at, self._offered_at) >= self._stall_s and not self._ended():
+            self._offer_due = True
+            self._stall_s = min(2 * self._stall_s, MAX_STALL_S)
+        offer, self._offer_due = self._offer_due, False
+        if offer:
+            self._num_offers += 1
+            self._offered_at = now
+            if self._num_offers > 1:
+                return Step(True)  # wait for the answer: it says what to send
+        return Step(offer, list(self._take(now)))
+
+    def _take(self, now: float) -> Iterator[int]:
+        limit = min(self._floor(now) + self._window(), self.num_blocks)
+        resent = sorted(index for index in self._lost if index < limit) if self._lost else []
+        self._lost.difference_update(resent)
+        fresh = range(self._cursor, max(limit, self._cursor))
+        self._cursor = fresh.stop
+        for index in (*resent, *fresh):
+            self.num_resent += index in self._sent_at
+            self._sent_at[index] = now
+            yield index
+
+    def _advance(self, receiver: _Receiver, now: float) -> None:
+        """Something arrived: the stall timer starts again, longer than the slowest step seen, for slow links."""
+        self._stall_s = min(max(STALL_S, 3 * (now - self._advanced_at)), MAX_STALL_S)
+        self._advanced_at = receiver.advanced_at = now
+
+    def _ended(self) -> bool:
+        """Shared only: whoever is left asks with ``Want``, so asking all again would only cost the others."""
+        known = self._receivers.values()
+        done = bool(known) and all(receiver.concluded for receiver in known)
+        return self._shared and (done or self._num_offers >= MAX_SHARED_OFFERS)
+
+    def _floor(self, now: float) -> int:
+        waiting = [receiver for receiver in self._receivers.values() if not receiver.concluded]
+        if not waiting:
+            return 0
+        if not self._shared:
+            return waiting[0].next_missing
+        brisk = [receiver.next_missing for receiver in waiting if now - receiver.advanced_at < LAGGARD_S]
+        return min(brisk) if brisk else max(receiver.next_missing for receiver in waiting)
+
+    def _window(self) -> int:
+        return min([self._credit, *self._credits()])
+
+    def _credits(self) -> Iterable[int]:
+        return (receiver.credit for receiver in self._receivers.values() if not receiver.concluded)

@@ -1,0 +1,1 @@
+"""Replayfleet: cameras that keep learning."""

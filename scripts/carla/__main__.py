@@ -1,0 +1,142 @@
+"""``make demo-carla``: two vehicles as real processes drive through towns in different orders, and learn on the way.
+
+First they learn what the objects are that they meet (pFedGRP), then where objects are (DER with FedGP). At the end
+``runs/demo-carla/report.html`` shows both. Towns are recorded ones of the CARLA simulator, or drawn (``--synthetic``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.logs import configure_logging
+from replayfleet.federation.simulator.result import hardware
+from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
+from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
+from replayfleet.scripts.carla.phase import PhaseEnd, run_phase
+from replayfleet.scripts.carla.plan import FAST, FULL, MARKER, OWN, VEHICLES, Plan, Size, Work
+from replayfleet.scripts.carla.roads import STREET_TOWNS, Roads, StreetRoads, find_recording, thin
+from replayfleet.scripts.demo.command import run_demo
+from replayfleet.scripts.demo.folder import clear_folder
+from replayfleet.scripts.demo.table import rounds_table
+from replayfleet.scripts.demo.watch import Limit
+from replayfleet.scripts.words import clock
+
+TIME_LIMIT_S = 3600.0
+WHERE_TO_GET = (
+    "recorded CARLA towns are not on this machine. They are public: the Carla-Object-Detection-Dataset by DanielHfnr "
+    "on GitHub (MIT, about 60 MB); put its images and label files as carla/images/, carla/labels/ and "
+    "carla/labels.txt into a folder DATA (docs/cameras.md, Recorded driving), and name it: "
+    f"make demo-carla ARGS='--data-root DATA', or {DATA_ROOT_VARIABLE}=DATA. "
+    "Without them: make demo-carla ARGS=--synthetic drives through drawn streets"
+)
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--synthetic", is_flag=True, help="Drive through drawn streets instead of recorded towns.")
+@click.option("--fast", is_flag=True, help="Shows in two minutes that everything works; learns little.")
+@click.option("--data-root", type=_PATH, help=f"Folder that holds carla/; else ${DATA_ROOT_VARIABLE}.")
+@click.option("--out", type=_PATH, default=Path("runs/demo-carla"), help="Folder for the report, films, logs, data.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the models, the training and drawn streets.")
+@click.option("--slower", type=click.FloatRange(0.1, 100), default=1.0, help="Factor, for machines that train slower.")
+@click.option("--port", type=int, help="Of the private broker.  [default: any free one]")
+@click.option("--time-limit-s", type=float, default=TIME_LIMIT_S, help="Give up after this many seconds.")
+def demo_carla(
+    out: Path,
+    *,
+    synthetic: bool,
+    fast: bool,
+    data_root: Path | None,
+    seed: int,
+    slower: float,
+    port: int | None,
+    time_limit_s: float,
+) -> None:
+    """Let two vehicles learn while they drive through towns in different orders, and write a page about it."""
+    console = Console(highlight=False)
+    limit = Limit(time.monotonic(), time_limit_s)
+    plan = make_plan(out, FAST if fast else FULL, seed, synthetic=synthetic, data_root=data_root, slower=slower)
+    plan.write_tasks()
+    plan.note(command=["python", "-m", "replayfleet.scripts.carla", *sys.argv[1:]])
+    configure_logging(stream=(plan.logs / "demo.log").open("w", encoding="utf-8", buffering=1))
+    with open_broker(None, log=logging.getLogger("demo"), port=port) as broker:
+        plan.note(broker=broker.description)
+        console.print(opening(plan, broker), soft_wrap=True)
+        for work in plan.size.works:
+            console.print(f"\n{clock(limit.elapsed_s)}  {work.name}: {work.method}", soft_wrap=True)
+            _tell(plan, work, run_phase(plan, work, broker.url, console, limit), console)
+    plan.note(seconds=round(limit.elapsed_s, 1), hardware=hardware())
+    console.print(f"\n{clock(limit.elapsed_s)}  writing the report")
+    from replayfleet.scripts.carla.report import write_report
+
+    report = write_report(plan.out)
+    for line in report.summary:
+        console.print(line, soft_wrap=True)
+    console.print(f"\nreport: {report.path.resolve()}", soft_wrap=True)
+    console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
+
+
+def opening(plan: Plan, broker: BrokerHandle) -> str:
+    """Return what is said before anything runs."""
+    minutes = sum(plan.drive_s(work) for work in plan.size.works) / 60
+    first = plan.size.works[0]
+    ways = [
+        f"  {name}: " + ", ".join(plan.drive(first, index).towns) + f", from {plan.roads.describe()}"
+        for index, name in enumerate(VEHICLES)
+    ]
+    lines = [
+        f"{len(VEHICLES)} vehicles and an aggregator: {len(plan.size.works)} fleets one after the other, "
+        f"{plan.size.num_rounds} rounds each; they drive for {minutes:.0f} minutes in all.",
+        *ways,
+        f"Broker: {broker.description}.",
+        f"Logs: {plan.logs}",
+    ]
+    if plan.roads.synthetic:
+        lines.insert(0, "SYNTHETIC: these streets are drawn. What is learned here says nothing about real ones.")
+    return "\n".join(lines)
+
+
+def make_plan(out: Path, size: Size, seed: int, *, synthetic: bool, data_root: Path | None, slower: float) -> Plan:
+    """Find the towns, clear the demo's folder and return the plan.
+
+    Raises:
+        SettingsError: There are no recorded towns (says where to get them), or the folder is somebody else's.
+    """
+    recording = None if synthetic else find_recording(data_root, os.environ.get(DATA_ROOT_VARIABLE))
+    if recording is None and not synthetic:
+        raise SettingsError(WHERE_TO_GET)
+    clear_folder(out, MARKER, OWN, ("logs", "films"))
+    roads: Roads
+    if recording is None:
+        roads = StreetRoads(STREET_TOWNS[: size.num_towns], size.frames_per_town)
+    else:
+        roads = thin(recording, out / "roads", num_towns=size.num_towns, frames_per_town=size.frames_per_town)
+    return Plan(out=out, size=size, roads=roads, seed=seed, slower=slower)
+
+
+def _tell(plan: Plan, work: Work, end: PhaseEnd, console: Console) -> None:
+    plan.note(**{f"{work.name}_s": round(end.seconds, 1), f"{work.name}_complete": end.complete})
+    if not end.complete:
+        console.print(
+            f"{work.name}: the road was over after {len(end.record.committed_rounds())} of {plan.size.num_rounds} "
+            f"rounds, because this machine trains slower than planned; --slower {2 * plan.slower:g} gives it time.",
+            soft_wrap=True,
+        )
+    console.print(rounds_table(end.record))
+
+
+def main() -> None:
+    """Run the command; exit codes and messages are ``run_demo``'s."""
+    run_demo(demo_carla, "demo-carla")
+
+
+if __name__ == "__main__":
+    main()

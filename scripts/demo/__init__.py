@@ -1,0 +1,1 @@
+"""``make demo``: a small fleet as real processes, watched while it learns."""

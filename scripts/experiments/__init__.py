@@ -1,0 +1,1 @@
+"""Experiments on recorded driving and at full scale."""

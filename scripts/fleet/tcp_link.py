@@ -1,0 +1,134 @@
+"""``python -m replayfleet.scripts.fleet.tcp_link``: a bad line to a broker: slow, late, and cut now and then.
+
+What is lost on a real line TCP sends again, so that programs only see delays and broken connections: these two are made
+here. Listens on this machine only and prints the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+
+_CHUNK_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LineQuality:
+    """How bad a line is.
+
+    Attributes:
+        delay_s: one way; every chunk draws between half of it and one and a half.
+        rate_bytes_s: in each direction of each connection; 0: as fast as it goes.
+        cut_every_s: mean lifetime of a connection, exponentially distributed; 0: never cut.
+    """
+
+    delay_s: float = 0.0
+    rate_bytes_s: float = 0.0
+    cut_every_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("delay_s", "rate_bytes_s", "cut_every_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
+
+
+class TcpLink:
+    """Passes connections on to another port of this machine.
+
+    Args:
+        target: that port.
+        quality: of every connection.
+        rng: for delays and cuts.
+        told: called with every connection that was cut.
+    """
+
+    def __init__(
+        self, target: int, quality: LineQuality, rng: random.Random, told: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._target = target
+        self._quality = quality
+        self._rng = rng
+        self._told = told
+
+    async def serve(self, port: int, ready: Callable[[int], None]) -> None:
+        """Listen until cancelled; ``ready`` gets the port."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", port)
+        ready(int(server.sockets[0].getsockname()[1]))
+        async with server:
+            await server.serve_forever()
+
+    async def _connected(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        try:
+            far, far_out = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # the broker is away: so is the line
+            near_out.transport.abort()
+            return
+        ways = [asyncio.create_task(self._pass(near, far_out)), asyncio.create_task(self._pass(far, near_out))]
+        lifetime_s = self._rng.expovariate(1 / self._quality.cut_every_s) if self._quality.cut_every_s else None
+        done, running = await asyncio.wait(ways, timeout=lifetime_s, return_when=asyncio.FIRST_EXCEPTION)
+        if running and not any(way.exception() for way in done):
+            self._told("cut a connection")
+        for way in running:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        for out in (near_out, far_out):
+            out.transport.abort()
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Pass one direction on; chunks keep their order, and what waits is bounded by the delay."""
+        late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
+        reading = asyncio.create_task(self._read(source, late))
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                due, data = await late.get()
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                if not data:
+                    sink.write_eof()  # the other direction may go on
+                    return
+                sink.write(data)
+                await sink.drain()
+        finally:
+            reading.cancel()
+
+    async def _read(self, source: asyncio.StreamReader, late: asyncio.Queue[tuple[float, bytes]]) -> None:
+        loop = asyncio.get_running_loop()
+        quality = self._quality
+        data = b"?"
+        while data:
+            data = b""
+            with contextlib.suppress(OSError):
+                data = await source.read(_CHUNK_BYTES)
+            await late.put((loop.time() + quality.delay_s * self._rng.uniform(0.5, 1.5), data))
+            if quality.rate_bytes_s:
+                await asyncio.sleep(len(data) / quality.rate_bytes_s)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--to", "target", type=int, required=True, help="Port of the broker on this machine.")
+@click.option("--port", type=int, default=0, help="To listen on; 0: any free one.")
+@click.option("--delay-ms", type=float, default=30.0, help="One way, on average.")
+@click.option("--rate-kb", type=float, default=2000.0, help="Kilobytes a second, each way; 0: no limit.")
+@click.option("--cut-every-s", type=float, default=20.0, help="Mean lifetime of a connection; 0: never cut.")
+@click.option("--seed", type=int, default=0, help="Of delays and cuts.")
+def main(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: float, seed: int) -> None:
+    """Be a bad line to a broker until stopped."""
+    quality = LineQuality(delay_ms / 1000, rate_kb * 1000, cut_every_s)
+    link = TcpLink(target, quality, random.Random(seed), _say)  # noqa: S311 - not a secret
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(link.serve(port, lambda found: _say(f"port {found}")))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny_fleet import TinyExporter
+from support.tiny_method import TinyDownload
+
+from replayfleet.aggregator.publisher import Publisher, export_graphs
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.service.artefact_codec import decode_artefacts
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+
+
+class CountingExporter(TinyExporter):
+    num_probes = 0
+
+    def probe(self, parameters: dict[str, torch.Tensor]):
+        self.num_probes += 1
+        return super().probe(parameters)
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> DiskBlobStore:
+    return DiskBlobStore(tmp_path)
+
+
+def publisher(blobs: DiskBlobStore, exporter: TinyExporter | None = None) -> Publisher:
+    exporter = exporter or TinyExporter()
+    return Publisher("f", blobs, exporter, export_graphs(blobs, exporter))
+
+
+def parameters(value: float):
+    return {"w": torch.full((4,), value)}
+
+
+def test_a_manifest_lists_all_that_a_client_should_have(blobs: DiskBlobStore):
+    download = TinyDownload(parameters(1), parameters(2), {0: {"g": torch.ones(3)}}, {"a": 1.0})
+    draft = publisher(blobs).drafts({"a": download}, 4)["a"]
+    assert [entry.name for entry in draft.blobs] == ["graph/task", "average", "personalised", "sub-generator/0"]
+    assert (draft.round, draft.client_id, draft.direction) == (4, "a", "down")
+    again = TinyDownload.unpack(decode_artefacts(draft.blobs[1:], draft.facts, blobs))
+    assert again.personalised["w"].equal(download.personalised["w"])
+    assert again.weights == {"a": 1.0}
+
+
+def test_the_served_set_is_the_one_that_equals_the_task_parameters(blobs: DiskBlobStore):
+    serving = publisher(blobs).drafts({"a": TinyDownload(parameters(1), parameters(2))}, 0)["a"].serving
+    assert (serving.graph, serving.parameters, serving.probe.logits) == ("graph/task", "personalised", (1, 1, 1, 1))
+
+
+def test_only_what_all_of_several_clients_get_is_shared(blobs: DiskBlobStore):
+    average = parameters(9)
+    downloads = {c: TinyDownload(parameters(i), average) for i, c in enumerate(("a", "b"))}
+    for draft in publisher(blobs).drafts(downloads, 1).values():
+        assert {entry.name: entry.shared for entry in draft.blobs} == {
+            "graph/task": True,
+            "average": True,
+            "personalised": False,
+        }
+    alone = publisher(blobs).drafts({"a": downloads["a"]}, 1)["a"]
+    assert not any(entry.shared for entry in alone.blobs)
+
+
+def test_equal_models_are_probed_once(blobs: DiskBlobStore):
+    exporter = CountingExporter()
+    same = parameters(1)
+    publisher(blobs, exporter).drafts({c: TinyDownload(same, same) for c in "abc"}, 0)
+    assert exporter.num_probes == 1
+
+
+def test_a_download_that_does_not_pack_what_it_serves_is_an_error(blobs: DiskBlobStore):
+    class Wrong(TinyDownload):
+        def pack(self) -> Artefacts:
+            return Artefacts({"average": self.average}, {})
+
+    with pytest.raises(ReplayfleetError, match="none of its packed parameter sets"):
+        publisher(blobs).drafts({"a": Wrong(parameters(1), parameters(2))}, 0)

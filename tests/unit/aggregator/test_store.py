@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.tiny_fleet import tiny_spec
+
+from replayfleet.aggregator.rounds import Phase
+from replayfleet.aggregator.store import KEEP_ROUNDS, AggregatorStore, StoredArtefacts
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AggregatorStore]:
+    made = AggregatorStore(tmp_path)
+    made.found(tiny_spec(), at=1.0)
+    yield made
+    made.close()
+
+
+def blob(name: str, letter: str) -> BlobEntry:
+    return BlobEntry(name, letter * 64, 8)
+
+
+def up(client: str, index: int = 0, letter: str = "a", version: int = 1) -> Manifest:
+    return Manifest("up", "tiny-fleet", client, index, version, (blob("task", letter),))
+
+
+def down(client: str, index: int = 1, letter: str = "d") -> Manifest:
+    return Manifest("down", "tiny-fleet", client, index, 0, (blob("average", letter),))
+
+
+def committed(store: AggregatorStore, index: int, **downloads: Manifest) -> bool:
+    store.close_round(index, at=2.0)
+    return store.commit_round(index, StoredArtefacts((blob("s", "e"),), "f" * 64), downloads, at=3.0)
+
+
+def test_a_new_store_has_an_open_round_zero_and_its_spec(store: AggregatorStore):
+    record = store.round()
+    assert (record.index, record.phase, record.accepted) == (0, Phase.OPEN, ())
+    assert store.spec().run_seed == 7
+    assert store.state() is None
+
+
+def test_an_upload_counts_once_and_the_first_stays(store: AggregatorStore):
+    assert store.accept_upload(up("a", letter="1"), 10)
+    assert not store.accept_upload(up("a", letter="2", version=2), 10)
+    assert store.uploads(0)["a"] == up("a", letter="1")
+
+
+def test_a_closed_or_future_round_takes_no_upload(store: AggregatorStore):
+    assert not store.accept_upload(up("a", index=1), 10)
+    store.close_round(0, at=2.0)
+    assert not store.accept_upload(up("a"), 10)
+    assert store.clients() == ()
+
+
+def test_uploads_come_back_sorted_by_client_whatever_their_arrival(store: AggregatorStore):
+    for client in ("c", "a", "b"):
+        store.accept_upload(up(client), 1)
+    assert list(store.uploads(0)) == ["a", "b", "c"]
+    assert store.round().accepted == ("a", "b", "c")
+
+
+def test_a_commit_changes_everything_at_once_and_only_once(store: AggregatorStore):
+    store.accept_upload(up("a"), 1)
+    assert committed(store, 0, a=down("a"))
+    assert store.round().index == 1
+    assert store.state().facts == "f" * 64
+    assert store.download("a").version == 1
+    assert not store.commit_round(0, StoredArtefacts((), "0" * 64), {"a": down("a")}, at=4.0)
+    assert store.download("a").version == 1
+    assert store.state().facts == "f" * 64
+
+
+def test_an_open_round_can_not_be_committed(store: AggregatorStore):
+    assert not store.commit_round(0, StoredArtefacts((), "0" * 64), {}, at=1.0)
+    assert store.round().phase is Phase.OPEN
+
+
+def test_a_commit_that_fails_in_the_middle_changes_nothing(store: AggregatorStore):
+    store.close_round(0, at=2.0)
+    broken = {"a": down("a"), "b": None}
+    with pytest.raises(AttributeError):
+        store.commit_round(0, StoredArtefacts((), "0" * 64), broken, at=3.0)
+    assert store.round().phase is Phase.AGGREGATING
+    assert (store.state(), store.download("a"), store.clients()) == (None, None, ())
+
+
+def test_what_was_written_is_there_after_an_abrupt_end(store: AggregatorStore, tmp_path: Path):
+    store.accept_upload(up("a"), 1)
+    second = AggregatorStore(tmp_path)  # as a new process would open it, the first one still holding its files
+    try:
+        assert second.round().accepted == ("a",)
+    finally:
+        second.close()
+
+
+def test_versions_rise_also_after_a_download_was_dropped(store: AggregatorStore):
+    assert store.put_download(down("a")).version == 1
+    store.drop_download("a")
+    assert store.download("a") is None
+    assert store.put_download(down("a")).version == 2
+
+
+def test_holdings_are_what_was_sent_and_what_was_confirmed(store: AggregatorStore):
+    store.accept_upload(up("a", letter="1"), 1)
+    store.hold("a", {"2" * 64})
+    assert store.holdings("a") == {"1" * 64, "2" * 64}
+    manifest = store.put_download(down("a", letter="3"))
+    store.confirm(manifest)
+    assert store.holdings("a") == {"3" * 64}
+    assert store.confirmed_version("a") == 1
+    store.confirm(msgspec.structs.replace(manifest, version=0))
+    assert store.confirmed_version("a") == 1
+
+
+def test_referenced_blobs_are_state_downloads_graphs_and_the_current_uploads(store: AggregatorStore):
+    store.set_graphs((blob("graph/task", "9"),))
+    store.accept_upload(up("a", letter="1"), 1)
+    assert store.referenced() == {"9" * 64, "1" * 64}
+    committed(store, 0, a=down("a", letter="3"))
+    assert store.referenced() == {"9" * 64, "3" * 64, "e" * 64, "f" * 64}
+
+
+def test_manifests_of_long_past_rounds_are_forgotten(store: AggregatorStore):
+    for index in range(KEEP_ROUNDS + 2):
+        store.accept_upload(up("a", index=index), 1)
+        committed(store, index, a=down("a", index + 1))
+    assert store.upload(1, "a") is None
+    assert store.upload(2, "a") is not None
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):
+    (tmp_path / "aggregator.sqlite").write_bytes(b"something else entirely, long enough to be read" * 10)
+    with pytest.raises(SettingsError, match="can't be opened"):
+        AggregatorStore(tmp_path)
+
+
+def test_the_database_is_written_through(store: AggregatorStore):
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert isinstance(store._db, sqlite3.Connection)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replayfleet.edge_client.cameras.uri import CameraUri, FolderUri, parse_source, parse_sources
+from replayfleet.edge_client.learning.collector import CollectorSettings
+from replayfleet.edge_client.sources.opening import LearningSettings, source_opener
+from replayfleet.federation.errors import SettingsError
+from replayfleet.models.specs import DetectionSpec, TaskSpec
+
+
+def settings(uri: str) -> object:
+    found = parse_source(uri)
+    assert isinstance(found, CameraUri)
+    return found.settings
+
+
+def test_cameras_are_named_in_their_order_unless_the_operator_names_them() -> None:
+    found = parse_sources(["camera://0", "rear=camera:///dev/video2?rate=15", "carla-replay:///data/carla?town=Town01"])
+    assert [(uri.name, uri.scheme) for uri in found if isinstance(uri, CameraUri)] == [
+        ("camera-0", "camera"),
+        ("rear", "camera"),
+        ("camera-2", "carla-replay"),
+    ]
+
+
+def test_the_middle_of_a_uri_is_the_cameras_place_and_its_query_the_settings() -> None:
+    device = settings("camera:///dev/video2?rate=15&width=640&height=480")
+    assert (device.place, device.rate, device.width) == ("/dev/video2", 15.0, 640)  # type: ignore[attr-defined]
+    drive = settings("carla-replay:///data/carla?towns=Town01,Town03&rate=20&loop=true")
+    assert (drive.path, drive.towns, drive.loop) == (Path("/data/carla"), "Town01,Town03", True)  # type: ignore[attr-defined]
+    assert settings("csi://1").sensor == 1  # type: ignore[attr-defined]
+    simulator = settings("carla://sim-box:2100?town=Town03&tick=false")
+    assert (simulator.host, simulator.port, simulator.tick) == ("sim-box", 2100, False)  # type: ignore[attr-defined]
+    assert settings("carla://").port == 2000  # type: ignore[attr-defined]
+
+
+def test_a_network_streams_own_query_is_left_alone_and_our_settings_stand_behind_the_hash() -> None:
+    stream = settings("rtsp://me:secret@host:554/live?channel=1&subtype=0#transport=udp&read_timeout_s=1.5")
+    assert stream.url == "rtsp://me:secret@host:554/live?channel=1&subtype=0"  # type: ignore[attr-defined]
+    assert (stream.transport, stream.read_timeout_s) == ("udp", 1.5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "no source is given"),
+        (["camera:0"], "is not a URI"),
+        (["kamera://0"], "unknown source scheme 'kamera'; did you mean 'camera'"),
+        (["camera://0?rat=15"], "unknown key 'rat'; did you mean 'rate'"),
+        (["camera://0?rate=fast"], "rate is 'fast', expected float"),
+        (["carla-replay:///data?loop=maybe"], "loop is 'maybe', expected true or false"),
+        (["carla-replay://"], "names no file or folder"),
+        (["synthetic://forest"], "unknown scene 'forest'"),
+        (["csi://front"], "sensor is 'front', expected int"),
+        (["carla://box:many"], "port is 'many', expected int"),
+        (["a=camera://0", "a=camera://1"], "two sources are named 'a'"),
+        (["camera://0", "folder:///srv/images"], "only cameras can be several"),
+        (["rtsp://host/path#transport=tpc"], "unknown transport 'tpc'; did you mean 'tcp'"),
+    ],
+)
+def test_bad_sources_are_refused_in_one_line(texts: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_sources(texts)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_password_never_stands_in_an_error() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_sources(["rtsp://me:hunter2@host/path#trasport=udp"])
+    assert "hunter2" not in str(caught.value)
+
+
+def test_sources_without_cameras_are_read_as_ever() -> None:
+    assert isinstance(parse_sources(["folder:///srv/images"])[0], FolderUri)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"view": "crop"}, "unknown view 'crop'; did you mean 'crops'"),
+        ({"teacher_confidence": 0.0}, "teacher_confidence is 0.0"),
+        ({"keep_frames_s": float("nan")}, "keep_frames_s is nan"),
+    ],
+)
+def test_impossible_learning_settings_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        LearningSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "learning", "message"),
+    [
+        ("folder:///srv/images", LearningSettings(teacher=Path("teacher.onnx")), "teacher is for cameras"),
+        ("dataset://mnist", LearningSettings(view="whole"), "view is for cameras"),
+        ("folder:///srv/images", LearningSettings(collector=CollectorSettings(hold_out=4)), "hold_out is for cameras"),
+        ("rtsp://host/street", LearningSettings(view="crops"), "no camera here brings boxes; expected 'whole'"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    source: str, learning: LearningSettings, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        source_opener([source], tmp_path, learning=learning)
+
+
+def test_a_fleet_that_finds_boxes_refuses_crops(tmp_path: Path) -> None:
+    detection = DetectionSpec(3, 64, 96, ("vehicle",), anchors=((0.25, 0.25),), stride=32)
+    opener = source_opener(["synthetic://street"], tmp_path, learning=LearningSettings(view="crops"))
+    with pytest.raises(SettingsError, match="the fleet learns to find boxes"):
+        opener(detection)
+
+
+def test_a_camera_whose_pictures_are_not_classified_for_want_of_boxes_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opener = source_opener(["gate=rtsp://host/street", "drawn=synthetic://street"], tmp_path)
+    opener(TaskSpec(3, 32, ("vehicle", "bike")))
+    told = [vars(record)["fields"]["camera"] for record in caplog.records if record.message == "camera brings no boxes"]
+    assert told == ["gate"]

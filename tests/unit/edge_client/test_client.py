@@ -1,0 +1,462 @@
+"""``Client`` with a courier, a trainer and a source that a test scripts; jobs run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.client import Client
+from replayfleet.edge_client.flow import Camera, Samples, Shown
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.jobs import Outcome, outcome_of
+from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
+from replayfleet.edge_client.learning.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob
+from replayfleet.edge_client.serving.model import Workers
+from replayfleet.edge_client.serving.slot import Candidate, ModelSlot
+from replayfleet.edge_client.state_store import HeldDownload, StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.sync import downloads
+from replayfleet.edge_client.sync.download import Gate
+from replayfleet.edge_client.sync.parts import Parts
+from replayfleet.edge_client.sync.session_logic import Step
+from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
+from replayfleet.federation.service.fleet_spec import task_of
+from replayfleet.federation.wire.protocol.codec import decode
+from replayfleet.federation.wire.protocol.messages import (
+    Announcement,
+    BlobEntry,
+    FleetSpec,
+    Manifest,
+    Offer,
+    Probe,
+    Report,
+    RolledBack,
+    Serving,
+    Verdict,
+)
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Received
+from replayfleet.models.specs import TaskSpec
+
+TASK = {"image_channels": 1, "image_size": 28, "class_names": ["a", "b"], "stem": "cifar", "generator_width": 16}
+SPEC = FleetSpec("fleet", "fedavg", {}, TASK, 1)
+OTHER = FleetSpec("fleet", "fedavg", {}, TASK | {"class_names": ["a", "b", "c"]}, 2)
+
+
+def manifest(version: int) -> Manifest:
+    blobs = (BlobEntry("graph/task", "a" * 64, 5), BlobEntry("task", f"{version:064x}", 5))
+    serving = Serving("graph/task", "task", Probe(0, 1, (0.0, 0.0), 1.0))
+    return Manifest("down", "fleet", "c1", version - 1, version, blobs, b"", serving)
+
+
+def announcement(round_index: int, state: Any = "open", epoch: str = "e1", spec: FleetSpec = SPEC) -> Event:
+    return Received("*", Announcement(epoch, round_index, state, 0.0, spec))
+
+
+class Courier:
+    """Hands out the events that a test puts in, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.accepted: list[int] = []
+        self.refused: list[str] = []
+        self.verdicts: list[tuple[int, bool, str]] = []
+        self.sent: list[Manifest] = []
+
+    def handle(self, topic: str, payload: bytes, now: float) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def tick(self, now: float) -> list[Event]:
+        return []
+
+    def resume(self, now: float) -> None:
+        pass
+
+    def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
+        self.accepted.append(offer.manifest.version)
+        return [Arrived(peer, offer.transfer_id, offer.manifest, 100)]
+
+    def refuse(self, peer: str, offer: Offer, reason: str, detail: str, now: float) -> None:
+        self.refused.append(reason)
+
+    def conclude(self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, **why: str) -> None:
+        self.verdicts.append((manifest.version, accepted, why.get("reason", "")))
+
+    def send(self, peer: str, manifest: Manifest, presumed_missing: Any, now: float) -> str:
+        self.sent.append(manifest)
+        return "f" * 32
+
+
+class Blobs:
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+
+    def has(self, digest: str) -> bool:
+        return True
+
+    def collect(self, keep: set[str]) -> int:
+        self.kept = keep
+        return 0
+
+
+class ScriptedSource:
+    def __init__(self) -> None:
+        self.samples: Samples | None = Samples(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
+
+        self.cameras: list[Camera] = []
+        self.view = WholePicture(task_of(SPEC))
+
+    def watch(self, shown: Shown) -> None:
+        pass
+
+    def measures(self) -> dict[str, float]:
+        return {}
+
+    def round_samples(self, round_index: int) -> Samples | None:
+        return self.samples
+
+    def test_samples(self, round_index: int) -> Samples | None:
+        return self.samples
+
+    def describe(self) -> str:
+        return "scripted"
+
+
+class Trainer:
+    pid = 1
+
+    def __init__(self) -> None:
+        self.jobs: list[TrainJob] = []
+
+    def submit(self, job: TrainJob) -> None:
+        self.jobs.append(job)
+
+    def stop(self) -> None:
+        pass
+
+
+def report_of(payload: bytes) -> Report:
+    message = decode(payload)
+    assert isinstance(message, Report)
+    return message
+
+
+class Harness:
+    def __init__(self, folder: Path) -> None:
+        self.courier, self.trainer, self.source, self.blobs = Courier(), Trainer(), ScriptedSource(), Blobs()
+        self.reports: list[Report] = []
+        self.rollbacks: list[RolledBack] = []
+        self.outcomes: list[Outcome] = []
+        self.tasks: list[TaskSpec] = []
+        self.slot, self.records = ModelSlot(), StateStore(folder)
+        self.training = LocalTraining(lambda: self.trainer)
+        parts: Any = Parts(
+            client_id="c1",
+            data_dir=folder,
+            gate=Gate("fleet", "c1"),
+            records=self.records,
+            blobs=self.blobs,  # type: ignore[arg-type]
+            courier=self.courier,
+            publish=self.take,
+            slot=self.slot,
+            workers=Workers(folder, num_threads=1, providers=("CPUExecutionProvider",)),
+            training=self.training,
+            jobs=self,
+            open_source=self.open,
+        )
+        self.client = Client(parts)
+        self.client.start()
+        self.training.start()
+        self.client.on_trainer(TrainerReady(), 0.0)
+
+    def take(self, topic: str, payload: bytes, retain: bool) -> None:
+        message = decode(payload)
+        if isinstance(message, RolledBack):
+            self.rollbacks.append(message)
+        else:
+            self.reports.append(report_of(payload))
+
+    def submit(self, work: Callable[[], Any], then: Any, failed: Any) -> None:
+        self.outcomes.append(outcome_of(work, then, failed))
+
+    def open(self, task: TaskSpec) -> ScriptedSource:
+        self.tasks.append(task)
+        return self.source
+
+    def hear(self, *events: Event, now: float = 0.0) -> Step:
+        self.courier.events = list(events)
+        self.client.on_message("topic", b"", now)
+        while self.outcomes:
+            self.client.on_outcome(self.outcomes.pop(0), now)
+        return self.client.step
+
+    def trained(self, round_index: int, version: int, spec: FleetSpec = SPEC) -> Step:
+        blob = (BlobEntry("task", "c" * 64, 5),)
+        self.records.commit_training(
+            TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0)
+        )
+        self.client.on_trainer(TrainDone(round_index), 0.0)
+        return self.client.step
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    def fake_candidate(manifest: Manifest, *_: Any, **__: Any) -> Candidate:
+        def load() -> Any:
+            if manifest.version == 666:
+                raise ArtefactRejected(Reason.PROBE_MISMATCH, "wrong answers")
+            return lambda images: np.tile(np.array([1, 0], np.float32), (len(images), 1))
+
+        return Candidate(manifest.version, manifest.round, (1, 28, 28), load, lambda _: None)
+
+    monkeypatch.setattr(downloads, "candidate", fake_candidate)
+    return Harness(tmp_path)
+
+
+def offered(version: int) -> Event:
+    return Offered("c1", Offer("aggregator", f"{version:032x}", manifest(version), (), 1024, b""))
+
+
+def verdict(version: int, *, accepted: bool = True, reason: str = "") -> Event:
+    up = Manifest("up", "fleet", "c1", 0, version, ())
+    return Concluded("c1", up, Verdict("aggregator", "f" * 32, 0, version, accepted, reason), 777)
+
+
+def test_an_offer_that_overtakes_the_announcement_waits_for_it(made: Harness) -> None:
+    assert made.hear(offered(1)) is Step.WAIT_AGGREGATOR
+    assert made.courier.accepted == []
+    assert made.hear(announcement(0)) is Step.TRAINING
+    assert made.courier.accepted == [1]
+    assert made.courier.verdicts == [(1, True, "")]
+
+
+def test_a_round_runs_from_download_to_verdict_and_report(made: Harness) -> None:
+    assert made.hear(announcement(0), offered(1)) is Step.TRAINING
+    assert [(job.manifest.round, job.version) for job in made.trainer.jobs] == [(0, 2)]
+    made.trained(0, 2)
+    assert [sent.version for sent in made.courier.sent] == [2]
+    assert made.hear(verdict(2)) is Step.WAIT_ROUND
+    assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+    report = made.reports[-1]
+    assert (report.round, report.version) == (1, 2)
+    assert report.metrics["accuracy"] == 1.0
+    assert report.metrics["num_test"] == 4
+    assert report.metrics["bytes_up"] == 777
+    assert report.metrics["bytes_down"] == 100
+    assert report.metrics["train_s"] == 2.0
+
+
+def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(offered(666))
+    assert made.courier.verdicts[-1] == (666, False, "probe-mismatch")
+    held = made.records.held()
+    assert held is not None
+    assert held.manifest.version == made.client.serving_version == 1
+
+
+def test_an_old_download_is_refused_before_it_is_received(made: Harness) -> None:
+    made.hear(announcement(4), offered(5))
+    made.hear(offered(3))
+    assert made.courier.accepted == [5]
+    assert made.courier.refused == ["stale-version"]
+
+
+def test_the_held_download_is_confirmed_again_without_a_swap(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(offered(1))
+    assert made.courier.accepted == [1]
+    assert made.courier.verdicts == [(1, True, ""), (1, True, "")]
+    assert made.slot.num_swaps == 1
+
+
+def test_a_new_epoch_brings_the_upload_and_the_report_again(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    num_reports = len(made.reports)
+    made.hear(announcement(0, epoch="e2"))
+    assert [sent.version for sent in made.courier.sent] == [2, 2]
+    assert len(made.reports) == num_reports + 1
+    made.hear(announcement(0, epoch="e2"))
+    assert len(made.courier.sent) == 2
+
+
+def test_a_round_that_cannot_be_trained_is_left_and_the_next_is_tried(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.client.on_trainer(TrainFailed(0, "no"), 0.0)
+    assert made.client.step is Step.WAIT_ROUND
+    assert not list(made.records._folder.parent.glob("round-data*"))
+    assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+
+
+def test_training_is_told_to_end_before_the_rounds_deadline_early_enough_for_the_upload(made: Harness) -> None:
+    def announced(round_index: int, deadline_s: float) -> Event:
+        return Received("*", Announcement("e1", round_index, "open", deadline_s, SPEC))
+
+    made.hear(announced(0, 100.0), offered(1), now=50.0)
+    assert made.trainer.jobs[-1].left_s == pytest.approx(90.0)
+    made.trained(0, 2)
+    made.hear(verdict(2), now=3.0)  # 3 s after its offer
+    made.hear(announced(1, 100.0), offered(2), now=200.0)
+    assert made.trainer.jobs[-1].left_s == pytest.approx(100.0 - 0.5 - 2 * 3.0)
+    made.trained(1, 3)
+    made.hear(announced(2, 0.0), offered(3), now=300.0)
+    assert made.trainer.jobs[-1].left_s is None
+
+
+def test_a_process_that_died_gets_the_deadline_that_the_round_has_by_then(made: Harness) -> None:
+    def announced(deadline_s: float) -> Event:
+        return Received("*", Announcement("e1", 0, "open", deadline_s, SPEC))
+
+    made.hear(announced(100.0), offered(1), now=50.0)
+    made.hear(announced(300.0), now=140.0)
+    made.client.on_trainer(TrainerExited(1, -9), 141.0)
+    made.client.tick(145.0)
+    made.client.on_trainer(TrainerReady(), 150.0)
+    assert [job.left_s for job in made.trainer.jobs] == pytest.approx([90.0, 260.0])
+
+
+def test_the_training_process_starts_while_a_rounds_models_are_on_their_way_and_not_before(made: Harness) -> None:
+    made.training.stop()
+    made.hear(announcement(1))
+    assert made.training.pid is None
+    made.courier.accept = lambda *_: []  # type: ignore[method-assign]
+    made.hear(offered(1))  # of a round that is over
+    assert made.training.pid is None
+    made.hear(offered(2))
+    assert made.training.pid is not None
+
+
+def test_a_source_without_samples_is_asked_again_later(made: Harness) -> None:
+    samples, made.source.samples = made.source.samples, None
+    assert made.hear(announcement(0), offered(1)) is Step.WAIT_DATA
+    made.source.samples = samples
+    assert made.hear(now=4.9) is Step.WAIT_DATA
+    made.client.tick(5.0)
+    assert made.hear(now=5.0) is Step.TRAINING
+
+
+def test_another_agreement_leaves_models_and_progress_behind(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    assert made.hear(announcement(0, spec=OTHER)) is Step.WAIT_DOWNLOAD
+    assert [task.num_classes for task in made.tasks] == [2, 3]
+    assert made.client.serving_version == -1
+    assert made.hear(offered(2)) is Step.WAIT_DOWNLOAD, "that download is for round 1"
+    assert made.hear(announcement(1, spec=OTHER)) is Step.TRAINING
+
+
+def test_an_announcement_that_is_not_understood_is_ignored(made: Harness) -> None:
+    strange = msgspec.structs.replace(SPEC, task={"image_channels": 7})
+    foreign = msgspec.structs.replace(SPEC, fleet="others")
+    assert made.hear(announcement(0, spec=strange), announcement(0, spec=foreign)) is Step.WAIT_AGGREGATOR
+    assert made.tasks == []
+
+
+def test_a_source_that_does_not_fit_the_task_stops_the_client(made: Harness) -> None:
+    def refuse(task: TaskSpec) -> Any:
+        raise SettingsError("choose another source")
+
+    object.__setattr__(made.client._parts, "open_source", refuse)
+    with pytest.raises(SettingsError):
+        made.hear(announcement(0))
+
+
+def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_trained(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    made.hear(offered(2))
+    assert made.records.on_probation
+    made.slot.roll_back(2, Reason.DRIFTED, "one class")
+    made.client.tick(1.0)
+    held = made.records.held()
+    assert held is not None
+    assert held.manifest.version == 1
+    (told,) = made.rollbacks
+    assert (told.client_id, told.version, told.serving_version, told.reason) == ("c1", 2, 1, "drifted")
+    made.client.tick(2.0)
+    assert made.hear(announcement(1)) is Step.WAIT_ROUND
+    made.hear(offered(2))
+    assert made.courier.refused == ["rolled-back"]
+    assert len(made.rollbacks) == 1
+    made.hear(announcement(1, epoch="e2"))
+    assert len(made.rollbacks) == 2, "a new aggregator may not know"
+    assert made.hear(announcement(2, epoch="e2"), offered(3)) is Step.TRAINING
+    made.hear(announcement(2, epoch="e3"))
+    assert len(made.rollbacks) == 2, "a newer one is held: nobody needs to know any more"
+
+
+def test_a_model_that_is_rolled_back_before_its_swap_was_noted_is_not_held(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    made.courier.events = [announcement(1), offered(2)]
+    made.client.on_message("topic", b"", 0.0)  # it serves; what the job made is still in the queue
+    made.slot.roll_back(2, Reason.CRASHED, "at its first frame")
+    made.client.tick(0.1)
+    made.hear()
+    assert [told.version for told in made.rollbacks] == [2]
+    again = Harness(tmp_path)
+    again.hear()
+    assert again.client.serving_version == 1
+
+
+def test_a_download_that_passed_its_probation_is_the_one_to_return_to(made: Harness) -> None:
+    for version in (1, 2):
+        made.hear(announcement(version - 1), offered(version))
+        made.slot.confirm(version)
+        made.client.tick(0.0)
+    assert not made.records.on_probation
+    made.hear(announcement(2), offered(3))
+    previous = made.records.previous()
+    assert previous is not None
+    assert previous.manifest.version == 2
+    assert made.rollbacks == []
+
+
+def test_a_client_that_died_twice_on_probation_serves_the_model_before_and_says_so(
+    made: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.hear(announcement(0), offered(1))
+    made.hear(announcement(1), offered(2))
+    second = Harness(tmp_path)
+    second.hear()
+    assert second.client.serving_version == 2
+    assert second.slot.previous is not None, "there is a way back, should it fail again"
+    assert "model rolled back" not in caplog.messages
+    third = Harness(tmp_path)
+    third.hear()
+    assert third.client.serving_version == 1
+    assert caplog.messages.count("model rolled back") == 1
+    third.hear(announcement(1), offered(2))
+    assert [told.version for told in third.rollbacks] == [2]
+    assert third.courier.refused == ["rolled-back"]
+    third.client.stop()
+
+
+def test_the_run_is_finished_when_its_last_download_is_served_and_reported(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    made.hear(announcement(1, "finished"))
+    assert not made.client.finished
+    assert made.hear(offered(2)) is Step.FINISHED
+    assert made.client.finished
+
+
+def test_a_restarted_client_serves_reports_and_keeps_what_it_needs(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    again = Harness(tmp_path)
+    assert again.hear() is Step.WAIT_AGGREGATOR
+    assert again.client.serving_version == 1
+    assert [report.version for report in again.reports] == [1]
+    assert again.hear(announcement(0)) is not Step.TRAIN
+    assert [sent.version for sent in again.courier.sent] == [2], "the upload that has no verdict"
+    again.client.tick(0.0)
+    assert {"a" * 64, "c" * 64, f"{1:064x}"} <= again.blobs.kept
+    assert again.records.held() == HeldDownload(manifest(1), SPEC)

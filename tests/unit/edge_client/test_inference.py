@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Picture, Prediction, Shown
+from replayfleet.edge_client.frames.answerer import Answerer
+from replayfleet.edge_client.frames.frame_service import FrameService
+from replayfleet.edge_client.frames.inference import InferenceLoop
+from replayfleet.edge_client.frames.views.crops import Crops
+from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.serving.probation.probation import ProbationRules
+from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
+from replayfleet.federation.errors import Reason
+from replayfleet.models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("cat", "dog"), generator_width=1)
+VIEW = WholePicture(TASK)
+
+
+def picture(frame_id: int, level: int = 0, camera: str = "cam", boxes: Boxes | None = None) -> Picture:
+    return Picture(camera, frame_id, np.full((28, 28, 3), level, np.uint8), 12.0, boxes)
+
+
+def candidate(version: int, model: Model) -> Candidate:
+    return Candidate(version, version, TASK.image_shape, lambda: model, lambda _: None)
+
+
+def _slot(*models: Model) -> ModelSlot:
+    slot = ModelSlot()
+    for version, model in enumerate(models):
+        slot.install(candidate(version, model))
+    return slot
+
+
+def says(*logits: float) -> Model:
+    return lambda images: np.tile(np.array(logits, np.float32), (len(images), 1))
+
+
+def predicted(shown: Shown | None) -> Prediction | None:
+    assert shown is not None
+    return shown.prediction
+
+
+class Fails:
+    """Right at its probe, wrong afterwards."""
+
+    def __init__(self, result: float | Exception) -> None:
+        self.result: float | Exception = 1.0
+        self.later = result
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return np.full((len(images), 2), self.result, np.float32)
+
+
+def test_a_prediction_names_its_camera_frame_version_and_softmax_confidence() -> None:
+    answerer = Answerer(_slot(says(0, 0), says(0, np.log(3.0))), VIEW, clock=lambda: 12.5)
+    prediction = predicted(answerer.answer(picture(7)))
+    assert prediction is not None
+    assert (prediction.camera, prediction.frame_id, prediction.model_version) == ("cam", 7, 1)
+    assert prediction.answers.class_ids.tolist() == [1]
+    assert prediction.answers.confidences[0] == pytest.approx(0.75)
+    assert prediction.age_s == 0.5
+
+
+def test_every_object_of_a_picture_gets_an_answer_of_its_own() -> None:
+    corners = np.array([[0, 0, 10, 10], [5, 5, 28, 28], [40, 40, 50, 50]], np.float32)
+    boxes = Boxes(corners, np.zeros(3, np.int64))
+
+    def brightness(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.stack([-images.mean(axis=(1, 2, 3)), images.mean(axis=(1, 2, 3))], axis=1)
+
+    prediction = predicted(Answerer(_slot(brightness), Crops(TASK)).answer(picture(0, 255, boxes=boxes)))
+    assert prediction is not None
+    assert prediction.answers.corners is not None
+    assert prediction.answers.corners.tolist() == corners[:2].tolist()  # the third lies outside
+    assert prediction.answers.class_ids.tolist() == [1, 1]
+
+
+def test_a_picture_with_nothing_in_it_is_answered_with_nothing() -> None:
+    def never(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if images.any():
+            raise AssertionError("asked")
+        return np.zeros((len(images), 2), np.float32)
+
+    answerer = Answerer(_slot(never), Crops(TASK))
+    prediction = predicted(answerer.answer(picture(0, 255, boxes=Boxes.none())))
+    assert prediction is not None
+    assert len(prediction.answers) == 0
+    assert answerer.counts.num_frames == 1
+
+
+def test_without_a_model_frames_are_dropped_and_counted_and_still_shown() -> None:
+    answerer = Answerer(ModelSlot(), VIEW)
+    assert predicted(answerer.answer(picture(0))) is None
+    assert (answerer.counts.num_frames, answerer.counts.num_dropped) == (0, 1)
+
+
+def test_skipped_frames_are_counted_per_camera_and_latency_is_the_95th_percentile() -> None:
+    clock = iter(range(13, 1000))
+    answerer = Answerer(_slot(says(1, 0)), VIEW, clock=lambda: float(next(clock)))
+    for frame_id in range(0, 40, 2):
+        answerer.answer(picture(frame_id))
+    answerer.answer(picture(4, camera="other"))
+    counts = answerer.counts
+    assert (counts.num_frames, counts.num_dropped, counts.num_failed) == (21, 23, 0)
+    assert counts.num_captured == 39 + 5
+    assert counts.latency_p95_s == 20.0
+
+
+def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    class Blind(WholePicture):
+        def inputs(self, picture: Picture) -> object:  # type: ignore[override]
+            raise ValueError("blind")
+
+    slot = _slot(says(1, 0), says(0, 1))
+    answerer = Answerer(slot, Blind(TASK))  # type: ignore[arg-type]
+    assert [answerer.answer(picture(index)) for index in range(5)] == [None] * 5
+    assert (answerer.counts.num_failed, slot.num_rollbacks) == (5, 0)
+    assert caplog.messages == ["picture can't be used"]
+
+
+def _answered_by(answerer: Answerer, num_frames: int) -> list[int | None]:
+    shown = [predicted(answerer.answer(picture(index))) for index in range(num_frames)]
+    return [None if prediction is None else prediction.model_version for prediction in shown]
+
+
+@pytest.mark.parametrize("later", [float("nan"), RuntimeError("gpu gone")])
+def test_a_confirmed_model_that_fails_three_frames_in_a_row_is_rolled_back(later: float | Exception) -> None:
+    failing = Fails(later)
+    slot = _slot(says(1, 0), failing)
+    slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    failing.result = later
+    assert _answered_by(answerer, 4) == [None, None, 0, 0], "the third one is answered after all"
+    assert answerer.counts.num_failed == 2
+    assert slot.last_rollback is not None
+    assert slot.last_rollback.reason is Reason.FAILING
+
+
+def test_two_failures_of_a_confirmed_model_are_forgiven() -> None:
+    failing = Fails(float("nan"))
+    slot = _slot(says(1, 0), failing)
+    slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    for index in range(9):
+        failing.result = 1.0 if index % 3 == 2 else float("nan")
+        answerer.answer(picture(index))
+    assert slot.active is not None
+    assert slot.active.version == 1
+
+
+def test_on_probation_one_answer_that_is_not_finite_is_too_many_and_costs_no_frame() -> None:
+    failing = Fails(float("nan"))
+    slot = _slot(says(1, 0), failing)
+    answerer = Answerer(slot, VIEW)
+    assert _answered_by(answerer, 2) == [1, 1]
+    failing.result = float("inf")
+    assert _answered_by(answerer, 2) == [0, 0]
+    assert answerer.counts.num_failed == 0
+    assert slot.last_rollback is not None
+    assert slot.last_rollback.reason is Reason.NOT_FINITE
+
+
+def test_on_probation_three_failures_in_all_are_too_many() -> None:
+    failing = Fails(RuntimeError("odd picture"))
+    slot = _slot(says(1, 0), failing)
+    answerer = Answerer(slot, VIEW)
+    seen: list[int | None] = []
+    for result in (RuntimeError("odd"), 1.0, RuntimeError("odd"), 1.0, RuntimeError("odd"), 1.0):
+        failing.result = result
+        seen += _answered_by(answerer, 1)
+    assert seen == [None, 1, None, 1, 0, 0]
+
+
+def test_a_model_whose_process_is_lost_on_probation_is_gone_with_that_frame() -> None:
+    for lost, reason in ((ModelLost("SIGSEGV"), Reason.CRASHED), (ModelLost("silent", hung=True), Reason.HUNG)):
+        failing = Fails(lost)
+        slot = _slot(says(1, 0), failing)
+        failing.result = lost
+        answerer = Answerer(slot, VIEW)
+        assert _answered_by(answerer, 1) == [0]
+        assert answerer.counts.num_failed == 0
+        assert slot.last_rollback is not None
+        assert slot.last_rollback.reason is reason
+
+
+class DiesOften:
+    """Loses its process at every second call, like one that starts again at the next."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            raise ModelLost("SIGKILL")
+        return np.tile(np.array([1, 0], np.float32), (len(images), 1))
+
+
+def test_a_confirmed_model_whose_process_died_is_asked_again_and_at_the_third_death_rolled_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slot = _slot(says(0, 1), DiesOften())
+    slot.confirm(1)
+    answerer = Answerer(slot, VIEW)
+    assert _answered_by(answerer, 6) == [1, 1, 0, 0, 0, 0], "two deaths cost nothing"
+    assert answerer.counts.num_failed == 0
+    assert caplog.messages == ["model rolled back"], "no frame failed, so no line says so"
+
+
+def test_a_first_model_that_keeps_dying_fails_its_frames_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    def dies(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if images.any():
+            raise ModelLost("SIGKILL")
+        return np.zeros((len(images), 2), np.float32)
+
+    slot = _slot(dies)
+    answerer = Answerer(slot, VIEW)
+    assert [predicted(answerer.answer(picture(index, 255))) for index in range(5)] == [None] * 5
+    assert answerer.counts.num_failed == 5
+    assert caplog.messages == ["frame failed"], "one line for all in a row"
+    assert _answered_by(answerer, 1) == [None]
+    assert slot.active is not None
+
+
+def test_a_frame_whose_model_is_swapped_away_beneath_it_is_answered_by_the_next() -> None:
+    slot = ModelSlot()
+
+    def replaced(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not images.any():
+            return np.zeros((len(images), 2), np.float32)
+        slot.install(candidate(1, says(0, 1)))
+        raise ModelLost("its process was let go")
+
+    slot.install(candidate(0, replaced))
+    shown = predicted(Answerer(slot, VIEW).answer(picture(0, 255)))
+    assert shown is not None
+    assert shown.model_version == 1
+    assert slot.num_rollbacks == 0
+
+
+class ScriptedCamera:
+    """Yields what a test puts in; an exception is raised, None ends it."""
+
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, name: str = "cam", *, live: bool = True) -> None:
+        self.name = name
+        self.live = live
+        self.queue: queue.Queue[Picture | Exception | None] = queue.Queue()
+        self.handed_on: list[int] = []
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                item = self.queue.get(timeout=0.05)
+                if item is None:
+                    return
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                self.handed_on.append(item.frame_id)
+
+    def describe(self) -> str:
+        return "scripted"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class SlowOnBright:
+    """Keeps the serving thread busy with a bright picture until it is let go."""
+
+    def __init__(self) -> None:
+        self.busy, self.free = threading.Event(), threading.Event()
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if images[0, 0, 0, 0] == 1.0:
+            self.busy.set()
+            assert self.free.wait(10)
+        return np.zeros((len(images), 2), np.float32)
+
+
+def test_the_loop_answers_only_the_newest_frame_after_a_slow_one() -> None:
+    slow, camera, done = SlowOnBright(), ScriptedCamera(), queue.Queue[Shown]()
+    loop = InferenceLoop([camera], Answerer(_slot(slow), VIEW), done.put)
+    loop.start()
+    camera.queue.put(picture(0, 255))
+    assert slow.busy.wait(10)
+    for frame_id in (1, 2, 3):
+        camera.queue.put(picture(frame_id))
+    wait_for(lambda: camera.handed_on == [0, 1, 2, 3])
+    slow.free.set()
+    assert [done.get(timeout=10).picture.frame_id for _ in range(2)] == [0, 3]
+    loop.stop()
+    assert loop.counts.num_dropped == 2
+
+
+def test_of_a_recording_every_frame_is_answered_and_its_end_is_known() -> None:
+    slow, camera, done = SlowOnBright(), ScriptedCamera(live=False), queue.Queue[Shown]()
+    loop = InferenceLoop([camera], Answerer(_slot(slow), VIEW), done.put)
+    loop.start()
+    camera.queue.put(picture(0, 255))
+    for frame_id in range(1, 20):
+        camera.queue.put(picture(frame_id))
+    camera.queue.put(None)
+    assert slow.busy.wait(10)
+    time.sleep(0.1)
+    assert len(camera.handed_on) <= 2  # the recording waits for its reader
+    assert not loop.ended
+    slow.free.set()
+    assert [done.get(timeout=10).picture.frame_id for _ in range(20)] == list(range(20))
+    wait_for(lambda: loop.ended)
+    loop.stop()
+    assert loop.counts.num_dropped == 0
+
+
+def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    cameras = [ScriptedCamera("front"), ScriptedCamera("rear")]
+    done = queue.Queue[Shown]()
+    loop = InferenceLoop(cameras, Answerer(_slot(says(1, 0)), VIEW), done.put)
+    loop.start()
+    for frame_id in range(3):
+        cameras[0].queue.put(CameraError("unplugged"))
+        cameras[1].queue.put(picture(frame_id, camera="rear"))
+        assert done.get(timeout=10).picture.camera == "rear"
+    wait_for(lambda: cameras[0].queue.empty())
+    assert "front: unplugged" in loop.error
+    cameras[0].queue.put(picture(9, camera="front"))
+    assert done.get(timeout=10).picture.camera == "front"
+    assert loop.error == ""
+    loop.stop()
+    assert sum("camera lost" in message for message in caplog.messages) == 1
+    assert sum("camera is back" in message for message in caplog.messages) == 1
+
+
+def test_whoever_watches_may_fail_and_serving_goes_on() -> None:
+    camera, seen = ScriptedCamera(), queue.Queue[int]()
+
+    def watcher(shown: Shown) -> None:
+        seen.put(shown.picture.frame_id)
+        raise OSError("disk full")
+
+    loop = InferenceLoop([camera], Answerer(_slot(says(1, 0)), VIEW), watcher)
+    loop.start()
+    for frame_id in range(3):
+        camera.queue.put(picture(frame_id))
+        assert seen.get(timeout=10) == frame_id
+    loop.stop()
+    assert loop.error == ""
+
+
+def test_a_watcher_that_fails_hides_the_picture_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    camera, seen = ScriptedCamera(), queue.Queue[str]()
+
+    class Source:
+        cameras, view = (camera,), VIEW
+
+        def watch(self, shown: Shown) -> None:
+            seen.put("source")
+            raise OSError("disk full")
+
+        def describe(self) -> str:
+            return "scripted"
+
+    frames = FrameService(_slot(says(1, 0)), ProbationRules(), [lambda _: seen.put("desk"), lambda _: seen.put("film")])
+    frames.follow(Source())  # type: ignore[arg-type]
+    for frame_id in range(2):
+        camera.queue.put(picture(frame_id))
+        assert [seen.get(timeout=10) for _ in range(3)] == ["source", "desk", "film"]
+    frames.stop()
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned == ["picture not handed on"], "one line for many"
+
+
+def test_every_answer_under_swaps_comes_from_exactly_one_version() -> None:
+    slot = _slot(says(0, 1))
+    camera, done = ScriptedCamera(), queue.Queue[Shown]()
+    loop = InferenceLoop([camera], Answerer(slot, VIEW), done.put)
+    loop.start()
+    for version in range(1, 200):
+        model = says(1, 0) if version % 2 == 0 else says(0, 1)
+        camera.queue.put(picture(version))
+        slot.install(candidate(version, model))
+    camera.queue.put(picture(200))
+    seen: list[Prediction] = []
+    while not seen or seen[-1].frame_id != 200:
+        prediction = predicted(done.get(timeout=10))
+        assert prediction is not None
+        seen.append(prediction)
+    loop.stop()
+    assert all(p.answers.class_ids[0] == (p.model_version % 2 if p.model_version else 1) for p in seen)
+    assert [p.model_version for p in seen] == sorted(p.model_version for p in seen)
+
+
+def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
+    camera = ScriptedCamera()
+    camera.queue.put(OSError("driver bug"))
+    loop = InferenceLoop([camera], Answerer(ModelSlot(), VIEW))
+    loop.start()
+    wait_for(lambda: bool(loop.error))
+    loop.stop()
+    assert loop.error == "cam: OSError: driver bug"
+
+
+def test_answers_that_are_not_one_finite_row_per_input_are_refused() -> None:
+    inputs = VIEW.inputs(picture(0))
+    for outputs in (np.zeros((2, 2)), np.zeros(2), np.array([[np.inf, 0.0]])):
+        with pytest.raises(ValueError, match="logits"):
+            VIEW.answers(outputs.astype(np.float32), inputs)
+    assert len(Answers.none()) == 0

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import queue
+import sys
+
+import pytest
+
+from replayfleet.edge_client.learning.local_training import (
+    IDLE_S,
+    LocalTraining,
+    TrainerEvent,
+    TrainerExited,
+    TrainerProcess,
+)
+from replayfleet.edge_client.learning.training.job import (
+    TrainCourse,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    event_from_line,
+    job_from_line,
+    to_line,
+)
+from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+
+
+def job(round_index: int) -> TrainJob:
+    spec = FleetSpec("fleet", "fedavg", {}, {}, 7)
+    return TrainJob("/data", "c1", spec, Manifest("down", "fleet", "c1", round_index, 1, (), b"\x80"), 2, "onnx", 1, "")
+
+
+class FakeTrainer:
+    next_pid = 0
+
+    def __init__(self) -> None:
+        FakeTrainer.next_pid += 1
+        self.pid = FakeTrainer.next_pid
+        self.jobs: list[TrainJob] = []
+        self.paused: list[bool] = []
+        self.stopped = False
+
+    def submit(self, job: TrainJob) -> None:
+        self.jobs.append(job)
+
+    def pause(self) -> None:
+        self.paused.append(True)
+
+    def resume(self) -> None:
+        self.paused.append(False)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Spawner:
+    def __init__(self) -> None:
+        self.trainers: list[FakeTrainer] = []
+
+    def __call__(self) -> FakeTrainer:
+        self.trainers.append(FakeTrainer())
+        return self.trainers[-1]
+
+    @property
+    def last(self) -> FakeTrainer:
+        return self.trainers[-1]
+
+
+def test_delays_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(1.0, 5.0)
+    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+    assert Backoff(1.0, 60.0).next_s() == 1.0
+    with pytest.raises(ValueError, match="first_s"):
+        Backoff(0.0)
+
+
+def test_a_job_is_handed_over_once_the_process_is_ready_and_ends_once() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.begin(job(3))
+    assert spawn.last.jobs == []
+    assert training.round == 3
+    assert training.handle(TrainerReady(), 0.0) is None
+    assert spawn.last.jobs == [job(3)]
+    assert training.handle(TrainDone(2), 1.0) is None, "another round's answer ends nothing"
+    assert training.handle(TrainDone(3, "note"), 1.0) == TrainDone(3, "note")
+    assert training.handle(TrainDone(3, "note"), 1.0) is None
+    training.begin(job(4))
+    assert spawn.last.jobs == [job(3), job(4)]
+    assert len(spawn.trainers) == 1, "the process stays"
+
+
+def test_one_round_at_a_time() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    with pytest.raises(ValueError, match="round 3 is in work"):
+        training.begin(job(4))
+
+
+def test_a_process_that_dies_is_replaced_after_its_back_off_and_gets_the_job_again() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(2.0, 60.0))
+    training.begin(job(3))
+    training.handle(TrainerReady(), 0.0)
+    assert training.handle(TrainerExited(spawn.last.pid, -9), 10.0) is None
+    training.tick(11.9)
+    assert len(spawn.trainers) == 1
+    training.tick(12.0)
+    assert len(spawn.trainers) == 2
+    training.handle(TrainerReady(), 13.0)
+    assert spawn.last.jobs == [job(3)]
+    assert training.handle(TrainDone(3), 14.0) == TrainDone(3)
+    assert training.num_restarts == 1
+
+
+def test_a_round_that_kills_the_process_too_often_is_given_up_but_the_next_is_tried() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0), max_attempts=2)
+    training.begin(job(3))
+    assert training.handle(TrainerExited(spawn.last.pid, -9), 0.0) is None
+    training.tick(1.0)
+    ended = training.handle(TrainerExited(spawn.last.pid, -9), 2.0)
+    assert ended == TrainFailed(3, "the training process died 2 times")
+    assert training.problem == "the training process died 2 times"
+    training.begin(job(4))
+    assert len(spawn.trainers) == 2, "still backing off"
+    training.tick(3.0)
+    training.handle(TrainerReady(), 3.0)
+    assert spawn.last.jobs == [job(4)]
+
+
+def test_a_late_exit_of_an_earlier_process_changes_nothing() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0))
+    training.start()
+    first = spawn.last.pid
+    training.handle(TrainerExited(first, 1), 0.0)
+    training.tick(1.0)
+    training.handle(TrainerExited(first, 1), 1.0)
+    training.tick(9.0)
+    assert len(spawn.trainers) == 2
+
+
+def test_stopping_ends_the_process() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.stop()
+    assert spawn.last.stopped
+    assert training.handle(TrainerExited(spawn.last.pid, 0), 0.0) is None
+    training.tick(100.0)
+    assert len(spawn.trainers) == 1
+
+
+def test_a_job_is_told_the_time_that_is_left_when_a_process_gets_it() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn, Backoff(1.0, 1.0))
+    training.begin(job(3), now=100.0, deadline_at=130.0)
+    training.handle(TrainerReady(), 104.0)
+    training.handle(TrainerExited(spawn.last.pid, -9), 110.0)
+    training.tick(111.0)
+    training.handle(TrainerReady(), 150.0)
+    assert [trainer.jobs[0].left_s for trainer in spawn.trainers] == [26.0, 0.0]
+
+
+def test_a_deadline_that_moved_while_a_job_waited_for_its_process_is_followed() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.begin(job(3), now=100.0, deadline_at=130.0)
+    training.follow(230.0)
+    training.handle(TrainerReady(), 104.0)
+    assert spawn.last.jobs[0].left_s == 126.0
+
+
+def test_why_a_round_was_not_trained_is_known_until_the_next() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    training.handle(TrainFailed(3, "no memory"), 1.0)
+    assert training.problem == "no memory"
+    training.begin(job(4))
+    assert training.problem == ""
+    training.handle(TrainDone(4), 2.0)
+    assert training.problem == ""
+
+
+def test_what_becomes_of_a_round_is_known_until_the_next_and_shortened_rounds_are_counted() -> None:
+    training = LocalTraining(Spawner())
+    training.begin(job(3))
+    planned, done = TrainCourse(3, 5.0, 8, 1, 2), TrainCourse(3, 4.5, 8, 1, 2, done=True)
+    assert training.handle(planned, 1.0) is None
+    assert (training.course, training.num_shortened) == (planned, 0)
+    assert training.handle(done, 2.0) is None
+    training.handle(TrainDone(3), 2.0)
+    assert (training.course, training.num_shortened) == (done, 1)
+    assert event_from_line(to_line(done)) == done
+    training.begin(job(4))
+    assert training.course is None
+    training.handle(TrainCourse(4, 8.0, 8, done=True), 3.0)
+    assert training.num_shortened == 1
+
+
+def test_an_idle_process_ends_and_the_next_job_starts_another() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.tick(1000.0)  # still importing torch
+    training.handle(TrainerReady(), 1000.0)
+    training.tick(999.0 + IDLE_S)
+    assert not spawn.last.stopped
+    training.begin(job(3), 999.0 + IDLE_S)
+    training.tick(2000.0)  # at work
+    training.handle(TrainDone(3), 2000.0)
+    training.tick(1999.0 + IDLE_S)
+    assert not spawn.last.stopped
+    training.tick(2000.0 + IDLE_S)
+    assert spawn.last.stopped
+    assert training.pid is None
+    training.handle(TrainerExited(spawn.last.pid, 0), 2001.0 + IDLE_S)
+    training.tick(3000.0)
+    assert len(spawn.trainers) == 1
+    training.begin(job(4), 3000.0)
+    training.handle(TrainerReady(), 3002.0)
+    assert [given.manifest.round for given in spawn.last.jobs] == [4]
+    assert len(spawn.trainers) == 2
+
+
+def test_only_a_process_with_a_job_is_paused_and_it_goes_on_when_the_job_is_done() -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.start()
+    training.pause(paused=True)
+    assert spawn.last.paused == []
+    training.begin(job(3))
+    training.handle(TrainerReady(), 0.0)
+    for _ in range(2):
+        training.pause(paused=True)
+    assert spawn.last.paused == [True]
+    training.handle(TrainDone(3), 1.0)
+    training.pause(paused=True)
+    assert spawn.last.paused == [True, False]
+
+
+def test_a_job_survives_its_line() -> None:
+    line = to_line(job(3))
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert job_from_line(line) == job(3)
+
+
+ECHO = """
+import sys
+print("a library prints this", flush=True)
+sys.stdout.write('{"type":"ready"}\\n'); sys.stdout.flush()
+for line in sys.stdin:
+    sys.stdout.write('{"type":"done","round":3}\\n'); sys.stdout.flush()
+"""
+
+
+def test_a_real_process_answers_jobs_and_ends_when_its_input_does() -> None:
+    events: queue.Queue[TrainerEvent] = queue.Queue()
+    process = TrainerProcess(events.put, (sys.executable, "-c", ECHO))
+    assert events.get(timeout=10) == TrainerReady()
+    process.submit(job(3))
+    assert events.get(timeout=10) == TrainDone(3)
+    process.stop()
+    assert events.get(timeout=10) == TrainerExited(process.pid, 0)
+    process.submit(job(4))  # to a process that is gone: no exception, its exit was reported
+    process.stop()

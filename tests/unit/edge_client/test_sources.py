@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
+from replayfleet.edge_client.cameras.uri import DatasetUri, FolderUri, parse_source
+from replayfleet.edge_client.flow import Samples
+from replayfleet.edge_client.sources.folder import FolderSource, decode_image
+from replayfleet.federation.errors import SettingsError
+from replayfleet.models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("cat", "dog"))
+
+
+def test_a_dataset_uri_is_read_with_types_and_defaults() -> None:
+    text = "dataset://fashion-mnist?scenario=circulating&clients=3&client=2&rounds=6&samples=50&seed=7&rate=2.5"
+    assert parse_source(text) == DatasetUri("fashion-mnist", "circulating", 3, 2, 6, 50, 7, 2.5)
+    assert parse_source("dataset://cifar-10") == DatasetUri("cifar-10")
+
+
+def test_a_folder_uri_keeps_absolute_relative_and_escaped_paths() -> None:
+    assert parse_source("folder:///srv/a%20b?per_round=8&rate=1") == FolderUri(Path("/srv/a b"), 8, 1.0)
+    assert parse_source("folder://images/new") == FolderUri(Path("images/new"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fashion-mnist", "is not a URI"),
+        ("datasett://x", "unknown source scheme 'datasett'; did you mean 'dataset'"),
+        ("dataset://", "names no dataset"),
+        ("dataset://x?scenaro=gradual", "unknown key 'scenaro'; did you mean 'scenario'"),
+        ("dataset://x?dataset=y", "unknown key 'dataset'"),
+        ("dataset://x?clients=three", "clients is 'three', expected int"),
+        ("dataset://x?clients=2&client=2", "client is 2, expected 0 to 1"),
+        ("dataset://x?rounds=0", "rounds is 0"),
+        ("dataset://x?rate=nan", "rate is nan"),
+        ("folder:///x?rate=0", "rate is 0.0"),
+        ("folder:///x?per_round=0", "per_round is 0"),
+        ("folder:///x?per_round", "expected key=value"),
+    ],
+)
+def test_a_bad_source_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_source(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class FakeTime:
+    """A clock that its own ``wait`` moves, in place of a ``threading.Event``."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.stopped = False
+
+    def clock(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.stopped
+
+
+def test_frames_come_at_the_rate_and_a_slow_consumer_makes_them_skip_not_queue() -> None:
+    scene = np.zeros((3, 1, 1, 3), np.uint8)
+    time = FakeTime()
+    frames = SceneCamera(lambda: scene, 10.0, time.clock).pictures(time)  # type: ignore[arg-type]
+    seen = [next(frames) for _ in range(3)]
+    assert [frame.frame_id for frame in seen] == [0, 1, 2]
+    assert [round(frame.captured_at, 6) for frame in seen] == [100.0, 100.1, 100.2]
+    time.now += 1.0  # the consumer slept
+    assert [next(frames).frame_id for _ in range(2)] == [12, 13]
+    time.stopped = True
+    assert list(frames) == []
+
+
+def test_samples_of_the_wrong_type_or_length_do_not_exist() -> None:
+    good = np.zeros((2, 1, 28, 28), np.float32)
+    with pytest.raises(ValueError, match="float32"):
+        Samples(good.astype(np.float64), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="labels must be"):
+        Samples(good, np.zeros(3, np.int64))
+
+
+def _put(folder: Path, name: str, value: int, side: int = 28) -> None:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ok, encoded = cv2.imencode(".png", np.full((side, side), value, np.uint8))
+    assert ok
+    file.write_bytes(encoded.tobytes())
+
+
+def test_a_decoded_image_spans_minus_one_to_one_and_has_the_tasks_size() -> None:
+    ok, encoded = cv2.imencode(".png", np.array([[0, 255]] * 2, np.uint8))
+    assert ok
+    image = decode_image(encoded.tobytes(), TASK)
+    assert (image.shape, image.dtype) == ((1, 28, 28), np.float32)
+    assert (float(image.min()), float(image.max())) == (-1.0, 1.0)
+    red = np.zeros((64, 64, 3), np.uint8)
+    red[:, :, 2] = 255  # OpenCV's order is BGR
+    ok, encoded = cv2.imencode(".png", red)
+    colour = decode_image(encoded.tobytes(), TaskSpec(3, 32, ("a", "b")))
+    assert colour[:, 0, 0].tolist() == [1.0, -1.0, -1.0]
+    with pytest.raises(ValueError, match="not a PNG"):
+        decode_image(b"GIF89a", TASK)
+
+
+def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for index in range(5):
+        _put(images, f"{'cat' if index % 2 else 'dog'}/{index}.png", index * 10)
+    source = FolderSource(FolderUri(images, per_round=3), TASK, tmp_path / "ledger")
+    rounds = [source.round_samples(0), source.round_samples(1), source.round_samples(2)]
+    assert [None if samples is None else len(samples) for samples in rounds] == [3, 2, None]
+    values = [round(float(image.mean()), 4) for samples in rounds if samples for image in samples.images]
+    assert len(set(values)) == 5
+    _put(images, "dog/late.png", 200)
+    late = source.round_samples(3)
+    assert late is not None
+    assert late.labels.tolist() == [1]
+
+
+def test_a_restarted_folder_source_repeats_the_begun_round_and_no_other(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for index in range(4):
+        _put(images, f"cat/{index}.png", index * 10)
+
+    def restarted(round_index: int) -> list[float]:
+        samples = FolderSource(FolderUri(images, per_round=2), TASK, tmp_path / "ledger").round_samples(round_index)
+        return [] if samples is None else [round(float(image.mean()), 4) for image in samples.images]
+
+    first = restarted(7)
+    following = restarted(8)
+    assert len(set(first) | set(following)) == 4
+    assert restarted(7) == first
+    assert restarted(9) == []
+
+
+def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    _put(images, "cat/good.png", 9)
+    (images / "cat" / "bad.png").write_bytes(b"not an image")
+    (images / "cat" / "notes.txt").write_text("ignored")
+    samples = FolderSource(FolderUri(images), TASK, tmp_path / "ledger").round_samples(0)
+    assert samples is not None
+    assert len(samples) == 1
+
+
+def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="doesn't exist"):
+        FolderSource(FolderUri(tmp_path / "none"), TASK, tmp_path / "ledger")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(SettingsError, match="no class folders"):
+        FolderSource(FolderUri(tmp_path / "images"), TASK, tmp_path / "ledger")
+    (tmp_path / "images" / "dogs").mkdir()
+    with pytest.raises(SettingsError, match="unknown class 'dogs'; did you mean 'dog'"):
+        FolderSource(FolderUri(tmp_path / "images"), TASK, tmp_path / "ledger")
+
+
+def test_folder_frames_show_what_is_there(tmp_path: Path) -> None:
+    _put(tmp_path / "images", "cat/one.png", 255)
+    source = FolderSource(FolderUri(tmp_path / "images", rate=1000), TASK, tmp_path / "ledger")
+    picture = next(iter(source.cameras[0].pictures(threading.Event())))
+    inputs = source.view.inputs(picture)
+    assert inputs.images.shape == (1, *TASK.image_shape)
+    assert float(inputs.images.min()) == 1.0

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replayfleet.edge_client.state_store import HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+
+SPEC = FleetSpec("fleet", "fedavg", {"local_epochs": 1, "batch_size": 8}, {"image_size": 28}, 7)
+
+
+def blob(name: str, digit: str) -> BlobEntry:
+    return BlobEntry(name, digit * 64, 10)
+
+
+def commit(round_index: int = 3, version: int = 5) -> TrainingCommit:
+    return TrainingCommit(
+        round_index, version, spec_digest(SPEC), (blob("s", "a"),), b"", (blob("task", "b"),), b"", 1.5, 40, 2
+    )
+
+
+def held(version: int, digit: str) -> HeldDownload:
+    return HeldDownload(Manifest("down", "fleet", "c1", version, version, (blob("task", digit),)), SPEC)
+
+
+def test_an_upload_is_pending_until_its_own_version_is_settled(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    assert store.pending() is None
+    store.commit_training(commit(version=5))
+    assert store.pending() == commit(version=5)
+    store.settle(4, "accepted")
+    assert store.pending() == commit(version=5)
+    store.settle(5, "accepted")
+    assert store.pending() is None
+    assert store.training() == commit(version=5)
+    store.commit_training(commit(4, 6))
+    assert store.pending() == commit(4, 6)
+
+
+def test_records_survive_a_restart(tmp_path: Path) -> None:
+    StateStore(tmp_path).commit_training(commit())
+    StateStore(tmp_path).hold(held(1, "c"))
+    again = StateStore(tmp_path)
+    assert (again.training(), again.held(), again.previous()) == (commit(), held(1, "c"), None)
+
+
+def test_the_download_before_is_kept_and_holding_the_same_again_does_not_lose_it(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for version, digit in ((1, "c"), (2, "d"), (2, "d")):
+        store.hold(held(version, digit))
+    assert (store.held(), store.previous()) == (held(2, "d"), held(1, "c"))
+
+
+DIGEST_OF_SPEC = spec_digest(SPEC).encode()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data.replace(DIGEST_OF_SPEC, DIGEST_OF_SPEC[::-1]),  # still a well-formed record
+    ],
+)
+def test_a_damaged_record_is_detected_and_counts_as_lost(tmp_path: Path, damage: object) -> None:
+    store = StateStore(tmp_path)
+    store.commit_training(commit())
+    path = tmp_path / "state" / "training"
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    assert store.training() is None
+    assert not path.exists()
+    store.commit_training(commit())
+    assert store.training() == commit()
+
+
+def test_blobs_of_every_record_stay_and_no_others(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    assert store.blobs_in_use() == set()
+    store.commit_training(commit())
+    store.hold(held(1, "c"))
+    store.hold(held(2, "d"))
+    assert store.blobs_in_use() == {digit * 64 for digit in "abcd"}
+    store.hold(held(3, "e"))
+    assert store.blobs_in_use() == {digit * 64 for digit in "abde"}
+
+
+def test_an_agreement_is_named_by_its_content_not_by_the_order_of_its_keys() -> None:
+    turned = FleetSpec("fleet", "fedavg", {"batch_size": 8, "local_epochs": 1}, {"image_size": 28}, 7)
+    other = FleetSpec("fleet", "fedavg", {"batch_size": 9, "local_epochs": 1}, {"image_size": 28}, 7)
+    assert spec_digest(SPEC) == spec_digest(turned)
+    assert spec_digest(SPEC) != spec_digest(other)
+
+
+def on_probation(folder: Path) -> StateStore:
+    store = StateStore(folder)
+    store.hold(held(1, "c"))
+    store.hold(held(2, "d"), on_probation=True)
+    return store
+
+
+def test_two_deaths_of_a_client_on_probation_lead_back_for_good(tmp_path: Path) -> None:
+    on_probation(tmp_path)
+    assert StateStore(tmp_path).begin() is None, "one death may have been the board's"
+    assert StateStore(tmp_path).held() == held(2, "d")
+    gone = StateStore(tmp_path).begin()
+    assert gone is not None
+    assert (gone.version, gone.reason) == (2, "crashed")
+    again = StateStore(tmp_path)
+    assert (again.held(), again.previous(), again.sent_away(), again.on_probation) == (held(1, "c"), None, gone, False)
+    assert again.begin() is None
+
+
+def test_stops_that_were_meant_are_no_deaths(tmp_path: Path) -> None:
+    on_probation(tmp_path).goodbye()
+    for _ in range(5):
+        store = StateStore(tmp_path)
+        store.begin()
+        store.goodbye()
+    assert (store.held(), store.on_probation) == (held(2, "d"), True)
+    store.begin()  # this client dies
+    assert StateStore(tmp_path).begin() is None
+    assert StateStore(tmp_path).held() == held(2, "d")
+
+
+def test_a_confirmed_download_survives_any_number_of_deaths(tmp_path: Path) -> None:
+    store = on_probation(tmp_path)
+    store.confirm(1)
+    assert store.on_probation, "it is version 2 that has to pass"
+    store.confirm(2)
+    for _ in range(3):
+        assert StateStore(tmp_path).begin() is None
+    assert StateStore(tmp_path).held() == held(2, "d")
+
+
+def test_a_download_that_nobody_confirmed_is_never_the_one_to_return_to(tmp_path: Path) -> None:
+    store = on_probation(tmp_path)
+    store.hold(held(3, "e"), on_probation=True)
+    assert (store.held(), store.previous()) == (held(3, "e"), held(1, "c"))
+    store.confirm(3)
+    store.hold(held(4, "f"), on_probation=True)
+    assert store.previous() == held(3, "e")
+
+
+def test_the_first_download_has_nothing_to_return_to_and_is_on_no_probation(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.hold(held(1, "c"), on_probation=True)
+    assert not store.on_probation
+    assert store.send_away(SentAway(1, 1, "hung", "")) is None
+    assert store.held() == held(1, "c")
+
+
+def test_a_roll_back_that_a_crash_interrupted_is_completed_at_the_next_start(tmp_path: Path) -> None:
+    store = on_probation(tmp_path)
+    record = (tmp_path / "state" / "held").read_bytes(), (tmp_path / "state" / "previous").read_bytes()
+    gone = SentAway(2, 2, "hung", "no answer")
+    assert store.send_away(gone) == held(1, "c")
+    (tmp_path / "state" / "held").write_bytes(record[0])
+    (tmp_path / "state" / "previous").write_bytes(record[1])
+    again = StateStore(tmp_path)
+    assert again.begin() == gone
+    assert again.held() == held(1, "c")

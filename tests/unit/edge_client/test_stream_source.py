@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Prediction, Samples, Shown
+from replayfleet.edge_client.frames.views.crops import Crops
+from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.learning.collector import Collector, CollectorSettings
+from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
+from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
+from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
+from replayfleet.edge_client.learning.labels.lessons import BoxLessons, ClassLessons
+from replayfleet.edge_client.learning.labels.operators_word import Feedback
+from replayfleet.edge_client.sources.stream import MAX_WAITING, CameraSource
+from replayfleet.models.specs import DetectionSpec, TaskSpec
+
+TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
+
+
+def samples(*labels: int) -> Samples:
+    return Samples(np.full((len(labels), 1, 2, 2), len(labels), np.float32), np.array(labels, np.int64))
+
+
+def collector(least: int = 2, most: int = 100, hold_out: int = 0) -> Collector:
+    return Collector(CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out))
+
+
+def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_only() -> None:
+    found = collector(least=3)
+    found.add(samples(0, 1))
+    assert found.round_samples(0) is None
+    found.add(samples(1))
+    first = found.round_samples(0)
+    assert first is not None
+    assert first.labels.tolist() == [0, 1, 1]
+    assert found.round_samples(0) is first  # asked again
+    assert found.round_samples(1) is None
+    found.add(samples(0, 0, 0))
+    second = found.round_samples(1)
+    assert second is not None
+    assert second.labels.tolist() == [0, 0, 0]
+
+
+def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_were_dropped() -> None:
+    found = Collector(CollectorSettings(min_samples=2, max_samples=4, min_pictures=3))
+    for _ in range(2):
+        found.add(samples(0, 1, 1))
+    assert found.round_samples(0) is None
+    found.add(samples(0, 0, 0))
+    assert len(found.round_samples(0) or ()) == 4
+    found.add(samples(0, 1, 1))
+    assert found.round_samples(1) is None
+
+
+def test_when_nothing_more_comes_a_round_takes_what_is_left() -> None:
+    found = collector(least=50)
+    found.add(samples(0, 1))
+    found.end()
+    assert found.round_samples(0) is not None
+    assert found.round_samples(1) is None
+
+
+def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
+    found = collector(most=4)
+    for label in range(3):
+        found.add(samples(label, label))
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [1, 1, 2, 2]
+    found.add(samples(0, 1, 2, 3, 4, 5))
+    taken = found.round_samples(1)
+    assert taken is not None
+    assert taken.labels.tolist() == [2, 3, 4, 5]
+    assert found.num_dropped == 4
+
+
+def test_the_memory_of_waiting_and_held_out_samples_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "replayfleet.edge_client.learning.collector.MAX_WAITING_BYTES", 3 * 24
+    )  # of a sample: 16 bytes image, 8 label
+    found = collector(hold_out=2)
+    for label in range(12):
+        found.add(samples(label))
+    taken, held = found.round_samples(0), found.held_out()
+    assert taken is not None
+    assert held is not None
+    assert held.labels.tolist() == [1, 3, 5]
+    assert taken.labels.tolist() == [9, 10, 11]
+    assert found.num_dropped == 6
+    found.add(samples(*range(9)))  # one picture alone is never dropped
+    assert len(found.round_samples(1) or ()) == 9
+
+
+def test_whole_pictures_are_held_out_never_learned_and_only_if_asked() -> None:
+    found = collector(hold_out=3)
+    for label in range(6):
+        found.add(samples(label))
+    taken, held = found.round_samples(0), found.held_out()
+    assert taken is not None
+    assert held is not None
+    assert taken.labels.tolist() == [0, 1, 3, 4]
+    assert held.labels.tolist() == [2, 5]
+    plain = collector()
+    plain.add(samples(0, 1))
+    assert plain.held_out() is None
+
+
+def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place() -> None:
+    found = collector()
+    found.add(samples(0, 1, 1), place="Town01", num_right=2, num_answered=3)
+    found.add(samples(1), place="Town01")  # no model had answered
+    found.add(samples(1), place="Town02", num_right=1, num_answered=1)
+    found.add(samples(1), place="Town03")
+    assert found.stream_accuracy() == {"Town01": (2, 3), "Town02": (1, 1)}
+    assert found.stream_accuracy() == {}
+
+
+@pytest.mark.parametrize(("least", "most", "hold_out"), [(1, 9, 0), (5, 4, 0), (2, 9, 1), (2, 9, -1)])
+def test_impossible_sizes_are_refused(least: int, most: int, hold_out: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out)
+    with pytest.raises(ValueError, match="min_pictures is 0"):
+        CollectorSettings(min_pictures=0)
+
+
+class Recording:
+    live = False
+    class_names = TASK.class_names
+
+    def __init__(self, name: str, pictures: list[Picture]) -> None:
+        self.name = name
+        self._pictures = pictures
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+        yield from self._pictures
+
+    def describe(self) -> str:
+        return "a recording"
+
+
+def picture(frame_id: int, *class_ids: int) -> Picture:
+    corners = np.array([[8 * i, 4, 8 * i + 6, 20] for i in range(len(class_ids))], np.float32).reshape(-1, 4)
+    pixels = np.full((24, 32, 3), frame_id, np.uint8)
+    return Picture("front", frame_id, pixels, 0.0, Boxes(corners, np.array(class_ids, np.int64)), "Town01")
+
+
+def source(pictures: list[Picture], least: int = 2) -> CameraSource:
+    return CameraSource(
+        [Recording("front", pictures)],
+        Crops(TASK),
+        ClassLessons([AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)]),
+        FeedbackDesk(TASK.class_names, 60.0),
+        collector(least),
+    )
+
+
+def serve(found: CameraSource, class_id: int) -> None:
+    """Show every picture to the source, as the serving loop would, with the same answer to everything."""
+    for one in found.cameras[0].pictures(threading.Event()):
+        inputs = found.view.inputs(one)
+        count = len(inputs.images)
+        answers = Answers(np.full(count, class_id, np.int64), np.ones(count, np.float32), inputs.corners)
+        found.watch(Shown(one, inputs, Prediction("front", one.frame_id, answers, 3, 0.0, 0.1)))
+    assert found.settle()
+
+
+def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accuracy_on_them() -> None:
+    found = source([picture(0, 0, 1), picture(1), picture(2, 1)])
+    serve(found, 1)
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 1, 1]
+    assert taken.images.shape == (3, 3, 32, 32)
+    assert found.measures() == {
+        "stream_accuracy": pytest.approx(2 / 3),
+        "num_stream": 3.0,
+        "stream_accuracy/Town01": pytest.approx(2 / 3),
+    }
+    assert found.measures() == {}
+
+
+def test_what_learning_left_out_stands_in_the_next_report() -> None:
+    found = source([picture(0, 0, 1)])
+    found._collector.num_dropped, found.num_unlabelled = 7, 2
+    assert found.measures() == {"num_samples_dropped": 7.0, "num_unlabelled": 2.0}
+
+
+def test_the_last_pictures_of_a_recording_are_a_round_however_few() -> None:
+    found = source([picture(0, 0, 1)], least=50)
+    serve(found, 0)
+    assert found.round_samples(0) is not None
+
+
+def test_an_operators_label_becomes_round_data_too() -> None:
+    found = source([picture(4, 0)])
+    serve(found, 0)
+    assert found.round_samples(0) is None
+    found.feedback(Feedback("front", 4, "bike", 0))
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 1]
+
+
+def test_pictures_nobody_labels_are_served_and_not_learned() -> None:
+    found = CameraSource([], Crops(TASK), ClassLessons([]), FeedbackDesk(TASK.class_names, 60.0), collector())
+    one = picture(0, 0, 1)
+    found.watch(Shown(one, found.view.inputs(one), None))
+    assert found.settle()
+    assert found.round_samples(0) is None
+
+
+def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def labels(self, shown: Shown) -> np.ndarray:
+            if shown.picture.frame_id < 2:
+                raise RuntimeError("teacher gone")
+            return np.zeros(len(shown.inputs.images), np.int64)
+
+    found = CameraSource([], Crops(TASK), ClassLessons([Fails()]), FeedbackDesk(TASK.class_names, 60.0), collector())
+    for frame_id in range(3):
+        one = picture(frame_id, 0, 1)
+        found.watch(Shown(one, found.view.inputs(one), None))
+    assert found.settle()
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert len(taken) == 2
+    assert sum("picture not labelled" in message for message in caplog.messages) == 1
+
+
+def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() -> None:
+    going_on = threading.Event()
+
+    class Slow:
+        def labels(self, shown: Shown) -> np.ndarray:
+            assert going_on.wait(20)
+            return np.zeros(len(shown.inputs.images), np.int64)
+
+    live = Recording("street", [picture(index, 0) for index in range(50)])
+    live.live = True
+    drive = Recording("front", [picture(index, 0) for index in range(50)])
+    found = CameraSource(
+        [drive, live], Crops(TASK), ClassLessons([Slow()]), FeedbackDesk(TASK.class_names, 60.0), collector()
+    )
+    longest_s, served = 0.0, {"front": 0, "street": 0}
+
+    def serve_all(camera: Camera) -> None:
+        nonlocal longest_s
+        for one in camera.pictures(threading.Event()):
+            shown = Shown(dataclasses.replace(one, camera=camera.name), found.view.inputs(one), None)
+            began = time.monotonic()
+            found.watch(shown)
+            longest_s = max(longest_s, time.monotonic() - began)
+            served[camera.name] += 1
+
+    recorded, street = found.cameras
+    driving = threading.Thread(target=serve_all, args=(recorded,))
+    driving.start()
+    while served["front"] <= MAX_WAITING:
+        time.sleep(0.01)
+    serve_all(street)
+    assert served == {"front": MAX_WAITING + 1, "street": 50}
+    assert found.num_unlabelled == 50
+    assert longest_s < 5
+    going_on.set()
+    driving.join(timeout=20)
+    assert served["front"] == 50
+    assert found.settle()
+    assert len(found.round_samples(0) or ()) == 50, "of a recording every picture is labelled"
+
+
+def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    task = DetectionSpec(3, 32, 64, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=2)
+    lessons = BoxLessons([AnnotatedLabels({"front": task.class_names}, task.class_names)], task.max_boxes)
+    found = CameraSource([], Detector(task), lessons, BoxFeedbackDesk(task, 60.0), collector())
+    for frame_id in range(3):
+        one = picture(frame_id, 0, 1, 0, 1, 1)
+        answers = Answers(np.zeros(1, np.int64), np.ones(1, np.float32), np.zeros((1, 4), np.float32), num_left_out=4)
+        found.watch(Shown(one, found.view.inputs(one), Prediction("front", frame_id, answers, 1, 0.0, 0.1)))
+    assert found.settle()
+    measures = found.measures()
+    assert (measures["num_objects_left_out"], measures["num_boxes_left_out"]) == (12.0, 9.0)
+    assert caplog.messages.count("picture is too full") == 2  # of answers and of labels

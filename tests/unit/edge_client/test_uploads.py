@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit
+from replayfleet.edge_client.sync.download import Gate
+from replayfleet.edge_client.sync.session_logic import Pending
+from replayfleet.edge_client.sync.uploads import MAX_OFFERS, UploadDesk
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Verdict
+from replayfleet.federation.wire.transport.interfaces import Concluded
+
+TASK, KNOWN = BlobEntry("task", "a" * 64, 10), BlobEntry("sub-generator/1", "b" * 64, 10)
+HELD = Manifest("down", "fleet", "c1", 3, 4, (KNOWN,))
+
+
+class FakeCourier:
+    def __init__(self) -> None:
+        self.sent: list[tuple[Manifest, tuple[str, ...]]] = []
+        self.error: Exception | None = None
+
+    def send(self, peer: str, manifest: Manifest, presumed_missing: tuple[str, ...], now: float) -> str:
+        if self.error is not None:
+            raise self.error
+        self.sent.append((manifest, presumed_missing))
+        return "f" * 32
+
+
+class Desk:
+    def __init__(self, folder: Path) -> None:
+        self.courier = FakeCourier()
+        self.records = StateStore(folder)
+        self.records.commit_training(TrainingCommit(3, 5, "agreed", (KNOWN,), b"", (TASK, KNOWN), b"facts", 1.0, 40, 1))
+        parts: Any = SimpleNamespace(
+            client_id="c1", gate=Gate("fleet", "c1"), records=self.records, courier=self.courier
+        )
+        self.desk = UploadDesk(parts)
+
+    def verdict(self, *, accepted: bool, reason: str = "", now: float = 0.0, version: int = 5) -> None:
+        manifest = Manifest("up", "fleet", "c1", 3, version, ())
+        verdict = Verdict("aggregator", "f" * 32, 3, version, accepted, reason)
+        self.desk.concluded(Concluded("c1", manifest, verdict, 1234), now)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_only_what_the_aggregator_lacks_is_sent_and_everything_is_listed(made: Desk) -> None:
+    made.desk.offer("e1", HELD, 0.0)
+    manifest, missing = made.courier.sent[0]
+    assert manifest == Manifest("up", "fleet", "c1", 3, 5, (TASK, KNOWN), b"facts")
+    assert missing == (TASK.digest,)
+    made.desk.offer("e1", None, 0.0)
+    assert made.courier.sent[1][1] == (TASK.digest, KNOWN.digest)
+
+
+def test_an_accepted_upload_is_settled_for_good(made: Desk) -> None:
+    assert made.desk.pending("agreed") == Pending(3, "")
+    made.desk.offer("e1", HELD, 0.0)
+    assert made.desk.pending("agreed") == Pending(3, "e1")
+    made.verdict(accepted=True, version=4)
+    assert made.desk.pending("agreed") == Pending(3, "e1"), "that verdict was for another upload"
+    made.verdict(accepted=True)
+    assert made.desk.pending("agreed") is None
+    assert made.desk.bytes_on_wire == 1234
+    made.desk.reload()
+    assert made.desk.pending("agreed") is None
+
+
+def test_an_upload_of_another_agreement_is_not_offered(made: Desk) -> None:
+    assert made.desk.pending("agreed anew") is None
+
+
+@pytest.mark.parametrize("reason", ["wrong-round", "not-finite", "wrong-counts"])
+def test_a_rejected_upload_is_dropped_and_its_state_is_kept(reason: str, made: Desk) -> None:
+    made.desk.offer("e1", HELD, 0.0)
+    made.verdict(accepted=False, reason=reason)
+    assert made.desk.pending("agreed") is None
+    assert made.records.pending() is None
+    training = made.records.training()
+    assert training is not None
+    assert training.state == (KNOWN,)
+
+
+def test_a_busy_aggregator_is_asked_again_later_but_not_for_ever(made: Desk) -> None:
+    made.desk.offer("e1", HELD, 0.0)
+    made.verdict(accepted=False, reason="busy", now=0.0)
+    assert made.desk.pending("agreed") == Pending(3, "")
+    made.desk.offer("e1", HELD, 1.9)
+    assert len(made.courier.sent) == 1
+    made.desk.offer("e1", HELD, 2.0)
+    assert len(made.courier.sent) == 2
+    for _ in range(MAX_OFFERS):
+        made.verdict(accepted=False, reason="busy", now=100.0)
+    assert made.desk.pending("agreed") is None
+
+
+def test_an_upload_whose_blob_is_lost_is_dropped(made: Desk) -> None:
+    made.courier.error = KeyError("a" * 64)
+    made.desk.offer("e1", HELD, 0.0)
+    assert made.desk.pending("agreed") is None
+
+
+def test_dropping_a_late_upload_survives_a_restart(made: Desk) -> None:
+    made.desk.drop()
+    assert made.records.pending() is None

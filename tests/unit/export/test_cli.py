@@ -1,0 +1,160 @@
+"""What an operator sees of ``model-export`` when something is wrong: one line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+from replayfleet.export.cli import main
+from replayfleet.models.build import build_task_model
+from replayfleet.models.specs import TaskSpec
+
+SHAPE = ["--image-size", "28", "--image-channels", "1"]
+CARS = ["--picture-size", "64x32", "--classes", "car"]
+
+
+def _state_dict() -> dict[str, Any]:
+    module = build_task_model(TaskSpec(1, 28, ("a", "b")))
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> Path:
+    path = tmp_path / "parameters.safetensors"
+    save_file({"w": np.eye(2, dtype=np.float32)}, path)
+    return path
+
+
+def fails(arguments: list[str]) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+def task(file: Path, out: Path, **changes: str) -> list[str]:
+    options = {"image-size": "28", "image-channels": "1", "classes": "a,b", "parameters": str(file)}
+    options |= {"out": str(out)} | {name.replace("_", "-"): value for name, value in changes.items()}
+    return ["task", *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format": "onxx"}, "unknown format 'onxx'; did you mean 'onnx'?"),
+        ({"device": "jetsn"}, "unknown device 'jetsn'; did you mean 'jetson'?"),
+        ({"device": "cpu", "format": "onnx"}, "--format and --device are both given"),
+        ({"stem": "cifra"}, "unknown stem 'cifra'; did you mean 'cifar'?"),
+        ({"image_size": "29"}, "image_size is 29, expected one of (28, 32, 64)"),
+        ({"image_channels": "4"}, "image_channels is 4"),
+        ({"classes": "a"}, "gives 1 names"),
+        ({"parameters": "absent.safetensors"}, "absent.safetensors: can't be read"),
+        ({}, "parameter 'blocks.0.conv1.weight' is missing (wrong-layout)"),
+    ],
+)
+def test_bad_input_gives_one_line_and_writes_nothing(
+    parameters: Path, tmp_path: Path, changes: dict[str, str], expected: str
+):
+    out = tmp_path / "out"
+    assert expected in fails(task(parameters, out, **changes))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.pt", "model.pt can't be onnx, which ends in .onnx; give that, or a folder"),
+        ("parameters.safetensors", "parameters.safetensors is a file, expected a folder"),
+        ("parameters.safetensors/new/model.onnx", "parameters.safetensors is a file, expected a folder"),
+    ],
+)
+def test_a_place_where_no_such_file_can_be_is_refused_at_once(parameters: Path, name: str, expected: str):
+    assert expected in fails(task(parameters, parameters.parent / name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format": "torchscript", "held": "h.npz"}, "did you mean --format onnx-fp16 or onnx-int8?"),
+        ({"seed": "0"}, "--seed: --format onnx doesn't take it"),
+        ({"format": "onnx-int8"}, "is judged before it is written; give --held FILE"),
+        ({"format": "onnx-int8", "held": "h.npz"}, "needs samples to measure ranges on, other ones than --held"),
+        ({"format": "onnx-fp16", "calibration": "c=x"}, "--calibration: unknown class 'c'"),
+        ({"format": "onnx-fp16", "calibration": "absent.npz"}, "absent.npz: can't be read"),
+    ],
+)
+def test_a_combination_that_the_table_has_not_is_one_line_and_writes_nothing(
+    tmp_path: Path, changes: dict[str, str], expected: str
+):
+    save_file(_state_dict(), tmp_path / "right.safetensors")
+    out = tmp_path / "out"
+    assert expected in fails(task(tmp_path / "right.safetensors", out, **changes))
+    assert not out.exists()
+
+
+def test_split_torchscript_is_refused(parameters: Path, tmp_path: Path):
+    assert "did you mean --format onnx?" in fails(
+        [*task(parameters, tmp_path / "out", format="torchscript"), "--split"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sub-generator", *SHAPE, "--format", "onnx-int8", "--held", "x"], "leave it out for a sub-generator"),
+        (["sampler", *SHAPE, "--format", "onnx-int8"], "can't hold a sampler; did you mean 'onnx-fp16'?"),
+        (["sampler", *SHAPE, "--split"], "computed into its graph"),
+        (["sampler", *SHAPE, "--width", "48"], "--width: 48, expected 1 to 32, or a multiple of 32"),
+        (["detector", *CARS, "--anchors", "0.1"], "--anchors: '0.1' is no pair of numbers"),
+        (["detector", *CARS, "--anchors", "0.1x3"], "anchor is (0.1, 3.0), expected"),
+        (["detector", *CARS, "--anchors", "0.1x0.1", "--stride", "7"], "stride is 7"),
+    ],
+)
+def test_other_kinds_refuse_what_does_not_fit_them(
+    parameters: Path, tmp_path: Path, arguments: list[str], expected: str
+):
+    command = [*arguments, "--parameters", str(parameters), "--out", str(tmp_path / "out")]
+    assert expected in fails(command)
+    assert not (tmp_path / "out").exists()
+
+
+def test_torchscript_is_checked_only_by_a_digest_that_is_known(tmp_path: Path):
+    (tmp_path / "m.pt").write_bytes(b"code")
+    assert "give --sha256" in fails(["check", str(tmp_path / "m.pt")])
+    assert "wrong-digest" in fails(["check", str(tmp_path / "m.pt"), "--sha256", "00"])
+
+
+def test_what_a_torchscript_file_has_no_use_for_is_refused(parameters: Path, tmp_path: Path):
+    (tmp_path / "m.pt").write_bytes(b"code")
+    command = ["check", str(tmp_path / "m.pt"), "--sha256", "00", "--parameters", str(parameters)]
+    assert "--parameters: a TorchScript file holds its own" in fails(command)
+
+
+def test_an_onnx_file_of_another_digest_is_not_loaded(parameters: Path):
+    assert "expected 00 (wrong-digest)" in fails(["check", str(parameters), "--sha256", "00"])
+
+
+def test_an_unknown_command_gets_the_nearest_name():
+    assert "unknown command 'tsk'; did you mean 'task'?" in fails(["tsk"])
+
+
+def test_checking_a_file_that_is_no_model_says_so(parameters: Path):
+    assert "it is not loaded (load-failed)" in fails(["check", str(parameters)])
+
+
+def test_help_needs_neither_torch_nor_onnxruntime():
+    code = (
+        "import sys\nfrom replayfleet.export.cli import main\n"
+        "main(['task', '--help'], standalone_mode=False)\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'onnx', 'onnxruntime')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--image-channels" in done.stdout

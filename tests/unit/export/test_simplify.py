@@ -1,0 +1,67 @@
+"""A sub-generator's first layer becomes one product, computed from parameters that keep their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from replayfleet.export.graph import export_graph, join
+from replayfleet.export.parity import eager_run
+from replayfleet.export.simplify import project_latents
+from replayfleet.models.build import build_generator
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
+
+
+def trained(size: int) -> nn.Module:
+    """A sub-generator as training leaves it: norms that scale and shift."""
+    module = build_generator(TaskSpec(1, size, ("a", "b"), generator_width=2))
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in module.state_dict().values():
+            if value.is_floating_point():
+                value.normal_(0.1, 0.4, generator=rng)
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_var.uniform_(0.2, 3, generator=rng)
+    return module
+
+
+@pytest.mark.parametrize(("size", "epsilon"), [(28, 1e-5), (64, 0.5)])
+def test_onnx_runtime_loads_a_sub_generator_without_norms_and_draws_what_the_eager_one_draws(
+    size: int, epsilon: float, tmp_path: Path
+):
+    module = trained(size)
+    module.layers[1].eps = epsilon
+    graph = export_graph(module, (LATENT_SIZE,), ("latents", "images"), {})
+    whole = join(graph, {name: value.numpy() for name, value in module.state_dict().items()})
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(whole, options, providers=["CPUExecutionProvider"])
+    loaded = [node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node]
+    assert loaded == ["Gemm", "Reshape", *["Relu", "ConvTranspose"] * 3, "Tanh"]
+    latents = np.random.default_rng(1).standard_normal((3, LATENT_SIZE), dtype=np.float32)
+    found = session.run(None, {"latents": latents})[0]
+    np.testing.assert_allclose(found, eager_run(module)(latents), atol=2e-5)
+
+
+@pytest.mark.parametrize("sides", [(), (1, 1)], ids=["no norm", "latents that are maps"])
+def test_other_transposed_convolutions_are_left_as_they_are(sides: tuple[int, ...]):
+    behind = helper.make_node("BatchNormalization", ["y", "s", "s", "s", "s"], ["z"])
+    nodes = [helper.make_node("ConvTranspose", ["x", "w"], ["y"]), *([behind] if sides else [])]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, *sides])],
+        [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [3, 2, 4, 4], [0.0] * 96)],
+    )
+    project_latents(graph)
+    assert list(graph.node) == nodes

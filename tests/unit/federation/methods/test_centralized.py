@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from replayfleet.federation.methods.centralized import Centralized
+from replayfleet.federation.methods.kit.packing import same_bits
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.kit.task_records import TaskDownload
+from replayfleet.federation.service.artefact_codec import decode_own, encode_artefacts
+from replayfleet.federation.simulator.checkpoints import Checkpoints
+from tests.support.toy import TOY, toy_data
+from tests.support.two_stages import ONE_EPOCH, SAMPLER, random_model
+
+NUM_ROUNDS = 3
+
+
+def after_three_rounds(checkpoints: Checkpoints | None = None) -> Parameters:
+    """Return a client's model; with ``checkpoints`` its state goes to disk and back after every round."""
+    method, download = Centralized(task=TOY, **ONE_EPOCH), TaskDownload(random_model())
+    state, _ = method.initial_states()
+    for index in range(NUM_ROUNDS):
+        data, rng = toy_data({index: 4, index + 1: 4}, seed=index), seeded_generator(0, index, "a")
+        state, upload = method.local_round(state, data, download, rng, sampler=SAMPLER)
+        download = TaskDownload(upload.task_parameters)
+        if checkpoints is not None:
+            stored = encode_artefacts(state.pack(), checkpoints)
+            state = method.ClientState.unpack(decode_own(stored.blobs, stored.facts, checkpoints))
+    return download.task_parameters
+
+
+def test_a_client_that_is_stored_after_every_round_gets_the_same_model_to_the_bit(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    assert same_bits(after_three_rounds(checkpoints), after_three_rounds())
+
+
+def test_what_is_written_doesnt_grow_with_the_rounds(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    after_three_rounds(checkpoints)
+    sizes = [path.stat().st_size for path in tmp_path.glob("blobs/*")]
+    assert len(sizes) == NUM_ROUNDS
+    assert len(set(sizes)) == 1

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from replayfleet.federation.methods.der import DER
+from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.packing import same_bits
+from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.steps.projection import flat_gradient
+from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.steps.task_model import trainable_task_model
+from tests.support.toy import TOY, run_rounds, toy_data
+from tests.support.two_stages import (
+    ONE_EPOCH,
+    SAMPLER,
+    SECOND,
+    SECOND_STAGE,
+    after_first_stage,
+    agree,
+    first_stage_loss,
+    random_model,
+    reservoir_of,
+    rng,
+    step_taken,
+    what_fedavg_unlearns,
+)
+
+
+def test_one_step_descends_the_new_samples_loss_and_the_distance_to_the_kept_logits() -> None:
+    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 4})
+    reservoir = reservoir_of(old, judge=random_model(1))
+    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5)
+    _, upload = method.local_round(reservoir, data, TaskDownload(start), rng(), sampler=SAMPLER)
+    module = trainable_task_model(TOY, start)
+    loss = F.cross_entropy(module(data.images), data.labels)
+    loss = loss + 0.5 * (module(old.images) - reservoir.samples["logits"]).square().mean()
+    loss.backward()
+    assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
+
+
+def test_with_beta_a_step_learns_the_kept_samples_labels_too() -> None:
+    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 16, 1: 16})
+    reservoir = reservoir_of(old, judge=random_model(1))
+    method = DER(task=TOY, **ONE_EPOCH, alpha=0.5, beta=0.25)
+    _, upload = method.local_round(reservoir, data, TaskDownload(start), rng(), sampler=SAMPLER)
+    module = trainable_task_model(TOY, start)
+    loss = F.cross_entropy(module(data.images), data.labels)
+    loss = loss + 0.5 * (module(old.images) - reservoir.samples["logits"]).square().mean()
+    loss = loss + 0.25 * F.cross_entropy(module(old.images), old.labels)
+    loss.backward()
+    assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_without_its_term_it_has_fedavgs_bits(alpha: float) -> None:
+    rounds = [{"a": {0: 8, 1: 4}, "b": {2: 8}}, {"a": {3: 8}, "b": {1: 8}}]
+    num_rounds = 1 if alpha else 2  # the only step of round 0 finds an empty buffer
+    _, ours = run_rounds(DER(task=TOY, **ONE_EPOCH, alpha=alpha), rounds[:num_rounds])
+    _, theirs = run_rounds(FedAvg(task=TOY, **ONE_EPOCH), rounds[:num_rounds])
+    assert same_bits(ours["a"].task_parameters, theirs["a"].task_parameters)
+
+
+def test_it_keeps_samples_with_the_logits_that_they_had_when_they_were_met() -> None:
+    start, data = random_model(), toy_data({0: 3, 1: 3})
+    method = DER(task=TOY, **{**ONE_EPOCH, "local_epochs": 2}, buffer_size=4)
+    state, _ = method.initial_states()
+    kept, _ = method.local_round(state, data, TaskDownload(start), rng(), sampler=SAMPLER)
+    assert (kept.capacity, kept.num_seen, len(kept)) == (4, 6, 4)  # once per round, not once per epoch
+    met = trainable_task_model(TOY, start)(data.images).detach()
+    for image, label, logits in zip(*(kept.samples[key] for key in ("images", "labels", "logits")), strict=True):
+        row = int((data.images - image).abs().flatten(1).sum(dim=1).argmin())
+        assert data.images[row].equal(image)
+        assert data.labels[row].equal(label)
+        assert torch.allclose(met[row], logits, atol=1e-5)
+    assert state == Reservoir(4)
+
+
+def test_one_seed_gives_the_same_bits_and_inputs_stay_untouched() -> None:
+    start, first = after_first_stage()
+    reservoir = reservoir_of(first, judge=start)
+    copies = [{name: tensor.clone() for name, tensor in each.items()} for each in (start, reservoir.samples)]
+    method = DER(task=TOY, **ONE_EPOCH)
+    (one, sent), (two, again) = (
+        method.local_round(reservoir, toy_data(SECOND), TaskDownload(start), rng(3), sampler=SAMPLER) for _ in range(2)
+    )
+    assert same_bits(sent.task_parameters, again.task_parameters)
+    assert same_bits(one.samples, two.samples)
+    assert same_bits(start, copies[0])
+    assert same_bits(reservoir.samples, copies[1])
+
+
+def test_it_unlearns_less_than_fedavg() -> None:
+    start, first = after_first_stage()
+    kept = reservoir_of(first, judge=start)
+    method = DER(task=TOY, **SECOND_STAGE)
+    _, upload = method.local_round(kept, toy_data(SECOND), TaskDownload(start), rng(), sampler=SAMPLER)
+    assert first_stage_loss(upload.task_parameters) < 0.5 * what_fedavg_unlearns()
+
+
+def test_the_aggregator_weighs_by_volume_whatever_the_order_of_arrival() -> None:
+    method = DER(task=TOY)
+    uploads = {"b": TaskUpload({"w": torch.tensor([4.0])}, 30), "a": TaskUpload({"w": torch.tensor([0.0])}, 10)}
+    _, downloads = method.aggregate(TaskModels(), uploads, rng(), sampler=SAMPLER)
+    _, other = method.aggregate(TaskModels(), dict(sorted(uploads.items())), rng(), sampler=SAMPLER)
+    assert downloads["a"].task_parameters["w"].item() == other["b"].task_parameters["w"].item() == 3.0
+    with pytest.raises(ValueError, match="without uploads"):
+        method.aggregate(TaskModels(), {}, rng(), sampler=SAMPLER)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("alpha", -1.0), ("alpha", float("nan")), ("beta", -1.0), ("buffer_size", 1), ("buffer_batch_size", 0)],
+)
+def test_impossible_settings_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{setting} is"):
+        DER(task=TOY, **{setting: value})  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.personalise import (
+    StackedParameters,
+    WeightSearch,
+    personalise_all,
+    personalised_weights,
+)
+from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.methods.steps.simplex import project_to_simplex
+from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
+from tests.support.toy import TOY, toy_data
+
+SEARCH = WeightSearch(num_epochs=3, batch_size=16, learning_rate=0.05, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def experts() -> list[dict[str, torch.Tensor]]:
+    """Three models that start alike and know classes 0+1, 2+3 and 0+1."""
+    start = initialise(build_task_model(TOY), torch.Generator().manual_seed(0)).state_dict()
+    schedule = Optimisation(num_epochs=4, batch_size=16, learning_rate=0.02, momentum=0.9, weight_decay=0.0)
+    known = [{0: 24, 1: 24}, {2: 24, 3: 24}, {0: 24, 1: 24}]
+    return [
+        train_task_model(TOY, start, data.images, data.labels, schedule, torch.Generator().manual_seed(seed))
+        for seed, data in enumerate(toy_data(counts, seed=seed) for seed, counts in enumerate(known))
+    ]
+
+
+def replay_of(counts: dict[int, int], seed: int = 50) -> Replay:
+    data = toy_data(counts, seed)
+    return Replay(data.images, data.labels, num_tries=len(data.labels), num_filled=0)
+
+
+def test_projection_gives_the_nearest_point_of_the_simplex() -> None:
+    assert torch.allclose(project_to_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
+    assert torch.allclose(project_to_simplex(torch.tensor([3.0, 0.0])), torch.tensor([1.0, 0.0]))
+    assert torch.allclose(project_to_simplex(torch.tensor([1.0, 1.0, -5.0])), torch.tensor([0.5, 0.5, 0.0]))
+    points = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    projected = project_to_simplex(points)
+    assert torch.allclose(projected.sum(dim=1), torch.ones(20), atol=1e-6)
+    assert bool((projected >= 0).all())
+    others = torch.rand(200, 6, generator=torch.Generator().manual_seed(1))
+    others /= others.sum(dim=1, keepdim=True)
+    nearest = (points - projected).norm(dim=1)
+    assert bool((torch.cdist(points, others).min(dim=1).values >= nearest - 1e-6).all())
+
+
+def test_mixing_the_stack_equals_the_weighted_average(experts: list[dict[str, torch.Tensor]]) -> None:
+    weights = torch.tensor([0.5, 0.2, 0.3])
+    mixed = StackedParameters(experts).mix(weights)
+    average = weighted_average(experts, weights)
+    assert mixed.keys() == {name for name, tensor in average.items() if tensor.is_floating_point()}
+    assert all(torch.allclose(mixed[name], average[name], atol=1e-6) for name in mixed)
+
+
+def test_the_gradient_of_the_mixed_loss_matches_a_finite_difference(experts: list[dict[str, torch.Tensor]]) -> None:
+    """BatchNorm statistics are part of the mixture, so they are part of the gradient."""
+    stacked, data = StackedParameters(experts), toy_data({0: 12, 2: 12}, seed=3)
+    module = build_folded_task_model(TOY)
+
+    def loss(weights: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(module, fold_batch_norm(stacked.mix(weights)), (data.images,))
+        return torch.nn.functional.cross_entropy(logits, data.labels)
+
+    point = torch.tensor([0.5, 0.3, 0.2], requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(point), point)
+    with torch.no_grad():
+        for index in range(3):
+            step = torch.zeros(3)
+            step[index] = 1e-3
+            numeric = (loss(point + step) - loss(point - step)) / 2e-3
+            assert gradient[index].item() == pytest.approx(numeric.item(), rel=0.02, abs=0.02)
+
+
+def loss_on(experts: list[dict[str, torch.Tensor]], weights: torch.Tensor, replay: Replay) -> float:
+    """Eq. 3's loss, by way of the averaged model itself: nothing stacked, nothing folded."""
+    mixed = weighted_average(experts, weights)
+    return torch.nn.functional.cross_entropy(judge_with(TOY, mixed)(replay.images), replay.labels).item()
+
+
+def gradient_on(experts: list[dict[str, torch.Tensor]], weights: torch.Tensor, replay: Replay) -> torch.Tensor:
+    """Its gradient along the simplex, by finite differences; the rest, equal in all weights, projection ignores."""
+    steps = 2e-3 * (torch.eye(len(experts)) - 1 / len(experts))
+    return torch.tensor(
+        [(loss_on(experts, weights + step, replay) - loss_on(experts, weights - step, replay)) / 4e-3 for step in steps]
+    )
+
+
+def test_a_descent_of_whole_batches_is_projected_gradient_descent_with_momentum_and_ends_in_the_mean_of_its_points(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    replay, rate, momentum = replay_of({0: 6, 2: 6, 3: 12}), 0.02, 0.9
+    point, velocity, expected = torch.full((3,), 1 / 3), torch.zeros(3), []
+    for _ in range(2):
+        velocity = momentum * velocity + gradient_on(experts, point, replay)
+        point = project_to_simplex(point - rate * velocity)
+        expected.append(point)
+    for num_epochs in (1, 2):
+        search = WeightSearch(num_epochs=num_epochs, batch_size=64, learning_rate=rate, momentum=momentum)
+        mixture = personalised_weights(
+            TOY, StackedParameters(experts), 0, replay, search, torch.Generator().manual_seed(0)
+        )
+        assert mixture.chosen == "optimised"
+        moved = (torch.stack(expected[:num_epochs]).mean(dim=0) - 1 / 3).abs().max().item()
+        assert mixture.weights.tolist() == pytest.approx(
+            torch.stack(expected[:num_epochs]).mean(dim=0).tolist(), abs=0.03 * moved
+        )
+
+
+def test_the_loss_that_is_told_is_that_of_the_mixed_model_on_the_whole_replay(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    replay = replay_of({0: 200, 2: 100})  # more than is judged at a time
+    mixture = personalised_weights(TOY, StackedParameters(experts), 0, replay, SEARCH, torch.Generator().manual_seed(0))
+    assert mixture.loss == pytest.approx(loss_on(experts, mixture.weights, replay), rel=1e-4)
+
+
+def test_the_descent_stops_when_it_makes_no_progress(experts: list[dict[str, torch.Tensor]]) -> None:
+    draws = []
+    for patience in (0, 1):
+        search = WeightSearch(num_epochs=12, batch_size=16, learning_rate=0.0, momentum=0.0, patience=patience)
+        rng = torch.Generator().manual_seed(0)
+        personalised_weights(TOY, StackedParameters(experts), 0, replay_of({0: 8, 1: 8}), search, rng)
+        draws.append(rng.get_state())
+    reference = torch.Generator().manual_seed(0)
+    for _ in range(2):  # the first epoch is progress, the second is none
+        torch.randperm(16, generator=reference)
+    assert torch.equal(draws[1], reference.get_state())
+    assert not torch.equal(draws[0], reference.get_state())
+
+
+def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str, torch.Tensor]]) -> None:
+    mixture = personalised_weights(
+        TOY, StackedParameters(experts), 1, replay_of({2: 24, 3: 24}), SEARCH, torch.Generator().manual_seed(0)
+    )
+    assert mixture.weights[1] > 0.6
+    assert mixture.weights.sum().item() == pytest.approx(1, abs=1e-5)
+    assert bool((mixture.weights >= 0).all())
+
+
+def test_the_mixture_is_never_worse_on_the_replay_than_own_or_average(experts: list[dict[str, torch.Tensor]]) -> None:
+    wild = WeightSearch(num_epochs=1, batch_size=8, learning_rate=50.0, momentum=0.0)
+    stacked, replay = StackedParameters(experts), replay_of({0: 20, 2: 20})
+    still = WeightSearch(num_epochs=0, batch_size=8, learning_rate=0.0, momentum=0.0)
+    reference = personalised_weights(TOY, stacked, 0, replay, still, torch.Generator())
+    mixture = personalised_weights(TOY, stacked, 0, replay, wild, torch.Generator().manual_seed(0))
+    assert mixture.loss <= reference.loss
+    assert reference.chosen in {"own", "average", "optimised"}
+
+
+@pytest.mark.parametrize("where", ["another's model", "the replay"])
+def test_nan_ends_the_descent_and_the_weights_stay_on_the_simplex(
+    experts: list[dict[str, torch.Tensor]], where: str
+) -> None:
+    models = [{name: tensor.clone() for name, tensor in expert.items()} for expert in experts]
+    replay = replay_of({0: 20, 1: 20})
+    if where == "the replay":
+        replay.images[3, 0, 0, 0] = torch.nan
+    else:
+        next(tensor for tensor in models[1].values() if tensor.is_floating_point()).fill_(torch.nan)
+    mixture = personalised_weights(TOY, StackedParameters(models), 0, replay, SEARCH, torch.Generator().manual_seed(0))
+    assert bool(mixture.weights.isfinite().all())
+    assert mixture.weights.sum().item() == pytest.approx(1)
+
+
+def test_a_single_client_keeps_its_own_model(experts: list[dict[str, torch.Tensor]]) -> None:
+    mixture = personalised_weights(
+        TOY, StackedParameters(experts[:1]), 0, replay_of({0: 8, 1: 8}), SEARCH, torch.Generator()
+    )
+    assert mixture.weights.tolist() == [1.0]
+
+
+def test_one_clients_replay_never_changes_anothers_weights(experts: list[dict[str, torch.Tensor]]) -> None:
+    stacked = StackedParameters(experts)
+    second = (1, replay_of({2: 8, 3: 8}))
+    short = personalise_all(TOY, stacked, [(0, replay_of({0: 8})), second], SEARCH, torch.Generator().manual_seed(4))
+    long = personalise_all(TOY, stacked, [(0, replay_of({0: 40})), second], SEARCH, torch.Generator().manual_seed(4))
+    assert torch.equal(short[1].weights, long[1].weights)
+
+
+def test_an_empty_replay_is_refused(experts: list[dict[str, torch.Tensor]]) -> None:
+    empty = Replay(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64), 0, 0)
+    with pytest.raises(ValueError, match="at least one"):
+        personalised_weights(TOY, StackedParameters(experts), 0, empty, SEARCH, torch.Generator())

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.service.data_dir import claim_data_dir
+
+
+def test_a_data_dir_can_be_claimed_again_by_its_owner(tmp_path: Path):
+    path = tmp_path / "new" / "dir"
+    with claim_data_dir(path, fleet="f", role="client", owner="cam-1") as claimed:
+        assert claimed.path == path
+    claim_data_dir(path, fleet="f", role="client", owner="cam-1").close()
+
+
+@pytest.mark.parametrize("change", [{"fleet": "g"}, {"role": "aggregator"}, {"owner": "cam-2"}])
+def test_a_data_dir_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, change: dict[str, str]):
+    mine = {"fleet": "f", "role": "client", "owner": "cam-1"}
+    claim_data_dir(tmp_path, **mine).close()
+    before = sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir())
+    with pytest.raises(SettingsError, match="belongs to"):
+        claim_data_dir(tmp_path, **{**mine, **change})
+    assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
+def test_a_second_process_is_told_who_holds_the_data_dir(tmp_path: Path):
+    with (
+        claim_data_dir(tmp_path, fleet="f", role="aggregator"),
+        pytest.raises(SettingsError, match=f"in use by process {os.getpid()}"),
+    ):
+        claim_data_dir(tmp_path, fleet="f", role="aggregator")
+
+
+def test_a_file_in_place_of_the_data_dir_is_refused(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(SettingsError, match="not a folder"):
+        claim_data_dir(path, fleet="f", role="client")
+    with pytest.raises(SettingsError, match="not writable"):
+        claim_data_dir(path / "below", fleet="f", role="client")
+    assert path.read_text() == "mine"
+
+
+def test_a_damaged_marker_is_refused(tmp_path: Path):
+    (tmp_path / "fleet.json").write_text("[]")
+    with pytest.raises(SettingsError, match="damaged"):
+        claim_data_dir(tmp_path, fleet="f", role="client")
+
+
+def test_a_failed_atomic_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "state"
+    write_atomic(path, b"old")
+
+    def broken(handle: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]

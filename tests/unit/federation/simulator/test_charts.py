@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from replayfleet.federation.simulator.charts import Curve, accuracy_chart
+
+
+def pixels(picture: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+
+
+def has_colour(picture: bytes, colour: tuple[int, int, int]) -> bool:
+    return bool((np.abs(pixels(picture) - np.array(colour)).max(axis=-1) < 8).any())
+
+
+BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+
+
+def test_every_run_has_a_colour_of_its_own():
+    first = Curve("one", [0.2, 0.4, 0.6])
+    alone = accuracy_chart([first], title="t")
+    both = accuracy_chart([first, Curve("two", [0.6, 0.4])], title="t")
+    assert has_colour(alone, BLUE)
+    assert not has_colour(alone, ORANGE)
+    assert has_colour(both, BLUE)
+    assert has_colour(both, ORANGE)
+
+
+def test_changes_of_the_stream_and_clients_show():
+    curve = Curve("one", [0.2, 0.4, 0.6])
+    plain = accuracy_chart([curve], title="t")
+    marked = accuracy_chart([curve], title="t", changes=[2], change_name="c")
+    banded = accuracy_chart([Curve("one", curve.accuracy, {"a": [0.1] * 3, "b": [0.9] * 3})], title="t")
+    assert len({plain, marked, banded}) == 3
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 150])
+def test_any_number_of_rounds_can_be_drawn(num_rounds: int):
+    picture = accuracy_chart([Curve("one", [0.5] * num_rounds)], title="t", changes=range(1, num_rounds))
+    assert pixels(picture).shape[0] > 400
+
+
+def test_a_chart_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one curve"):
+        accuracy_chart([], title="t")

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from support.image_sets import write_fashion_mnist
+from support.nudge_method import NudgeMethod
+
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.variants import VARIANTS
+from replayfleet.federation.simulator import cli, job
+from replayfleet.federation.simulator.checkpoints import claimed
+from replayfleet.federation.simulator.job import Options, prepare
+from replayfleet.federation.simulator.simulation import Simulation
+
+FleetSim: TypeAlias = Callable[..., tuple[int, str, str]]
+
+SIZE = ["--clients", "2", "--rounds", "4", "--set", "samples_per_class=3", "--set", "test_samples_per_class=1"]
+
+
+@pytest.fixture(autouse=True)
+def _small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
+    monkeypatch.setenv("REPLAYFLEET_DATA", str(tmp_path / "data"))
+    monkeypatch.setitem(METHODS, "nudge", NudgeMethod)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def fleet_sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Return a function that runs the command and returns (exit code, stdout, stderr)."""
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fleet-sim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return stopped.value.code, captured.out, captured.err
+
+    return run
+
+
+def simulate(fleet_sim: FleetSim, *arguments: Any, out: str = "out"):
+    return fleet_sim("nudge", "--settings", "tiny", "--threads", "1", "--out", out, *SIZE, *arguments)
+
+
+def test_a_run_writes_result_and_chart(fleet_sim: FleetSim, tmp_path: Path):
+    code, out, err = simulate(fleet_sim, "--seed", "5")
+    assert (code, err) == (0, "")
+    assert out.count("\nround ") == 4
+    assert "sub-generators 4 of 4 sent" in out
+    assert (tmp_path / "out" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["run"]["method"] == "nudge"
+    assert result["run"]["settings"] == {"strength": 1.0, "retrain": False}
+    assert result["run"]["run_seed"] == result["run"]["stream"]["seed"] == 5
+    assert [record["round"] for record in result["rounds"]] == [0, 1, 2, 3]
+    client = result["rounds"][3]["clients"]["client-1"]
+    assert 0 <= client["accuracy"] <= 1
+    assert (client["num_seen"], client["num_test"]) == (24, 8)
+    assert client["bytes_up"] > 0
+    assert result["summary"]["sub_generator_updates"] == 8
+    assert result["versions"]["torch"]
+    assert result["hardware"]["num_cores"] >= 1
+    assert result["command"][:2] == ["fleet-sim", "nudge"]
+
+
+def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_path: Path):
+    simulate(fleet_sim, out="first")
+    path = tmp_path / "first" / "result.json"
+    upper = json.loads(path.read_text())
+    upper["run"]["method"] = "centralized"
+    for record in upper["rounds"]:
+        record["accuracy"] += 0.25
+    path.write_text(json.dumps(upper))
+    code, out, _ = simulate(fleet_sim, "--compare", path)
+    assert code == 0
+    assert "average regret 25.00" in out
+    summary = json.loads((tmp_path / "out" / "result.json").read_text())["summary"]
+    assert summary["average_regret"] == pytest.approx(0.25)
+
+
+def test_overlap_and_absences_are_options_of_the_stream(fleet_sim: FleetSim, tmp_path: Path):
+    code, out, err = simulate(fleet_sim, "--scenario", "extreme", "--overlap", "2", "--absent", "1", "--rounds", "3")
+    assert (code, err) == (0, "")
+    assert "extreme with 2 classes shared: 2 clients (1 absent), 3 rounds" in out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["run"]["stream"]["overlap"], result["run"]["stream"]["num_absent"]) == (2, 1)
+    assert [sum(c["present"] for c in record["clients"].values()) for record in result["rounds"]] == [2, 1, 1]
+    assert [len(c["classes"]) for c in result["rounds"][0]["clients"].values()] == [4, 4]
+
+
+def test_a_result_from_before_overlap_and_absences_is_still_compared(fleet_sim: FleetSim, tmp_path: Path):
+    simulate(fleet_sim, out="first")
+    path = tmp_path / "first" / "result.json"
+    old = json.loads(path.read_text())
+    del old["run"]["stream"]["overlap"], old["run"]["stream"]["num_absent"]
+    path.write_text(json.dumps(old))
+    assert simulate(fleet_sim, "--compare", path)[0] == 0
+    assert simulate(fleet_sim, "--overwrite", "--overlap", "2", "--compare", path)[0] == 2
+
+
+def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: Path):
+    simulate(fleet_sim, "--seed", "1", out="first")
+    code, _, err = simulate(fleet_sim, "--compare", tmp_path / "first" / "result.json")
+    assert code == 2
+    assert "its stream was" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_resumes(
+    fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    original = Simulation._round
+
+    def interrupted(self: Simulation, round_index: int, *arguments: Any) -> Any:
+        if round_index == 2:
+            raise KeyboardInterrupt
+        return original(self, round_index, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "_round", interrupted)
+        code, _, err = simulate(fleet_sim)
+    assert code == 130
+    assert "--resume" in err
+    code, out, err = simulate(fleet_sim, "--resume")
+    assert code == 0
+    assert "round 1" not in out
+    simulate(fleet_sim, out="whole")
+    resumed, whole = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "whole"))
+    assert [r["accuracy"] for r in resumed["rounds"]] == [r["accuracy"] for r in whole["rounds"]]
+
+
+def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
+    assert simulate(fleet_sim)[0] == 0
+    code, _, err = simulate(fleet_sim)
+    assert code == 2
+    assert "holds an earlier run" in err
+    assert simulate(fleet_sim, "--overwrite")[0] == 0
+
+
+def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, tmp_path: Path):
+    with claimed(tmp_path / "out/state"):
+        code, _, err = simulate(fleet_sim, "--overwrite")
+    assert code == 2
+    assert "is in use: another process runs there" in err
+    assert not (tmp_path / "out/state/run.json").exists()
+    assert simulate(fleet_sim, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["pfedgpr"], "unknown method 'pfedgpr'; did you mean 'pfedgrp'?"),
+        (["nudge", "--scenario", "gradul"], "unknown scenario 'gradul'; did you mean 'gradual'?"),
+        (["nudge", "--dataset", "fashion"], "unknown data set 'fashion'; did you mean 'fashion-mnist'?"),
+        (["nudge", "--settings", "big"], "unknown settings 'big'; known: demo, paper, small, tiny"),
+        (["nudge", "--sampler", "onx"], "unknown sampler 'onx'; did you mean 'onnx'?"),
+        (["nudge", "--set", "strenth=2"], "did you mean 'strength'?"),
+        (["nudge", "--set", "strength=much"], "Expected float"),
+        (["nudge", "--set", "strength"], "expected KEY=VALUE"),
+        (
+            ["nudge", "--settings", "tiny", "--rounds", "11", "--set", "samples_per_class=3"],
+            "lasts for 10 rounds",
+        ),
+        (["nudge", "--clients", "0"], "num_clients is 0"),
+        (["nudge", "--overlap", "7"], "overlap is 7, expected at most 6"),
+        (["nudge", "--absent", "2"], "num_absent is 2, expected 0 to 1"),
+        (["nudge", "--threads", "0"], "--threads is 0"),
+        (["nudge", "--workers", "0"], "--workers is 0"),
+        (["nudge", "--rounds", "many"], "Invalid value for '--rounds'"),
+        (["nudge", "--data-root", "absent"], "data root absent is no folder"),
+        (["nudge", "--resume"], "holds no run to resume"),
+        (["nudge", "--resume", "--overwrite"], "exclude each other"),
+        (["nudge", "--compare", "absent.json"], "absent.json: can't be read"),
+        (["nudge", "--flavour", "x"], "No such option"),
+        ([], "Missing argument 'METHOD'"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    fleet_sim: FleetSim, tmp_path: Path, arguments: Any, complaint: str
+):
+    sizes = [] if {"--settings", "--rounds"} & set(arguments) else ["--settings", "tiny", *SIZE]
+    if "--clients" in arguments:
+        sizes = []
+    code, out, err = fleet_sim(*arguments, *sizes, "--out", "out")
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fleet-sim: ")
+    assert err.count("\n") == 1
+    assert complaint in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_data_set_is_one_line_that_says_how_to_get_it(
+    fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REPLAYFLEET_DATA", str(tmp_path / "nothing"))
+    code, _, err = fleet_sim("nudge", "--dataset", "cifar-10", "--out", "out")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "cifar-10 not found" in err
+    assert "cifar10-images.zip" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(fleet_sim: FleetSim, tmp_path: Path, out: str):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = simulate(fleet_sim, out=out)
+    assert code == 2
+    assert "out dir file" in err
+    assert "is a file" in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_methods_and_their_variants_are_listed(fleet_sim: FleetSim):
+    code, out, err = fleet_sim("--list")
+    assert (code, err) == (0, "")
+    assert {line.split()[0] for line in out.splitlines()} == {*METHODS, *VARIANTS}
+    assert "pfedgrp-as3  (pfedgrp --set generators=single)\n" in out
+
+
+def test_help_answers_at_once_and_without_torch():
+    code = (
+        "import sys, replayfleet.federation.simulator.cli as cli\n"
+        "sys.argv = ['fleet-sim', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert not {'torch', 'numpy', 'matplotlib', 'onnx'} & set(sys.modules)\n"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert time.perf_counter() - started < 5
+    assert "--scenario" in done.stdout
+
+
+def test_minutes_end_a_run_that_resume_completes(fleet_sim: FleetSim, tmp_path: Path):
+    code, out, _ = simulate(fleet_sim, "--minutes", "0")
+    assert code == 3
+    assert "0 minutes leave no time for more; the same command with --resume goes on" in out
+    assert not (tmp_path / "out" / "result.json").exists()
+    code, _, err = simulate(fleet_sim, "--resume")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_minutes_that_are_none_are_refused(fleet_sim: FleetSim, minutes: str):
+    code, _, err = simulate(fleet_sim, "--minutes", minutes)
+    assert code == 2
+    assert f"--minutes is {minutes}, expected 0 or more" in err
+
+
+def test_no_round_begins_that_would_end_after_the_minutes(fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch):
+    original = Simulation._round
+
+    def lasting(self: Simulation, *arguments: Any) -> Any:
+        outcome = original(self, *arguments)
+        return dataclasses.replace(outcome, record=dataclasses.replace(outcome.record, round_s=40.0))
+
+    monkeypatch.setattr(Simulation, "_round", lasting)
+    code, out, _ = simulate(fleet_sim, "--minutes", "0.5")  # a round is told to take 40 of the 30 seconds
+    assert code == 3
+    assert out.count("\nround ") == 1
+
+
+def test_a_run_that_died_before_it_had_begun_is_no_run(fleet_sim: FleetSim, tmp_path: Path):
+    (tmp_path / "out" / "state").mkdir(parents=True)
+    (tmp_path / "out" / "state" / "lock").touch()
+    code, _, err = simulate(fleet_sim, "--resume")
+    assert code == 2
+    assert "holds no run to resume" in err
+    code, _, err = simulate(fleet_sim)
+    assert (code, err) == (0, "")
+
+
+def test_a_resumed_run_says_who_ran_what_and_what_is_half_written_goes_away(
+    fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    state, result = tmp_path / "out" / "state", tmp_path / "out" / "result.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "commit", lambda: "before")
+        assert simulate(fleet_sim, "--minutes", "0")[0] == 3
+    for left in (state / ".round-0001.json.x.tmp", state / "blobs" / ".ab.safetensors.y.tmp"):
+        left.write_bytes(b"half")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "commit", lambda: "after")
+        assert simulate(fleet_sim, "--resume")[0] == 0
+    found = json.loads(result.read_text())
+    assert [(part["first_round"], part["commit"]) for part in found["parts"]] == [(0, "before"), (1, "after")]
+    assert found["commit"] == "after"
+    assert found["command"][-1] == "--resume"
+    assert found["wall_s"] > found["rounds"][0]["round_s"]
+    assert not list(state.rglob(".*.tmp"))
+    with monkeypatch.context() as patch:  # nothing is left to run: whoever asks again has made nothing of it
+        patch.setattr(job, "commit", lambda: "later")
+        assert simulate(fleet_sim, "--resume")[0] == 0
+    again = json.loads(result.read_text())
+    assert (again["commit"], again["parts"]) == (found["commit"], found["parts"])
+    assert again["wall_s"] >= sum(record["round_s"] for record in found["rounds"])
+
+
+def test_a_run_in_one_part_has_no_list_of_parts_and_one_that_begins_anew_forgets_earlier_ones(
+    fleet_sim: FleetSim, tmp_path: Path
+):
+    assert simulate(fleet_sim, "--minutes", "0")[0] == 3
+    assert simulate(fleet_sim, "--overwrite")[0] == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["parts"] == []
+
+
+def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet_sim: FleetSim, tmp_path: Path):
+    code, _, err = simulate(fleet_sim, "--torch-device", "nonsense")
+    assert code == 2
+    assert "torch device 'nonsense' can't be used" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_newer_than_kept_results_names_a_run_only_where_it_changes_it(tmp_path: Path):
+    def settings(*overrides: str) -> dict[str, Any]:
+        sizes = [word for word in SIZE if "=" in word]
+        asked = Options(
+            method="mfcl",
+            scenario="circulating",
+            dataset="fashion-mnist",
+            preset="tiny",
+            out=tmp_path / "out",
+            clients=2,
+            rounds=2,
+            overrides=[*sizes, *overrides],
+        )
+        found: dict[str, Any] = prepare(asked).identity["settings"]
+        return found
+
+    assert "replay_labels" not in settings()
+    assert settings("replay_labels=own") == settings()
+    assert settings("replay_labels=latents") == {**settings(), "replay_labels": "latents"}

@@ -1,0 +1,111 @@
+"""Simulations whose clients train as one network, stop early, and choose a torch device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from support.image_sets import small_dataset
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.records import RoundData
+from replayfleet.federation.service.artefact_codec import encode_artefacts
+from replayfleet.federation.service.presets import settings_for
+from replayfleet.federation.simulator.checkpoints import Checkpoints
+from replayfleet.federation.simulator.job import Options, identity_of, simulation_of, wanted_stream
+from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
+from replayfleet.federation.simulator.simulation import Simulation
+from replayfleet.federation.streams.stream import Stream, StreamSettings
+
+
+def simulation(method: str, *, in_step: bool, num_rounds: int = 1) -> Simulation:
+    dataset = small_dataset()
+    size = StreamSettings(scenario="circulating", num_clients=3, num_rounds=num_rounds, samples_per_class=3)
+    kind = METHODS[method]
+    built = kind(task=dataset.task, **{**settings_for(method, "tiny"), "local_epochs": 1, "learning_rate": 1e-3})
+    return Simulation(
+        method=built,
+        dataset=dataset,
+        stream=Stream(size, dataset.train.labels, dataset.test.labels, dataset.task.num_classes),
+        run_seed=0,
+        sampler=None,
+        num_threads=1,
+        in_step=in_step,
+    )
+
+
+def uploads_of(simulated: Simulation) -> dict[str, Any]:
+    outcomes: list[Any] = []
+    simulated.run(on_round=outcomes.append)
+    return dict(outcomes[-1].uploads)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized", "pfedgrp"])
+def test_clients_in_step_upload_what_they_upload_one_by_one(method: str) -> None:
+    alone = uploads_of(simulation(method, in_step=False))
+    in_step = uploads_of(simulation(method, in_step=True))
+    assert list(in_step) == list(alone)
+    for name, upload in alone.items():
+        packed, again = upload.pack(), in_step[name].pack()
+        assert again.facts == packed.facts
+        assert again.parameter_sets.keys() == packed.parameter_sets.keys()
+        for key, tensor in packed.parameter_sets["task"].items():
+            torch.testing.assert_close(again.parameter_sets["task"][key], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_that_is_told_to_stop_ends_with_its_round_and_goes_on_from_there(tmp_path: Path) -> None:
+    simulated = simulation("fedavg", in_step=False, num_rounds=3)
+    whole = [record.accuracy for record in simulated.run()]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    assert len(simulated.run(checkpoints=checkpoints, should_stop=lambda: True)) == 1
+    assert [record.accuracy for record in simulated.run(checkpoints=checkpoints)] == whole
+
+
+def test_a_run_whose_parameters_are_absurd_goes_on_too(tmp_path: Path) -> None:
+    simulated = simulation("centralized", in_step=False, num_rounds=2)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin({}, resume=False)
+    outcomes: list[Any] = []
+    simulated.run(checkpoints=checkpoints, on_round=outcomes.append, should_stop=lambda: True)
+    (last,) = checkpoints.load()
+    artefacts = outcomes[0].aggregator_state.pack()
+    next(iter(next(iter(artefacts.parameter_sets.values())).values())).fill_(float("nan"))
+    checkpoints.save(msgspec.structs.replace(last, aggregator=encode_artefacts(artefacts, checkpoints)))
+    assert len(simulated.run(checkpoints=checkpoints)) == 2
+
+
+def test_a_method_that_cant_train_in_step_trains_one_by_one_and_refuses_to_be_asked() -> None:
+    def identity(**asked: Any) -> dict[str, Any]:
+        options = Options(
+            method="mfcl", scenario="circulating", dataset="fashion-mnist", preset="tiny", out=Path("out"), **asked
+        )
+        data = small_dataset(train_per_class=60, test_per_class=40)
+        return identity_of(options, simulation_of(options, wanted_stream(options), data))
+
+    assert identity(in_step=False) == identity()
+    with pytest.raises(SettingsError, match="mfcl can't train in step; without --in-step"):
+        identity(in_step=True)
+    assert identity(torch_device="cuda:1") == identity(torch_device="cuda")  # needs no GPU: nothing is run
+
+
+def test_a_torch_device_that_is_not_there_is_named() -> None:
+    assert torch_device("cpu").type == "cpu"
+    with pytest.raises(SettingsError, match="torch device 'nonsense' can't be used"):
+        torch_device("nonsense")
+
+
+def test_values_move_whole_and_stay_themselves_on_the_cpu() -> None:
+    method = METHODS["pfedgrp"](task=small_dataset().task)
+    download = method.initial_download(torch.Generator().manual_seed(0))
+    assert placed(download, torch.device("cpu")) is download
+    moved = placed(download, torch.device("meta"))
+    assert type(moved) is type(download)
+    assert {tensor.device.type for tensor in moved.average.values()} == {"meta"}
+    data = RoundData(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))
+    assert placed_data(data, torch.device("cpu")) is data
+    assert placed_data(data, torch.device("meta")).images.device.type == "meta"

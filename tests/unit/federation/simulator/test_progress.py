@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from replayfleet.federation.simulator.progress import Progress
+from replayfleet.federation.simulator.records import ClientRecord, RoundRecord, summarise
+from replayfleet.federation.simulator.simulation import RoundOutcome
+
+
+def client(
+    accuracy: float,
+    *,
+    sent: tuple[str, ...] = (),
+    held: int = 0,
+    num_bytes: int = 0,
+    classes: dict[int, float] | None = None,
+    present: bool = True,
+):
+    return ClientRecord(
+        classes=(0, 1),
+        accuracy=accuracy,
+        num_test=10,
+        num_seen=20,
+        class_accuracy=classes or {0: accuracy},
+        train_s=1.0,
+        bytes_up=num_bytes,
+        bytes_up_everything=2 * num_bytes,
+        bytes_down=num_bytes,
+        bytes_down_everything=3 * num_bytes,
+        sub_generators_sent=sent,
+        num_sub_generators_held=held,
+        present=present,
+    )
+
+
+def record(index: int, *clients: ClientRecord):
+    mean = sum(c.accuracy for c in clients) / len(clients)
+    named = {f"client-{place}": c for place, c in enumerate(clients)}
+    return RoundRecord(round=index, accuracy=mean, clients=named, aggregate_s=0.5, round_s=3.0)
+
+
+def outcome(one: RoundRecord):
+    return RoundOutcome(one, {}, {}, None, {})
+
+
+def test_the_line_of_a_round_estimates_the_time_left(capsys: pytest.CaptureFixture[str]):
+    now = [0.0]
+    progress = Progress(num_rounds=11, num_clients=2, clock=lambda: now[0])
+    now[0] = 30.0
+    progress.round_done(outcome(record(0, client(0.5, sent=("1",), held=4, num_bytes=10**6), client(0.7, held=3))))
+    line = capsys.readouterr().out
+    assert "accuracy  60.0 % (50.0 to 70.0)" in line
+    assert "sub-generators 1 of 7 sent" in line
+    assert "up 1.0 MB" in line
+    assert "about 5 min left" in line
+
+
+def test_absent_clients_are_counted_in_the_line():
+    line = Progress(num_rounds=2, num_clients=2, num_absent=1).line(outcome(record(1, client(0.5), client(0.7))))
+    assert "absent" not in line
+    line = Progress(2, 2, num_absent=1).line(outcome(record(1, client(0.5), client(0.7, present=False))))
+    assert "round 1  1 absent  accuracy  60.0 % (50.0 to 70.0)" in line
+
+
+def test_a_terminal_shows_how_many_of_those_present_have_had_their_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress = Progress(num_rounds=2, num_clients=3, num_absent=1)
+    for name in ("a", "b", "c"):
+        progress.client_begins(0, name)
+    progress.round_done(outcome(record(0, client(0.5))))
+    for name in ("a", "c"):
+        progress.client_begins(1, name)
+    out = capsys.readouterr().out
+    assert "round 0: c trains (3 of 3)" in out
+    assert "round 1: a trains (1 of 2)" in out
+    assert "round 1: c trains (2 of 2)" in out
+
+
+def test_a_resumed_run_counts_only_the_rounds_that_it_ran(capsys: pytest.CaptureFixture[str]):
+    now = [0.0]
+    progress = Progress(num_rounds=10, num_clients=1, clock=lambda: now[0])
+    now[0] = 7.0
+    progress.round_done(outcome(record(7, client(0.5))))
+    assert "about 14 s left" in capsys.readouterr().out
+
+
+def test_the_last_round_has_nothing_left_and_a_method_without_sub_generators_names_none(
+    capsys: pytest.CaptureFixture[str],
+):
+    Progress(num_rounds=1, num_clients=1).round_done(outcome(record(0, client(0.5))))
+    line = capsys.readouterr().out
+    assert "left" not in line
+    assert "sub-generators" not in line
+
+
+def test_a_summary_adds_up_what_travelled_and_takes_the_papers_metrics():
+    records = [
+        record(0, client(0.8, sent=("1", "2"), num_bytes=10, classes={0: 0.8}), client(0.6, classes={1: 0.6})),
+        record(1, client(0.4, sent=("1",), num_bytes=1, classes={0: 0.3}), client(0.6, classes={1: 0.6})),
+    ]
+    summary = summarise(records)
+    assert summary["final_accuracy"] == 0.5
+    assert round(summary["average_accuracy"], 9) == 0.6
+    assert round(summary["average_forgetting_measure"], 9) == 0.2
+    assert round(summary["average_forgetting"], 9) == 0.25
+    assert summary["sub_generator_updates"] == 1.5
+    assert [summary[key] for key in ("bytes_up", "bytes_up_everything", "bytes_down_everything")] == [11, 22, 33]

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import itertools
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.street.furniture import SIGN_KINDS, house_mesh, light_mesh, sign_mesh, tree_mesh
+from replayfleet.federation.streams.street.meshes import Mesh, turned
+from replayfleet.federation.streams.street.painter import MIN_HEIGHT, MIN_WIDTH, Painter
+from replayfleet.federation.streams.street.street import Street
+from replayfleet.federation.streams.street.towns import TOWNS
+from replayfleet.federation.streams.street.traffic import CLASS_NAMES, Thing, Traffic
+from replayfleet.federation.streams.street.vehicles import LENGTHS_M, vehicle_mesh
+from replayfleet.federation.streams.street.view import NEAR_M, View, clip_near, whole_pixels
+
+WIDTH, HEIGHT = 640, 380
+VIEW = View(focal=320.0, centre_x=320.0, horizon_y=190.0, x=0.0, eye=1.55, bend=0.0)
+BACKGROUND = (255, 0, 255)
+
+
+def _painted(*things: Thing, town: str = "sunny") -> tuple[np.ndarray, list[list[float]], list[int]]:
+    """Paint things on an empty background: (where something was painted, boxes, class ids)."""
+    pixels = np.full((HEIGHT, WIDTH, 3), BACKGROUND, np.uint8)
+    painter = Painter(cv2, pixels, VIEW, TOWNS[town])
+    painter.paint(things)
+    corners, class_ids = painter.boxes()
+    return (pixels != BACKGROUND).any(axis=2), corners.tolist(), class_ids.tolist()
+
+
+def _at(mesh: Mesh, x: float, z: float, class_id: int = 0, y: float = 0.0) -> Thing:
+    return Thing(mesh, x, y, z, z, class_id)
+
+
+def _bounds(painted: np.ndarray) -> list[float]:
+    rows, columns = np.flatnonzero(painted.any(axis=1)), np.flatnonzero(painted.any(axis=0))
+    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+
+
+@pytest.mark.parametrize("quarters", range(4))
+@pytest.mark.parametrize("kind", LENGTHS_M)
+def test_a_box_bounds_the_very_pixels_of_its_object(kind: str, quarters: int):
+    mesh = vehicle_mesh(kind, 1, quarters)
+    for x, z in ((0.0, 8.0), (3.2, 12.3), (-5.1, 20.0), (-2.0, 33.3), (6.0, 15.0)):
+        painted, boxes, _ = _painted(_at(mesh, x, z))
+        assert boxes == [_bounds(painted)], (x, z)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "z"), [("car", 3.2, 0.9), ("car", 2.6, -1.5), ("bus", -3.5, -3.0), ("van", -2.2, 1.2)]
+)
+def test_a_box_of_what_reaches_past_the_edge_bounds_what_is_in_the_picture(kind: str, x: float, z: float):
+    painted, boxes, _ = _painted(_at(vehicle_mesh(kind, 0, 0), x, z))
+    assert painted[:, [0, -1]].any()
+    assert boxes == [_bounds(painted)]
+
+
+@pytest.mark.parametrize("kind", [*SIGN_KINDS, "panel"])
+def test_signs_and_lights_are_bounded_like_vehicles(kind: str):
+    painted, boxes, class_ids = _painted(_at(sign_mesh(kind), 4.0, 14.0, 4, y=2.4))
+    assert (boxes, class_ids) == ([_bounds(painted)], [4])
+    painted, boxes, class_ids = _painted(_at(light_mesh("green"), -4.0, 22.0, 3, y=4.0))
+    assert (boxes, class_ids) == ([_bounds(painted)], [3])
+
+
+def test_what_others_hide_has_no_box():
+    bus, car = _at(vehicle_mesh("bus", 0, 0), 0.0, 10.0), _at(vehicle_mesh("car", 0, 0), 0.0, 24.0)
+    _, boxes, _ = _painted(car, bus)
+    assert len(boxes) == 1
+    _, boxes, _ = _painted(_at(car.mesh, 5.0, 24.0), bus)
+    assert len(boxes) == 2
+    house = _at(house_mesh(14.0, 4, 1, 0), -6.0, 8.0, -1)
+    _, boxes, _ = _painted(car, house)
+    assert boxes == []
+
+
+def test_a_half_hidden_object_keeps_its_whole_box():
+    behind = _at(vehicle_mesh("car", 0, 0), 1.4, 16.0)
+    _, alone, _ = _painted(behind)
+    _, boxes, _ = _painted(behind, _at(vehicle_mesh("car", 0, 0), 0.0, 8.0))
+    assert boxes[0] == alone[0]
+
+
+def test_tiny_objects_and_slivers_at_the_edge_have_no_box():
+    car = vehicle_mesh("car", 0, 0)
+    assert _painted(_at(car, 0.0, 100.0))[1] == []
+    painted, boxes, _ = _painted(_at(car, 9.5, 5.9))
+    assert painted.any()
+    assert boxes == []
+
+
+def test_nothing_is_painted_for_what_is_behind_the_camera():
+    assert not _painted(_at(vehicle_mesh("bus", 0, 0), 0.0, -12.0), _at(tree_mesh(0), 3.0, 0.0, -1))[0].any()
+
+
+def test_a_polygon_is_clipped_at_the_near_plane():
+    square = np.array([(0.0, 0.0, -1.0), (0.0, 2.0, -1.0), (0.0, 2.0, 3.0), (0.0, 0.0, 3.0)])
+    clipped = clip_near(square)
+    assert clipped[:, 2].min() == NEAR_M
+    assert sorted(map(tuple, clipped.tolist())) == [(0, 0, NEAR_M), (0, 0, 3), (0, 2, NEAR_M), (0, 2, 3)]
+    assert clip_near(square - (0, 0, 5)).shape == (0, 3)
+
+
+def test_the_view_is_a_pinhole_and_whole_pixels_stay_in_what_opencv_can_count():
+    points = np.array([(0.0, 1.55, 10.0), (1.0, 0.0, 2.0)])
+    np.testing.assert_allclose(VIEW.project(points), [(320, 190), (480, 190 + 320 * 1.55 / 2)])
+    assert whole_pixels(np.array([(-0.5, 1e7)])).tolist() == [[-1, 30_000]]
+
+
+def test_a_vehicle_turned_four_times_is_itself():
+    mesh = vehicle_mesh("car", 0, 0)
+    np.testing.assert_allclose(turned(turned(mesh, 1), 3).vertices, mesh.vertices, atol=1e-12)
+    assert turned(mesh, 1).vertices[:, 0].max() > 2  # it is long from left to right
+
+
+@pytest.mark.parametrize("town", TOWNS)
+def test_vehicles_of_a_lane_never_touch(town: str):
+    traffic = Traffic(TOWNS[town], seed=5)
+    for moment in np.arange(0, 40, 2.7):
+        for lane in TOWNS[town].lanes:
+            own = sorted(
+                (thing.z, thing.z + thing.mesh.reach[1])
+                for thing in traffic.things(float(moment))
+                if thing.x == lane.x and thing.class_id in (0, 1, 2)
+            )
+            assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(own))
+
+
+@pytest.mark.parametrize("town", TOWNS)
+def test_equal_arguments_give_equal_pictures_in_any_order(town: str):
+    one, other = Street(town, seed=4), Street(town, seed=4)
+    moments = [3.0, 0.4, 70.0]
+    first = [one.draw(moment) for moment in moments]
+    for moment, (pixels, annotation) in reversed(list(zip(moments, first, strict=True))):
+        again, boxes = other.draw(moment)
+        assert again.shape == (380, 640, 3)
+        assert again.dtype == np.uint8
+        assert (again == pixels).all()
+        assert (boxes.corners == annotation.corners).all()
+        assert (boxes.class_ids == annotation.class_ids).all()
+    assert (first[0][0] != first[1][0]).any()
+    assert (Street(town, seed=5).draw(3.0)[0] != first[0][0]).mean() > 0.1
+
+
+@pytest.mark.parametrize("town", TOWNS)
+def test_boxes_lie_in_the_picture_and_have_a_size(town: str):
+    street = Street(town, seed=1)
+    for moment in np.arange(0, 40, 4.3):
+        corners = street.draw(float(moment))[1].corners
+        assert corners.dtype == np.float32
+        assert (corners >= 0).all()
+        assert (corners <= (640, 380, 640, 380)).all()
+        assert (corners[:, 2] - corners[:, 0] >= MIN_WIDTH).all()
+        assert (corners[:, 3] - corners[:, 1] >= MIN_HEIGHT).all()
+
+
+def test_every_class_is_met_in_town_and_the_motorway_lacks_some():
+    def met(town: str) -> np.ndarray:
+        street = Street(town, seed=2)
+        return sum(np.bincount(street.draw(4.9 * n)[1].class_ids, minlength=len(CLASS_NAMES)) for n in range(24))
+
+    assert (met("sunny") >= 3).all()
+    vehicles, bikes, _, lights, signs = met("highway")
+    assert min(vehicles, signs) >= 5
+    assert bikes == lights == 0
+
+
+def test_towns_look_different():
+    pictures = {town: Street(town, seed=1).draw(1.0)[0] for town in TOWNS}
+    mean = {town: float(pixels.mean()) for town, pixels in pictures.items()}
+    assert mean["night"] < 0.6 * mean["sunny"]
+    assert mean["rain"] < 0.9 * mean["sunny"] < mean["highway"]
+    assert pictures["rain"].std() < pictures["sunny"].std()
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 64), (416, 416), (1920, 1080)])
+def test_the_picture_has_the_size_asked_for(width: int, height: int):
+    street = Street("night", seed=1, width=width, height=height)
+    sizes = [street.draw(moment) for moment in (0.0, 31.0)]
+    assert {pixels.shape for pixels, _ in sizes} == {(height, width, 3)}
+    assert all((annotation.corners <= (width, height, width, height)).all() for _, annotation in sizes)
+
+
+def test_drawing_is_quick():
+    street = Street("sunny", seed=3)
+    taken = []
+    for number in range(40):
+        began = time.process_time()
+        street.draw(number / 10)
+        taken.append(time.process_time() - began)
+    assert sorted(taken)[10] < 0.02  # 5 ms on a quiet core; a busy one may be several times slower
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"town": "nihgt"}, "unknown town 'nihgt'; did you mean 'night'"),
+        ({"width": 63}, "width is 63, expected 64 to 1920 pixels"),
+        ({"height": 1921}, "height is 1921"),
+        ({"seed": -1}, "seed is -1, expected 0 or more"),
+    ],
+)
+def test_an_impossible_street_is_refused(settings: dict[str, object], message: str):
+    with pytest.raises(SettingsError, match=message):
+        Street(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.wire.protocol.tensors import decompress, digest
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+
+
+def floats(count: int = 50_000) -> bytes:
+    return np.random.default_rng(3).normal(size=count).astype(np.float32).tobytes()
+
+
+def test_a_blob_lies_under_its_digest_and_reads_back(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(b"blob")
+    assert name == digest(b"blob")
+    assert store.put(b"blob") == name
+    assert store.has(name)
+    assert store.path(name) == tmp_path / name[:2] / name
+    assert store.read(name) == b"blob"
+    assert not store.has("0" * 64)
+    with pytest.raises(KeyError):
+        store.read("0" * 64)
+
+
+def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
+    with pytest.raises(MalformedMessage):
+        DiskBlobStore(tmp_path).path("../../etc/passwd")
+
+
+def test_a_damaged_blob_is_removed_so_that_it_is_fetched_again(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(b"blob")
+    store.path(name).write_bytes(b"blub")
+    with pytest.raises(ArtefactRejected) as caught:
+        store.read(name)
+    assert caught.value.reason is Reason.WRONG_DIGEST
+    assert not store.has(name)
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskBlobStore(tmp_path)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            store.put(b"blob")
+    assert not store.has(digest(b"blob"))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_data_are_flushed_before_the_rename_and_the_directory_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskBlobStore(tmp_path)
+    steps: list[str] = []
+    flush, rename = os.fsync, Path.replace
+
+    def note_flush(descriptor: int) -> None:
+        steps.append("directory" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "data")
+        flush(descriptor)
+
+    def note_rename(source: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(Path, "replace", note_rename)
+    store.put(b"blob")
+    assert steps == ["directory", "data", "rename", "directory"]
+    steps.clear()
+    store.path(digest(b"blob")).unlink()
+    store.put(b"blob")
+    assert steps == ["data", "rename", "directory"]
+
+
+def test_collect_keeps_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    kept, gone = store.put(floats()), store.put(floats(60_000))
+    store.encoded(kept)
+    spooled = store.encoded(gone).path
+    assert store.collect({kept}) == 1
+    assert store.has(kept)
+    assert not store.has(gone)
+    assert not spooled.exists()
+    assert store.encoded(kept).path.exists()
+
+
+def test_a_blob_is_encoded_once(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(floats())
+    encoded = store.encoded(name)
+    assert encoded.encoding == "shuffle4-zstd"
+    assert bytes(decompress(encoded.encoding, encoded.path.read_bytes(), 200_000)) == floats()
+    stamp = encoded.path.stat().st_mtime_ns
+    assert DiskBlobStore(tmp_path).encoded(name) == encoded
+    assert encoded.path.stat().st_mtime_ns == stamp
+
+
+def test_what_does_not_compress_travels_from_the_blob_itself(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    name = store.put(os.urandom(100_000))
+    encoded = store.encoded(name)
+    assert (encoded.encoding, encoded.path) == ("raw", store.path(name))
+
+
+def test_a_damaged_blob_is_not_encoded_after_a_restart(tmp_path: Path) -> None:
+    name = DiskBlobStore(tmp_path).put(floats())
+    store = DiskBlobStore(tmp_path)
+    store.path(name).write_bytes(b"x")
+    with pytest.raises(ArtefactRejected):
+        store.encoded(name)
+    with pytest.raises(KeyError):
+        store.encoded(name)
+
+
+def test_a_complete_part_file_becomes_the_blob_without_a_copy(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    part = store.parts / "cam-1.part"
+    part.write_bytes(b"blob")
+    inode = part.stat().st_ino
+    store.adopt(digest(b"blob"), part)
+    assert store.path(digest(b"blob")).stat().st_ino == inode
+    assert store.read(digest(b"blob")) == b"blob"
+
+
+def test_a_distrusted_blob_is_checked_and_encoded_again(tmp_path: Path) -> None:
+    store = DiskBlobStore(tmp_path)
+    sound, damaged = store.put(floats()), store.put(floats(60_000))
+    spooled = store.encoded(sound).path
+    store.path(damaged).write_bytes(b"x")
+    store.distrust(sound)
+    store.distrust(damaged)
+    assert store.has(sound)
+    assert not spooled.exists()
+    assert not store.has(damaged)

@@ -1,0 +1,561 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.couriers import FLEET, Clock, End, a_manifest, run
+
+from replayfleet.federation.errors import MalformedMessage, Reason
+from replayfleet.federation.wire.protocol import topics
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import (
+    Announcement,
+    FleetSpec,
+    Presence,
+    Progress,
+    Report,
+    RolledBack,
+    Verdict,
+)
+from replayfleet.federation.wire.protocol.tensors import compress
+from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.interfaces import Offered
+from replayfleet.federation.wire.transport.memory import MemoryBroker
+from replayfleet.federation.wire.transport.wire import TransferLimits
+
+BLOCK = 256 << 10
+
+
+class Yard:
+    """An aggregator and cameras in memory."""
+
+    def __init__(self, root: Path, *clients: str, limits: TransferLimits | None = None) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.broker = MemoryBroker()
+        self.aggregator = End(self.broker, self.clock, root / "aggregator", limits=limits)
+        self.cams = [self.cam(client) for client in clients]
+
+    def cam(self, client: str, **settings: int) -> End:
+        return End(self.broker, self.clock, self.root / client, client, **settings)
+
+    def restart_aggregator(self) -> None:
+        self.broker.kill("aggregator")
+        self.aggregator = End(self.broker, self.clock, self.root / "aggregator")
+
+    def run(self, seconds: float = 0.0) -> None:
+        run(self.clock, self.aggregator, *self.cams, seconds=seconds)
+
+
+def kinds(end: End) -> list[str]:
+    return [type(event).__name__ for event in end.events]
+
+
+def floats(count: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).normal(size=count).astype(np.float32).tobytes()
+
+
+def test_an_upload_arrives_and_its_verdict_comes_back(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blobs = [floats(400_000), os.urandom(70_000), b""]
+    manifest = cam.offer("cam-1", *blobs)
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+    assert yard.aggregator.arrived[0].manifest == manifest
+    assert [yard.aggregator.store.read(entry.digest) for entry in manifest.blobs] == blobs
+    assert cam.concluded[0].verdict.accepted
+    assert cam.concluded[0].manifest == manifest
+    assert list(yard.aggregator.store.parts.iterdir()) == []
+
+
+def test_compressible_parameters_travel_compressed_and_are_counted_so(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    yard.cams[0].offer("cam-1", floats(400_000))
+    yard.run()
+    (arrived,) = yard.aggregator.arrived
+    assert 0.8 * 1_600_000 < arrived.bytes_on_wire < 0.95 * 1_600_000
+    assert yard.cams[0].concluded[0].bytes_on_wire >= arrived.bytes_on_wire
+
+
+def test_a_small_upload_costs_one_round_trip(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(60_000))
+    yard.aggregator.work()
+    cam.work()
+    assert kinds(cam) == ["Concluded"]
+
+
+def test_an_empty_bundle_is_just_an_offer_and_a_verdict(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(3 * BLOCK)
+    yard.aggregator.store.put(blob)
+    cam.offer("cam-1", blob, without=(blob,))
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+    assert cam.courier.counters["bytes_sent"] < 2000
+
+
+def test_blobs_that_neither_bundle_nor_store_holds_are_asked_for(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    lost, sent = os.urandom(2 * BLOCK), os.urandom(1000)
+    manifest = cam.offer("cam-1", lost, sent, without=(lost,))
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+    assert all(yard.aggregator.store.has(entry.digest) for entry in manifest.blobs)
+    assert cam.concluded[0].bytes_on_wire > 2 * BLOCK + 1000
+    assert yard.aggregator.arrived[0].bytes_on_wire >= 2 * BLOCK + 1000
+
+
+def test_blocks_of_parts_that_are_held_already_are_not_asked_for(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    held, fresh = os.urandom(40 * BLOCK), os.urandom(BLOCK)
+    yard.aggregator.store.put(held)
+    cam.offer("cam-1", held, fresh)
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+    assert yard.aggregator.courier.counters["bytes_received"] < 12 * BLOCK
+
+
+def test_a_refused_offer_is_told_why_and_its_blocks_are_dropped(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    yard.aggregator.accepting = False
+    cam.offer("cam-1", os.urandom(3 * BLOCK))
+    yard.aggregator.work()
+    (offered,) = yard.aggregator.events
+    yard.aggregator.courier.refuse("cam-1", offered.offer, Reason.WRONG_ROUND.value, "upload is for round 0", 0.0)  # type: ignore[union-attr]
+    yard.run()
+    verdict = cam.concluded[0].verdict
+    assert (verdict.accepted, verdict.reason, verdict.detail) == (False, "wrong-round", "upload is for round 0")
+    assert list(yard.aggregator.store.parts.iterdir()) == []
+
+
+def test_the_same_offer_gets_the_same_verdict_without_asking_the_service_again(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(1000)
+    for _ in range(3):
+        cam.offer("cam-1", blob)
+        yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+    assert kinds(cam) == ["Concluded"] * 3
+
+
+def test_busy_is_not_remembered(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", "cam-2", limits=TransferLimits(max_open=1))
+    first, second = yard.cams
+    yard.aggregator.concluding = False
+    first.offer("cam-1", b"first")
+    yard.run()
+    second.offer("cam-2", b"second")
+    yard.run()
+    assert second.concluded[0].verdict.reason == "busy"
+    arrived = yard.aggregator.arrived[0]
+    yard.aggregator.courier.conclude("cam-1", arrived.manifest, arrived.transfer_id, accepted=True)
+    yard.aggregator.concluding = True
+    second.offer("cam-2", b"second")
+    yard.run()
+    assert second.concluded[1].verdict.accepted
+
+
+def test_too_large_an_offer_is_refused_before_the_service_hears_of_it(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", limits=TransferLimits(max_blob_bytes=1000))
+    yard.cams[0].offer("cam-1", os.urandom(1001))
+    yard.run()
+    assert kinds(yard.aggregator) == []
+    assert yard.cams[0].concluded[0].verdict.reason == "too-large"
+
+
+def test_a_newer_manifest_replaces_an_unfinished_older_one(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(30 * BLOCK), version=1)
+    yard.aggregator.work(3)
+    newer = cam.offer("cam-1", os.urandom(1000), version=2)
+    yard.run()
+    assert [event.manifest for event in yard.aggregator.arrived] == [newer]
+    assert [event.manifest for event in cam.concluded] == [newer]
+    assert list(yard.aggregator.store.parts.iterdir()) == []
+
+
+def test_the_receiver_goes_on_where_it_crashed(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    manifest = cam.offer("cam-1", os.urandom(40 * BLOCK))
+    for _ in range(12):
+        yard.aggregator.work(2)
+        cam.work()
+    yard.restart_aggregator()
+    cam.courier.resume(yard.clock.now)
+    yard.run(2.0)
+    assert yard.aggregator.store.has(manifest.blobs[0].digest)
+    assert cam.concluded[0].verdict.accepted
+    assert cam.courier.counters["bytes_sent"] < (40 + 10) * BLOCK
+
+
+def test_the_sender_goes_on_where_it_crashed_even_with_a_new_version(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    blob = os.urandom(40 * BLOCK)
+    yard.cams[0].offer("cam-1", blob, version=1)
+    for _ in range(12):
+        yard.aggregator.work(2)
+        yard.cams[0].work()
+    yard.broker.kill("cam-1")
+    yard.aggregator.inbox.clear()
+    again = yard.cam("cam-1")
+    yard.cams = [again]
+    again.offer("cam-1", blob, version=2)
+    yard.run(2.0)
+    assert again.concluded[0].verdict.version == 2
+    assert again.courier.counters["bytes_sent"] < (40 - 17 + 8 + 1) * BLOCK  # 17 had arrived, one window repeats
+
+
+def test_a_damaged_block_on_the_receivers_disk_is_fetched_again(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(20 * BLOCK)
+    cam.offer("cam-1", blob)
+    for _ in range(5):
+        yard.aggregator.work(2)
+        cam.work()
+    (part,) = yard.aggregator.store.parts.iterdir()
+    yard.restart_aggregator()
+    with part.open("r+b") as file:
+        file.seek(BLOCK + 5)
+        file.write(b"rot")
+    cam.courier.resume(yard.clock.now)
+    yard.run(2.0)
+    assert yard.aggregator.store.read(cam.concluded[0].manifest.blobs[0].digest) == blob
+
+
+def test_nothing_is_lost_when_the_service_crashes_between_arrival_and_verdict(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    yard.aggregator.concluding = False
+    cam.offer("cam-1", os.urandom(3 * BLOCK))
+    yard.run()
+    yard.restart_aggregator()
+    before = cam.courier.counters["bytes_sent"]
+    cam.courier.resume(yard.clock.now)
+    yard.run()
+    assert cam.concluded[0].verdict.accepted
+    assert cam.courier.counters["bytes_sent"] - before < 2000
+
+
+def test_bytes_that_do_not_verify_are_refused_and_the_sender_checks_its_own(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(3 * BLOCK)
+    name = cam.store.put(blob)
+    cam.store.encoded(name)
+    cam.store.path(name).write_bytes(os.urandom(3 * BLOCK))
+    cam.courier.send("cam-1", a_manifest("cam-1", blob), [name], yard.clock.now)
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Failed"]
+    assert not yard.aggregator.store.has(name)
+    assert cam.concluded[0].verdict.reason == "wrong-digest"
+    assert not cam.store.has(name)
+    cam.offer("cam-1", blob)
+    yard.run()
+    assert cam.concluded[1].verdict.accepted
+
+
+def test_a_compressed_blob_with_other_content_is_refused_too(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = floats(100_000)
+    name = cam.store.put(blob)
+    encoded = cam.store.encoded(name)
+    assert encoded.encoding == "shuffle4-zstd"
+    encoded.path.write_bytes(compress(floats(100_000, seed=1))[1])
+    cam.courier.send("cam-1", a_manifest("cam-1", blob), [name], yard.clock.now)
+    yard.run()
+    assert kinds(yard.aggregator) == ["Offered", "Failed"]
+    assert not yard.aggregator.store.has(name)
+    cam.offer("cam-1", blob)
+    yard.run()
+    assert yard.aggregator.store.read(name) == blob
+
+
+def test_a_service_that_decides_late_finds_the_first_window_waiting(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    yard.aggregator.accepting = False
+    cam.offer("cam-1", os.urandom(6 * BLOCK))
+    yard.aggregator.work()
+    (offered,) = yard.aggregator.events
+    assert isinstance(offered, Offered)
+    yard.aggregator.act(yard.aggregator.courier.accept("cam-1", offered.offer, yard.clock.now))
+    yard.run()
+    assert cam.concluded[0].verdict.accepted
+    assert cam.courier.counters["blocks_resent"] == 0
+
+
+def test_a_verdict_on_an_earlier_version_of_the_same_bytes_concludes_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", b"same", version=1)
+    yard.aggregator.work()
+    cam.offer("cam-1", b"same", version=2)
+    cam.work()
+    assert cam.concluded == []
+    yard.run()
+    assert [event.verdict.version for event in cam.concluded] == [2]
+
+
+def test_our_own_words_echoed_decide_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    manifest = a_manifest("cam-1", b"x")
+    transfer_id = cam.courier.send("cam-1", manifest, [cam.store.put(b"x")], yard.clock.now)
+    echo = encode(Verdict("client", transfer_id, manifest.round, manifest.version, True))
+    assert cam.courier.handle(topics.control_topic(FLEET, "cam-1"), echo, yard.clock.now) == []
+
+
+def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(30 * BLOCK))
+    yard.aggregator.work(1)
+    for topic, payload in [*yard.aggregator.inbox] * 4:
+        yard.aggregator.act(yard.aggregator.courier.handle(topic, payload[:-1] + b"?", 0.0))
+    assert kinds(yard.aggregator) == ["Offered", "Failed"]
+
+
+def test_when_the_first_window_is_lost_the_stall_timer_asks_again(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(20 * BLOCK))
+    yard.aggregator.inbox.clear()
+    yard.run(6.0)
+    assert cam.concluded[0].verdict.accepted
+
+
+def test_a_lost_verdict_is_repeated(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(1000))
+    yard.aggregator.work()
+    cam.inbox.clear()
+    yard.run(6.0)
+    assert cam.concluded[0].verdict.accepted
+    assert kinds(yard.aggregator) == ["Offered", "Arrived"]
+
+
+def test_a_dead_peer_is_given_up_but_its_part_stays(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", limits=TransferLimits(give_up_s=60))
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(20 * BLOCK))
+    yard.aggregator.work()
+    run(yard.clock, yard.aggregator, seconds=61)
+    assert isinstance(yard.aggregator.failed[0].error, TimeoutError)
+    assert len(list(yard.aggregator.store.parts.iterdir())) == 1
+
+
+def test_the_receiver_sets_the_pace(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    cam = yard.cam("cam-1", credit=8)
+    cam.offer("cam-1", os.urandom(100 * BLOCK))
+    run(yard.clock, cam, seconds=3)
+    assert cam.courier.counters["bytes_sent"] < 9 * BLOCK
+
+
+def test_blocks_fit_what_the_broker_takes(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    yard.broker.max_payload_bytes = 128 << 10
+    yard.cams[0].offer("cam-1", os.urandom(3 * BLOCK))
+    yard.run()
+    assert yard.cams[0].concluded[0].verdict.accepted
+
+
+def test_what_the_broker_would_never_take_is_refused_locally(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    yard.broker.max_payload_bytes = 5000
+    with pytest.raises(MalformedMessage, match="the broker takes 5000; nothing was sent"):
+        yard.cams[0].offer("cam-1", os.urandom(BLOCK))
+    yard.run()
+    assert kinds(yard.aggregator) == []
+
+
+def test_nothing_is_sent_that_the_store_does_not_hold(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    with pytest.raises(KeyError):
+        yard.cams[0].courier.send("cam-1", a_manifest("cam-1", b"x"), ["0" * 64], 0.0)
+
+
+def test_a_blob_that_vanishes_while_it_travels_is_a_failure_not_a_crash(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(40 * BLOCK))
+    cam.store.collect(set())
+    yard.run()
+    assert isinstance(cam.failed[0].error, OSError)
+
+
+def test_a_broker_that_takes_less_than_before_ends_a_transfer_with_an_event(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(40 * BLOCK))
+    yard.broker.max_payload_bytes = 100_000
+    yard.run()
+    assert isinstance(cam.failed[0].error, ValueError)
+
+
+def test_what_all_share_is_published_once(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", "cam-2", "cam-3")
+    manifest = yard.aggregator.offer("*", os.urandom(30 * BLOCK))
+    yard.run()
+    for cam in yard.cams:
+        assert cam.store.has(manifest.blobs[0].digest)
+        assert kinds(cam) == ["Offered", "Arrived"]
+    assert yard.aggregator.courier.counters["bytes_sent"] < 31 * BLOCK
+    assert sorted(event.peer for event in yard.aggregator.concluded) == ["cam-1", "cam-2", "cam-3"]
+
+
+def test_a_repeated_verdict_on_a_shared_transfer_is_no_news(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    yard.aggregator.offer("*", b"shared")
+    yard.run()
+    yard.aggregator.courier.resume(yard.clock.now)
+    yard.run()
+    assert kinds(yard.cams[0]) == ["Offered", "Arrived"]
+    assert len(yard.aggregator.concluded) == 1
+
+
+def test_a_laggard_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", "cam-2")
+    brisk, laggard = yard.cams
+    manifest = yard.aggregator.offer("*", os.urandom(60 * BLOCK))
+    yard.aggregator.work()
+    laggard.work(3)
+    run(yard.clock, yard.aggregator, brisk, seconds=3)
+    assert brisk.store.has(manifest.blobs[0].digest)
+    yard.run(1.0)
+    assert laggard.store.has(manifest.blobs[0].digest)
+
+
+def test_nobody_listening_to_a_shared_offer_costs_one_window(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    yard.aggregator.offer("*", os.urandom(60 * BLOCK))
+    yard.run(300)
+    assert yard.aggregator.courier.counters["bytes_sent"] < 9 * BLOCK
+
+
+def test_one_receiver_that_needs_nothing_does_not_open_the_flood(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    blob = os.urandom(60 * BLOCK)
+    yard.cams[0].store.put(blob)
+    yard.aggregator.offer("*", blob)
+    yard.run(300)
+    assert yard.aggregator.courier.counters["bytes_sent"] < 9 * BLOCK
+
+
+def offer_own_download(yard: Yard, shared_blob: bytes) -> None:
+    """Offer cam-1 a download whose shared blob is presumed to travel on the shared topic."""
+    digest = yard.aggregator.store.put(shared_blob)
+    manifest = a_manifest("cam-1", shared_blob, direction="down", shared=True)
+    assert manifest.blobs[0].digest == digest
+    yard.aggregator.courier.send("cam-1", manifest, [], yard.clock.now)
+
+
+def test_a_download_waits_for_the_shared_blobs_that_are_on_their_way(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    blob = os.urandom(30 * BLOCK)
+    yard.aggregator.offer("*", blob)
+    offer_own_download(yard, blob)
+    yard.run(5.0)
+    assert sorted(event.peer for event in yard.cams[0].arrived) == ["*", "cam-1"]
+    assert yard.aggregator.courier.counters["bytes_sent"] < 31 * BLOCK
+
+
+def test_who_missed_the_shared_blobs_gets_them_on_its_own_link(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    blob = os.urandom(3 * BLOCK)
+    offer_own_download(yard, blob)
+    yard.run(3.0)
+    assert [event.peer for event in yard.cams[0].arrived] == ["cam-1"]
+
+
+def test_a_shared_transfer_that_breaks_off_ends_in_a_want(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(30 * BLOCK)
+    yard.aggregator.offer("*", blob)
+    offer_own_download(yard, blob)
+    cam.work(4)
+    cam.inbox = type(cam.inbox)(message for message in cam.inbox if message[0] != topics.down_topic(FLEET, "*"))
+    yard.aggregator.courier._outgoing._open.pop("*")  # type: ignore[attr-defined]
+    yard.run(8.0)
+    assert [event.peer for event in cam.arrived] == ["cam-1"]
+    assert [event.peer for event in cam.failed] == ["*"]
+
+
+def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    presence, report = Presence("cam-1", "online", "boot", 1), Report("cam-1", 0, 1, {"accuracy": 0.5})
+    told = RolledBack("cam-1", 0, 1, 0, "hung")
+    announcement = Announcement("epoch", 0, "open", 9.0, FleetSpec(FLEET, "fedavg", {}, {}, 1))
+    cam.session.publish(topics.state_topic(FLEET, "cam-1"), encode(presence), retain=True)
+    cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(report))
+    cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(told))
+    yard.aggregator.session.publish(topics.round_topic(FLEET), encode(announcement), retain=True)
+    yard.run()
+    assert [(event.peer, event.message) for event in yard.aggregator.received] == [
+        ("cam-1", presence),
+        ("cam-1", report),
+        ("cam-1", told),
+    ]
+    assert [event.message for event in cam.received] == [announcement]
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload"),
+    [
+        ("replayfleet/v1/other/clients/cam-1/state", encode(Presence("cam-1", "online", "b", 1))),
+        (topics.state_topic(FLEET, "cam-2"), encode(Presence("cam-1", "online", "b", 1))),
+        (topics.up_topic(FLEET, "cam-1"), encode(Presence("cam-1", "online", "b", 1))),
+        (topics.control_topic(FLEET, "cam-1"), b"garbage"),
+        ("elsewhere", b"x"),
+        (topics.up_topic(FLEET, "cam-1"), b"\x02\x01short"),
+    ],
+)
+def test_words_that_do_not_belong_are_counted_and_dropped(tmp_path: Path, topic: str, payload: bytes) -> None:
+    yard = Yard(tmp_path)
+    assert yard.aggregator.courier.handle(topic, payload, 0.0) == []
+    assert yard.aggregator.courier.counters["malformed"] == 1
+
+
+def test_nobody_uploads_in_the_name_of_another(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", b"x")
+    _, payload = yard.aggregator.inbox[0]
+    assert yard.aggregator.courier.handle(topics.up_topic(FLEET, "cam-2"), payload, 0.0) == []
+    assert yard.aggregator.courier.counters["malformed"] == 1
+
+
+def test_a_cleared_retained_message_is_no_news(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    assert yard.aggregator.courier.handle(topics.state_topic(FLEET, "cam-1"), b"", 0.0) == []
+    assert yard.aggregator.courier.counters["malformed"] == 0
+
+
+def test_blocks_and_answers_about_nothing_known_are_ignored(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    progress = encode(Progress("client", "ab" * 16, 0, (), 8))
+    assert yard.aggregator.courier.handle(topics.control_topic(FLEET, "cam-1"), progress, 0.0) == []
+    assert yard.aggregator.courier.counters["bytes_sent"] == 0
+
+
+def test_a_courier_knows_which_end_it_is(tmp_path: Path) -> None:
+    yard = Yard(tmp_path)
+    with pytest.raises(ValueError, match="own_id"):
+        FleetCourier("client", FLEET, yard.aggregator.session.publish, yard.aggregator.store)

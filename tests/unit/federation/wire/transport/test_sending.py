@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import itertools
+
+from replayfleet.federation.wire.protocol.messages import Progress
+from replayfleet.federation.wire.transport.sending import LAGGARD_S, STALL_S, Sending, Step
+
+TRANSFER = "0" * 32
+
+
+def progress(next_missing: int, *missing: tuple[int, int], credit: int = 8) -> Progress:
+    return Progress("client", TRANSFER, next_missing, missing, credit)
+
+
+def test_the_first_window_leaves_with_the_offer_and_nothing_more_until_an_answer() -> None:
+    sending = Sending(20, credit=8, now=0.0)
+    assert sending.step(0.0) == Step(True, list(range(8)))
+    assert sending.step(0.1) == Step(False)
+
+
+def test_a_repeated_offer_is_a_question_and_carries_no_blocks() -> None:
+    sending = Sending(20, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.offer_again()
+    sending.on_progress("cam-1", progress(4), 0.1)
+    assert sending.step(0.1) == Step(True)
+
+
+def test_what_the_answer_to_a_repeated_offer_does_not_show_counts_as_lost() -> None:
+    sending = Sending(20, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.offer_again()
+    sending.step(0.1)
+    sending.on_progress("cam-1", progress(2, (2, 3)), 0.2)
+    assert sending.step(0.2).blocks == [2, 3, 5, 6, 7, 8, 9]
+    assert sending.num_resent == 5
+
+
+def test_a_gap_is_filled_once_and_again_only_after_a_while() -> None:
+    sending = Sending(20, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.on_progress("cam-1", progress(1, (1, 1)), 1.0)
+    assert sending.step(1.0).blocks == [1, 8]
+    sending.on_progress("cam-1", progress(1, (1, 1)), 1.1)
+    assert sending.step(1.1).blocks == []
+
+
+def test_the_stall_timer_starts_again_with_any_progress_and_backs_off_without() -> None:
+    sending = Sending(100, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.on_progress("cam-1", progress(2), STALL_S - 0.1)
+    assert not sending.step(STALL_S + 0.1).offer
+    offers = []
+    now = STALL_S
+    while now < 200:
+        now += 0.5
+        if sending.step(now).offer:
+            offers.append(now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(offers)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 2 * gaps[0]
+
+
+def test_a_slow_link_is_not_mistaken_for_a_stall() -> None:
+    sending, now = Sending(100, credit=8, now=0.0), 0.0
+    sending.step(now)
+    for block in range(1, 30):
+        now += 4.5  # a block of 256 KiB over half a megabit per second
+        sending.on_progress("cam-1", progress(block), now)
+        assert not sending.step(now).offer
+    assert not sending.step(now + 12.0).offer
+    assert sending.num_resent == 0
+
+
+def test_the_slowest_brisk_receiver_sets_the_pace_of_a_shared_transfer() -> None:
+    sending = Sending(100, credit=8, now=0.0, shared=True)
+    sending.step(0.0)
+    sending.on_progress("quick", progress(8), 0.1)
+    sending.on_progress("slow", progress(2), 0.1)
+    assert sending.step(0.1).blocks == [8, 9]
+    sending.on_progress("quick", progress(10), 0.1 + LAGGARD_S)
+    assert sending.step(0.1 + LAGGARD_S).blocks == list(range(10, 18))

@@ -1,0 +1,85 @@
+"""Construction and initialisation from an explicit generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from replayfleet.models.build import build_critic, build_generator, build_task_model, initialise
+from replayfleet.models.specs import TaskSpec
+
+TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=8)
+BUILDERS = [build_task_model, build_generator, build_critic]
+Build = Callable[[TaskSpec], nn.Module]
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_building_and_initialising_touch_no_global_randomness(build: Build):
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())  # noqa: NPY002
+    initialise(build(TASK), rng())
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert np.array_equal(before[2], np.random.get_state()[1])  # noqa: NPY002
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_one_seed_gives_the_same_bits_and_another_seed_others(build: Build):
+    one, same, other = (initialise(build(TASK), rng(seed)).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_before_initialisation_a_model_is_zero_and_not_random_memory(build: Build):
+    model = build(TASK)
+    assert all(not parameter.any() for parameter in model.parameters())
+    assert all(torch.isfinite(buffer).all() for buffer in model.buffers())
+
+
+def test_initialising_again_resets_what_training_changed():
+    model = initialise(build_task_model(TASK), rng())
+    fresh = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()(torch.ones(2, 1, 28, 28))
+    assert not torch.equal(model.norm.running_mean, fresh["norm.running_mean"])
+    initialise(model, rng())
+    assert all(torch.equal(value, fresh[name]) for name, value in model.state_dict().items())
+
+
+def test_the_task_model_gets_pytorchs_default_spread():
+    model = initialise(build_task_model(TASK), rng())
+    weight = model.blocks[7].conv2.weight
+    bound = (128 * 9) ** -0.5
+    assert weight.abs().max() <= bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert model.head.bias.abs().max() <= 128**-0.5
+    assert (model.norm.weight == 1).all()
+
+
+def test_the_generator_gets_dcgans_spread():
+    layers = initialise(build_generator(TASK), rng()).layers
+    assert layers[0].weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert layers[1].weight.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert not layers[1].bias.any()
+
+
+def test_meta_models_hold_shapes_only():
+    layout = build_task_model(TASK, device="meta").state_dict()
+    real = build_task_model(TASK).state_dict()
+    assert all(value.is_meta for value in layout.values())
+    assert {name: (value.shape, value.dtype) for name, value in layout.items()} == {
+        name: (value.shape, value.dtype) for name, value in real.items()
+    }
+
+
+def test_a_layer_without_a_scheme_is_refused_and_not_left_as_it_was():
+    with pytest.raises(TypeError, match="no initialisation is defined for LSTM"):
+        initialise(nn.LSTM(2, 2), rng())

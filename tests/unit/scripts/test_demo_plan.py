@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
+from replayfleet.federation.errors import SettingsError
+from replayfleet.scripts.demo import plan as demo_plan
+from replayfleet.scripts.demo.plan import Plan, clear, find_data, make_plan
+
+
+def plan(tmp_path: Path, **changes: Any) -> Plan:
+    options: dict[str, Any] = {"preset": "tiny", "seed": 3, "clients": None, "rounds": None, "data_root": None}
+    return make_plan(tmp_path / "demo", **{**options, **changes})
+
+
+def value(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+def test_sizes_are_those_of_the_preset_unless_asked_for(tmp_path: Path):
+    assert (plan(tmp_path).clients, plan(tmp_path).rounds, plan(tmp_path).samples) == (2, 3, 20)
+    assert (plan(tmp_path, clients=5).clients, plan(tmp_path, rounds=4).rounds) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "tinny"}, "unknown settings 'tinny'; did you mean 'tiny'?"),
+        ({"clients": 0}, "--clients is 0, expected at least 1"),
+        ({"rounds": -1}, "--rounds is -1"),
+        ({"seed": -1}, "--seed is -1"),
+    ],
+)
+def test_impossible_plans_are_refused(tmp_path: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
+        plan(tmp_path, **changes)
+
+
+def test_fleet_and_baseline_meet_the_same_stream(tmp_path: Path):
+    found = plan(tmp_path, data_root=tmp_path)
+    uri = parse_source(value(found.client(1, "mqtt://127.0.0.1:1"), "--source"))
+    assert isinstance(uri, DatasetUri)
+    baseline = found.baseline()
+    assert (uri.client, uri.seed, uri.samples) == (1, 3, 20)
+    assert value(baseline, "--set") == f"samples_per_class={uri.samples}"
+    assert (uri.test, baseline.count("--set")) == (0, 1)
+    assert value(baseline, "--scenario") == uri.scenario
+    for option, number in (("--clients", uri.clients), ("--rounds", uri.rounds), ("--seed", uri.seed)):
+        assert value(baseline, option) == str(number)
+    aggregator = found.aggregator("mqtt://127.0.0.1:1")
+    assert value(aggregator, "--settings") == value(baseline, "--settings")
+    assert value(aggregator, "--seed") == value(baseline, "--seed")
+
+
+def test_the_demos_test_part_is_the_same_for_fleet_and_baseline(tmp_path: Path):
+    found = make_plan(tmp_path, "demo", 0, clients=None, rounds=None, data_root=None)
+    uri = parse_source(value(found.client(0, "mqtt://h"), "--source"))
+    assert isinstance(uri, DatasetUri)
+    assert uri.test == 100
+    assert f"test_samples_per_class={uri.test}" in found.baseline()
+
+
+def test_every_process_computes_with_one_thread(tmp_path: Path):
+    found = plan(tmp_path)
+    for command in (found.aggregator("mqtt://h"), found.client(0, "mqtt://h"), found.baseline()):
+        assert value(command, "--threads") == "1"
+
+
+def test_an_earlier_demo_is_replaced_and_its_neighbours_stay(tmp_path: Path):
+    found = plan(tmp_path)
+    clear(found.out)
+    found.note(broker="x")
+    (found.out / "report.html").write_text("old")
+    (found.out / "clients" / "client-0").mkdir()
+    (found.out / "notes.txt").write_text("mine")
+    clear(found.out)
+    assert not (found.out / "report.html").exists()
+    assert list((found.out / "clients").iterdir()) == []
+    assert (found.out / "notes.txt").read_text() == "mine"
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path):
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "logs").write_text("mine")
+    with pytest.raises(SettingsError, match="not of a demo"):
+        clear(out)
+    assert (out / "logs").read_text() == "mine"
+    with pytest.raises(SettingsError, match="is a file"):
+        clear(out / "logs")
+
+
+def test_notes_add_up(tmp_path: Path):
+    found = plan(tmp_path)
+    clear(found.out)
+    found.note(broker="b")
+    found.note(fleet_s=2.5)
+    noted = json.loads((found.out / "demo.json").read_text())
+    assert (noted["broker"], noted["fleet_s"], noted["seed"], noted["preset"]) == ("b", 2.5, 3, "tiny")
+
+
+def test_missing_data_are_downloaded_and_the_operator_is_told(monkeypatch: pytest.MonkeyPatch):
+    calls, said = [], []
+
+    def load(name: str, *, data_root: Path | None, download: bool = False) -> str:
+        calls.append(download)
+        if not download:
+            raise SettingsError(f"data set {name} not found (looked in /nowhere)")
+        return "data"
+
+    monkeypatch.setattr(demo_plan, "load_dataset", load)
+    assert find_data(None, said.append) == "data"
+    assert calls == [False, True]
+    assert any("apt install dataset-fashion-mnist" in line for line in said)
+
+
+def test_damaged_data_are_not_downloaded_over(monkeypatch: pytest.MonkeyPatch):
+    def load(name: str, **options: Any) -> str:
+        raise SettingsError("train-images.gz is damaged")
+
+    monkeypatch.setattr(demo_plan, "load_dataset", load)
+    with pytest.raises(SettingsError, match="damaged"):
+        find_data(None, print)

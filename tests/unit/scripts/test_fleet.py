@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import re
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from rich.console import Console
+
+from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.edge_client.cameras.uri import parse_sources
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.settings import read_settings
+from replayfleet.scripts.demo.processes import Children
+from replayfleet.scripts.demo.watch import Limit, Watch
+from replayfleet.scripts.fleet.__main__ import SMALLER, fleet
+from replayfleet.scripts.fleet.faults import (
+    AFTER_S,
+    BAD_LINE,
+    DOWN_S,
+    KILL_CLIENT,
+    RESTART_BROKER,
+    Faults,
+    check_faults,
+)
+from replayfleet.scripts.fleet.plan import FleetPlan
+from replayfleet.scripts.fleet.tcp_link import LineQuality
+
+ROOT = Path(__file__).parents[3]
+
+
+def a_plan(out: Path, **changes: object) -> FleetPlan:
+    options: dict[str, object] = {
+        "out": out,
+        "clients": 3,
+        "rounds": 4,
+        "source": "dataset",
+        "method": "fedavg",
+        "preset": "tiny",
+        "rate": 5.0,
+        "deadline_s": 60.0,
+        "seed": 1,
+        **changes,
+    }
+    return FleetPlan(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", ["dataset", "synthetic"])
+def test_every_client_has_a_source_and_a_data_dir_of_its_own(tmp_path: Path, source: str) -> None:
+    plan = a_plan(tmp_path / "fleet", source=source)
+    plan.prepare()
+    words = [plan.client(name, "mqtt://127.0.0.1:1") for name in plan.names]
+    sources = [parse_sources([line[line.index("--source") + 1]]) for line in words]
+    assert len({str(source) for source in sources}) == 3
+    assert len({line[line.index("--data-dir") + 1] for line in words}) == 3
+
+
+def test_the_synthetic_fleet_has_a_task_that_the_aggregator_understands(tmp_path: Path) -> None:
+    plan = a_plan(tmp_path / "fleet", source="synthetic")
+    plan.prepare()
+    words = plan.aggregator("mqtt://127.0.0.1:1")
+    task = Path(words[words.index("--task") + 1])
+    settings = read_settings(AggregatorSettings, None, {"data_dir": tmp_path, "clients": 3, "task": task})
+    assert "vehicle" in settings.task_spec().class_names
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "datset"}, "did you mean 'dataset'"),
+        ({"preset": "tny"}, "did you mean 'tiny'"),
+        ({"clients": 0}, "--clients is 0, expected at least 1"),
+        ({"seed": -1}, "--seed is -1"),
+    ],
+)
+def test_a_fleet_that_can_not_be_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        a_plan(tmp_path, **changes)
+
+
+def test_an_unknown_fault_is_refused_and_one_asked_for_twice_counts_once() -> None:
+    assert check_faults([KILL_CLIENT, BAD_LINE, KILL_CLIENT]) == (KILL_CLIENT, BAD_LINE)
+    with pytest.raises(SettingsError, match="did you mean 'kill-client'"):
+        check_faults(["kil-client"])
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SettingsError, match="not of a demo"):
+        a_plan(tmp_path).prepare()
+    assert (tmp_path / "thesis.tex").exists()
+
+
+class Noted:
+    """Notes what is done to a fleet, and when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done: list[tuple[float, str]] = []
+        self.runs = True
+
+    def kill_client(self, name: str) -> bool:
+        if self.runs:
+            self.done.append((self.now, "kill"))
+        return self.runs
+
+    def start_client(self, name: str) -> None:
+        self.done.append((self.now, "start"))
+
+    def kill_broker(self) -> None:
+        self.done.append((self.now, "kill broker"))
+
+    def start_broker(self) -> None:
+        self.done.append((self.now, "start broker"))
+
+
+def through(faults: Faults, acts: Noted, num_rounds: int, round_s: float = 10.0) -> None:
+    while acts.now < num_rounds * round_s:
+        faults.step(None if acts.now == 0 else int(acts.now // round_s))
+        acts.now += 0.5
+
+
+def test_every_round_but_the_first_loses_a_client_and_the_middle_one_the_broker() -> None:
+    acts = Noted()
+    faults = Faults([KILL_CLIENT, RESTART_BROKER], ["a", "b"], 4, acts, random.Random(0), lambda: acts.now)
+    through(faults, acts, 4)
+    kills = [at for at, what in acts.done if what == "kill"]
+    assert kills == [10 + AFTER_S, 20 + AFTER_S, 30 + AFTER_S]
+    assert [at for at, what in acts.done if what == "start"] == [at + DOWN_S for at in kills]
+    assert [entry for entry in acts.done if "broker" in entry[1]] == [
+        (20 + AFTER_S, "kill broker"),
+        (20 + AFTER_S + DOWN_S, "start broker"),
+    ]
+    assert (sum(faults.num_kills.values()), faults.num_broker_restarts, faults.pending) == (3, 1, False)
+
+
+def test_a_client_that_is_done_is_neither_killed_nor_started_again() -> None:
+    acts = Noted()
+    acts.runs = False
+    faults = Faults([KILL_CLIENT], ["a"], 1, acts, random.Random(0), lambda: acts.now)
+    through(faults, acts, 1)
+    assert acts.done == []
+    assert faults.num_kills == {"a": 0}
+
+
+class Echo(socketserver.BaseRequestHandler):
+    """Says everything again."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self.request.recv(65536):
+                self.request.sendall(data)
+
+
+@contextlib.contextmanager
+def linked(*words: str, target: int | None = None) -> Iterator[tuple[int, IO[str]]]:
+    """A bad line, as the process that it is, to an echo server; yields its port and what it says."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        to = str(target or server.server_address[1])
+        command = [sys.executable, "-m", "replayfleet.scripts.fleet.tcp_link", "--to", to, *words]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as line:
+            assert line.stdout is not None
+            try:
+                yield int(line.stdout.readline().removeprefix("port ")), line.stdout
+            finally:
+                line.terminate()
+        server.shutdown()
+
+
+def echoed(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_bad_line_keeps_every_byte_and_their_order_and_takes_its_time() -> None:
+    data = random.Random(0).randbytes(200_000)
+    with linked("--delay-ms", "50", "--rate-kb", "1000", "--cut-every-s", "0") as (port, _):
+        began = time.monotonic()
+        assert echoed(port, data) == data
+        assert time.monotonic() - began > 0.25, "200 kB at 1 MB/s, and two delays"
+
+
+def test_a_bad_line_breaks_and_can_be_taken_up_again() -> None:
+    with linked("--cut-every-s", "0.3") as (port, said):
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection, contextlib.suppress(OSError):
+                while connection.recv(1):
+                    pass
+            assert said.readline() == "cut a connection\n"
+
+
+def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = free.getsockname()[1]
+    with (
+        linked(target=nowhere) as (port, _),
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+        contextlib.suppress(OSError),
+    ):
+        assert connection.recv(1) == b""
+
+
+def test_an_impossible_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="delay_s is nan, expected 0 or more"):
+        LineQuality(delay_s=float("nan"))
+
+
+def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    limit = Limit(time.monotonic(), 0.0, SMALLER)
+    with Children(tmp_path / "logs") as children:
+        sleeper = children.start("sleeper", ["python", "-c", "import time; time.sleep(60)"])
+        watch = Watch(tmp_path / "events.jsonl", children, Console(file=io.StringIO()), limit)
+        with pytest.raises(ReplayfleetError) as late:
+            watch.wait_for([sleeper], may_end=[])
+    known = {option for parameter in fleet.params for option in parameter.opts}
+    named = set(re.findall(r"--[a-z-]+", str(late.value)))
+    assert named == {"--time-limit-s", "--clients", "--rounds"}
+    assert named <= known

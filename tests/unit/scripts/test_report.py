@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from support.demo_journal import baseline_result, journal
+from support.finished_demo import finished_demo, tiny_images
+
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.scripts.fleet.record import FleetRecord
+from replayfleet.scripts.report import write_report
+from replayfleet.scripts.report.facts import BlobSizes, Facts, read_facts
+from replayfleet.scripts.report.line_chart import Line, line_chart
+from replayfleet.scripts.report.page import page
+from replayfleet.scripts.report.samples import Picture, contact_sheet, data_uri, generated_pictures
+from replayfleet.scripts.report.sentences import headline, revisit_sentence, summary
+
+PICTURES = [Picture(class_id, "data:image/png;base64,AA==", 0.5) for class_id in range(4)]
+
+
+def facts(sent: tuple[int, ...] = (2, 2, 0)) -> Facts:
+    record = FleetRecord(journal(sent=sent))
+    return Facts(record, baseline_result(), BlobSizes(task=1_000_000, sub_generator=100_000), {"preset": "tiny"})
+
+
+class Page(HTMLParser):
+    """Text by element id and what the page refers to; every element must be closed in order."""
+
+    VOID = frozenset({"meta", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "data"}]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+def section(text: str, name: str) -> str:
+    found = re.search(rf'<section id="{name}">(.*?)</section>', text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def the_page(sent: tuple[int, ...] = (2, 2, 0)) -> str:
+    return page(facts(sent), {"client-0": PICTURES, "client-1": PICTURES[:2]}, PICTURES)
+
+
+def test_the_first_two_sentences_say_what_happened():
+    first, second = headline(facts())
+    assert "three rounds" in first
+    assert "two personalised models recognise 80.0 %" in first
+    assert "40.0 points more" in first
+    assert "(40.0 %)" in first
+    assert "8 uploads instead of 20" in second
+    assert "the return of known classes in round 2 cost no sub-generator at all" in second
+    text = the_page().replace("\N{NO-BREAK SPACE}", " ")
+    assert f"<h1>{first}</h1>" in text
+    assert f'<p class="lead">{second}</p>' in text
+
+
+def test_a_fleet_that_is_worse_says_so():
+    own = facts()
+    records = [dataclasses.replace(record, accuracy=0.95) for record in own.baseline.rounds]
+    worse = dataclasses.replace(own, baseline=type(own.baseline)(**{**_fields(own.baseline), "rounds": records}))
+    assert "15.0 points less" in headline(worse)[0]
+
+
+def _fields(struct: object) -> dict[str, object]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def test_bytes_are_compared_with_sending_everything():
+    found = facts()
+    up, down = found.up(found.rounds[1]), found.down(found.rounds[1])
+    assert (up.sent, up.everything) == (2_400_000, 2_400_000 + 2 * 2 * 100_000)
+    assert (down.sent, down.everything) == (4_000_000, 2 * (2 * 1_000_000 + 4 * 100_000))
+    total = found.traffic()
+    assert total.saved_share == pytest.approx(1 - total.sent / total.everything)
+    assert found.sub_generators() == (8, 20)
+    assert found.num_frames == 600
+    assert found.slowest("swap_s") == pytest.approx(0.05)
+
+
+def test_a_revisit_that_uploads_nothing_is_marked():
+    rounds = section(the_page(), "rounds")
+    assert rounds.count("revisit: nothing sent") == 2
+    assert "no drift, so no sub-generator is uploaded" in rounds
+    assert rounds.count("2 of 4 sent") == 2
+
+
+def test_a_revisit_with_drift_is_not_called_quiet():
+    rounds = section(the_page(sent=(2, 2, 1)), "rounds")
+    assert "nothing sent" not in rounds
+    assert rounds.count("revisit, drifted: 1 sent") == 2
+    assert "zero of two upload no sub-generator" in revisit_sentence(facts((2, 2, 1)), 2)
+    assert "cost no sub-generator" not in headline(facts((2, 2, 1)))[1]
+
+
+def test_the_page_needs_nothing_else_and_is_well_formed():
+    text = the_page()
+    parsed = Page(text)
+    assert parsed.references
+    assert all(reference.startswith("data:") for reference in parsed.references)
+    assert not {"script", "link", "iframe", "object"} & set(parsed.tags)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert "max-width: 40rem" in text
+
+
+def test_names_and_hardware_are_escaped():
+    text = the_page()
+    assert "coat &amp; hat" in text
+    assert "A &lt;fast&gt; one" in text
+    assert "<fast>" not in text
+
+
+def test_weights_stand_in_the_heat_map():
+    weights = section(the_page(), "weights")
+    assert weights.count("<figure>") == 3
+    for share in ("0.75", "0.25", "0.12", "0.88"):
+        assert f">{share}</td>" in weights
+    assert "FedAvg would be 0.50 everywhere" in weights
+
+
+def test_every_class_and_client_has_its_picture():
+    samples = section(the_page(), "samples")
+    assert samples.count("<img") == 4 + 4 + 2
+    assert "client-1" in samples
+    assert "50 %" in samples
+
+
+def test_settings_seeds_versions_and_commands_are_told():
+    settings = section(the_page(), "settings")
+    for word in (
+        "seed",
+        "2.15.0",
+        "0123456789ab",
+        "gate",
+        "circulating, 20 images",
+        "fleet-sim fedavg",
+        "1:02 minutes",
+    ):
+        assert word in settings
+
+
+def test_troubles_of_the_run_are_not_hidden():
+    found = facts()
+    found.record.troubles.append("round 1, client-0: upload rejected (NaN)")
+    assert "upload rejected (NaN)" in section(page(found, {}, []), "settings")
+
+
+def test_a_client_that_missed_a_round_is_shown_as_missing():
+    events = [
+        event
+        for event in journal()
+        if not (event["event"] == "upload accepted" and event["round"] == 1 and event["client"] == "client-1")
+    ]
+    found = dataclasses.replace(facts(), record=FleetRecord(events))
+    assert section(page(found, {}, []), "rounds").count("missed") == 2
+
+
+def test_the_summary_for_terminals_has_the_same_numbers():
+    lines = summary(facts())
+    assert lines[:2] == list(headline(facts()))
+    assert "8 of 20" in lines[2]
+
+
+def test_a_chart_draws_every_value_and_moves_close_labels_apart():
+    lines = [Line("a <b>", [0.5, 0.61], "own"), Line("c", [None, 0.6], "fedavg")]
+    chart = line_chart(lines, changes=[1, 9], change_name="again", size=(400, 300))
+    assert chart.count("<circle") == 3
+    assert chart.count('class="change"') == 1
+    assert "a &lt;b&gt;" in chart
+    ends = [float(y) for y in re.findall(r'class="end \w+" x="[\d.]+" y="([\d.]+)"', chart)]
+    assert len(ends) == 2
+    assert abs(ends[0] - ends[1]) >= 16
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 150])
+def test_any_number_of_rounds_can_be_drawn(num_rounds: int):
+    chart = line_chart([Line("a", [0.5] * num_rounds, "own")], changes=[], change_name="", size=(400, 300))
+    assert chart.count("<circle") == num_rounds
+    assert 1 <= chart.count('text-anchor="middle"') <= 14
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_survive_their_encoding(channels: int):
+    images = np.linspace(-1, 1, 5 * channels * 4 * 4, dtype=np.float32).reshape(5, channels, 4, 4)
+    sheet = contact_sheet(images)
+    assert sheet.shape == (12, 8, channels)
+    assert (sheet[0, 0] == np.rint((images[0, :, 0, 0] + 1) * 127.5)).all()
+    assert (sheet[4, 0] == np.rint((images[2, :, 0, 0] + 1) * 127.5)).all()
+    assert (sheet[8:, 4:] == 0).all()
+    encoded = np.frombuffer(base64.b64decode(data_uri(sheet).partition(",")[2]), np.uint8)
+    decoded = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED).reshape(12, 8, channels)
+    assert (decoded[..., ::-1] == sheet).all()
+
+
+def test_a_report_is_written_from_what_a_demo_leaves(tmp_path: Path):
+    written = write_report(finished_demo(tmp_path / "demo"), tiny_images())
+    text = written.path.read_text(encoding="utf-8")
+    assert written.path.name == "report.html"
+    assert section(text, "samples").count("<img") == 4 + 2 * 4
+    Page(text)
+    sizes = written.facts.sizes
+    assert 1_000_000 < sizes.task < 2_850_000
+    assert 100_000 < sizes.sub_generator < 800_000
+    assert written.facts.traffic().everything > written.facts.traffic().sent
+
+
+def test_one_generator_of_all_classes_gives_one_picture_per_client(tmp_path: Path):
+    written = write_report(finished_demo(tmp_path / "demo", generators="single"), tiny_images())
+    samples = section(written.path.read_text(encoding="utf-8"), "samples")
+    assert samples.count("<img") == 4 + 2
+    assert samples.count("<span>all classes</span></figcaption>") == 2
+    assert "A client has one generator for all classes" in samples
+    assert "of 64 samples" not in samples
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"settings": {"sub_generator": "ddpm"}}, "Nothing is drawn: a diffusion model takes minutes"),
+        ({"method": "fedavg-replay"}, "Nothing is drawn: with fedavg-replay the aggregator holds no sub-generators."),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_instead(tmp_path: Path, spec: dict[str, Any], reason: str):
+    found = facts()
+    found.record.spec = {**found.record.spec, **spec}
+    assert generated_pictures(tmp_path, found.record.spec) == {}
+    assert reason in section(page(found, {}, PICTURES), "samples")
+
+
+def test_an_unfinished_demo_makes_no_report(tmp_path: Path):
+    with pytest.raises(ReplayfleetError, match="no finished round"):
+        read_facts(tmp_path)
+    out = finished_demo(tmp_path / "demo")
+    (out / "fedavg" / "result.json").unlink()
+    with pytest.raises(ReplayfleetError, match="no finished demo"):
+        read_facts(out)
+
+
+def test_a_chart_names_the_places_that_the_stream_enters():
+    line = Line("a", [0.1, 0.5, 0.9], "own")
+    places = {0: "Town01", 2: "Town<2>", 7: "never"}
+    chart = line_chart([line], changes=[2], change_name="a town", size=(400, 300), title="A & B", places=places)
+    assert [word for word in ("Town01", "Town&lt;2&gt;", "never") if word in chart] == ["Town01", "Town&lt;2&gt;"]
+    assert chart.count("A &amp; B") == 2
+
+
+def test_no_word_for_a_place_crosses_a_line_or_another_word():
+    places = {
+        0: "Town01, Town02",
+        1: "Town03",
+        2: "Town04",
+        6: "Town05, Town06",
+        7: "a very long name of the last town",
+    }
+    line = Line("a", [0.99] * 8, "own")
+    chart = line_chart([line], changes=[1, 2, 6, 7], change_name="a town", size=(440, 300), places=places)
+    numbers = r'<line class="change" x1="([\d.]+)" x2="[\d.]+" y1="([\d.]+)"'
+    lines = [(float(x), float(y)) for x, y in re.findall(numbers, chart)]
+    words = [
+        (float(x), float(x) + 7.3 * len(word), float(y))
+        for x, y, word in re.findall(r'<text class="tick place" x="([\d.]+)" y="([\d.]+)">([^<]+)<title>', chart)
+    ]
+    assert (len(lines), len(words)) == (4, 5)
+    assert all(end <= 440 + 7.3 for _, end, _ in words)
+    for start, end, y in words:
+        assert not [x for x, top in lines if start < x < end and top < y]
+        assert not [other for other in words if other[0] > start and other[0] < end and abs(other[2] - y) < 13]
+        assert y < min(float(cy) for cy in re.findall(r'cy="([\d.]+)"', chart)) - 4  # nor a curve
+    assert "a very long name of the last town</title>" in chart
+
+
+def test_a_chart_without_places_has_all_its_height():
+    assert 'y1="14.0"' in line_chart([Line("a", [0.1], "own")], changes=[], change_name="", size=(400, 300))
