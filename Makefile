@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix bench clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,13 @@ check: setup ## Lint, format, types, layers
 fix: setup ## Let ruff correct and format what it can
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
+
+size: ## Lines of the product by room: everything but tests
+	@git ls-files '*.py' | grep -v '^tests/' | xargs wc -l | grep -v ' total$$' | awk '{ \
+		n = split($$2, p, "/"); room = p[1] == "federation" ? p[1] "/" p[2] : p[1]; \
+		lines[room] += $$1; files[room]++; all += $$1 } \
+		END { for (r in lines) printf "%6d %5.1f %% %4d files  %s\n", lines[r], 100 * lines[r] / all, files[r], r | "sort -rn"; \
+		close("sort -rn"); printf "%6d in all\n", all }'
 
 bench: setup ## All benchmarks side by side, with raw results under runs/bench
 	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)
