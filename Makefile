@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size bench clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size docs bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,10 @@ size: ## Lines of the product by room: everything but tests
 		lines[room] += $$1; files[room]++; all += $$1 } \
 		END { for (r in lines) printf "%6d %5.1f %% %4d files  %s\n", lines[r], 100 * lines[r] / all, files[r], r | "sort -rn"; \
 		close("sort -rn"); printf "%6d in all\n", all }'
+
+docs: setup ## The documentation as a site, strict, to runs/site
+	@.venv/bin/sphinx-build -q -W --keep-going -c docs -b html . runs/site
+	@echo "docs: runs/site/docs/index.html"
 
 bench: setup ## All benchmarks side by side, with raw results under runs/bench
 	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)
