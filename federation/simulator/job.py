@@ -32,8 +32,9 @@ from replayfleet.federation.simulator.records import LateChange, RoundRecord, ke
 from replayfleet.federation.simulator.result import Result, commit, hardware, read_result, summary_beside, versions
 from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
-from replayfleet.federation.streams.box_datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
-from replayfleet.federation.streams.driving.stream import LATE_CLIENT, AnyStream, DrivingStream, open_stream
+from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
+from replayfleet.federation.streams.driving.stream import LATE_CLIENT, DrivingStream
+from replayfleet.federation.streams.opening import AnyStream, open_stream
 from replayfleet.federation.streams.stream import StreamSettings, client_id, plain_settings
 
 _RESULT = "result.json"

@@ -15,7 +15,7 @@ import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.presets import SETTINGS, settings_for_task
-from replayfleet.federation.streams.box_datasets import has_boxes
+from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import DRIVING, StreamSettings
 from replayfleet.models.specs import AnyTaskSpec
 

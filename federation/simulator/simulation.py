@@ -27,8 +27,9 @@ from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
 from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
-from replayfleet.federation.streams.box_datasets import AnyDataset, BoxDataset
-from replayfleet.federation.streams.driving.stream import AnyStream, DrivingStream
+from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset
+from replayfleet.federation.streams.driving.stream import DrivingStream
+from replayfleet.federation.streams.opening import AnyStream
 from replayfleet.federation.streams.stream import client_id
 
 

@@ -10,17 +10,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
+from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
 from replayfleet.federation.streams.files import cifar_binary
 from replayfleet.federation.streams.files.idx_sets import download_idx_set, read_idx_set
 from replayfleet.federation.streams.files.image_trees import read_folder, read_zip
 from replayfleet.federation.streams.files.imagenet import read_imagenet_10, read_tiny_imagenet_100
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
-from replayfleet.models.specs import TaskSpec
+from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 DATA_ROOT_VARIABLE = "REPLAYFLEET_DATA"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -40,8 +41,24 @@ class Dataset:
     task: TaskSpec
 
 
+@dataclass(frozen=True, slots=True)
+class BoxDataset:
+    """Both parts of a set of pictures with boxes, and the task that it poses to a fleet."""
+
+    name: str
+    train: DrivingPictures
+    test: DrivingPictures
+    task: DetectionSpec
+
+
+AnyDataset: TypeAlias = Dataset | BoxDataset
+"""What a simulation can run on."""
+
 Reader: TypeAlias = Callable[[Path, int], "Parts | None"]
 """(folder, image size) -> (train, test), or None if the folder doesn't hold the set."""
+
+BoxReader: TypeAlias = Callable[[Path], "tuple[DrivingPictures, DrivingPictures, DetectionSpec] | None"]
+"""Folder -> (train, test, task), or None if the folder doesn't hold the set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,41 +97,67 @@ def load_dataset(
     Raises:
         SettingsError: The set is unknown, absent (says how to get it), or damaged (says which file).
     """
-    kind = dataset_kind(name)
-    size = kind.image_sizes[0] if image_size is None else image_size
+    if name not in DATASETS:
+        raise SettingsError(f"unknown data set {name!r}{nearest(name, DATASETS)}")
+    kind = DATASETS[name]
+    size = image_size or kind.image_sizes[0]
     if size not in kind.image_sizes:
         sizes = " or ".join(str(side) for side in kind.image_sizes)
         raise SettingsError(f"data set {name} has images of {sizes} pixels, not {size}")
     own = _own_folders(data_root)
-    places = folders_to_search(data_root, kind.places)
-    parts = _first(kind, places, size)
-    if parts is None and download and kind.download is not None:
+    places = [*own, *kind.places, _cache()]
+
+    def parts() -> Parts | None:
+        return next((found for place in places if (found := kind.read(place, size)) is not None), None)
+
+    found = parts()
+    if found is None and download and kind.download is not None:
         kind.download(own[0] if own else _cache())
-        parts = _first(kind, places, size)
-    if parts is None:
-        looked = ", ".join(str(place) for place in places)
-        raise SettingsError(f"data set {name} not found (looked in {looked}); {kind.how_to_get}")
-    return Dataset(name, *parts, _task(name, size, parts[0].class_names))
+        found = parts()
+    if found is None:
+        raise _not_found(name, places, kind.how_to_get)
+    return Dataset(name, *found, _task(name, size, found[0].class_names))
 
 
-def dataset_kind(name: str) -> DatasetKind:
-    """Return what is known of a data set before it is read.
+def load_any_dataset(
+    name: str, *, data_root: Path | None = None, image_size: int | None = None, download: bool = False
+) -> AnyDataset:
+    """Find and read a data set, with classes or with boxes; see ``load_dataset``.
+
+    Raises:
+        SettingsError: The set is unknown, absent (says how to get it), damaged, or not to be had in that size.
+    """
+    if not has_boxes(name):
+        return load_dataset(name, data_root=data_root, image_size=image_size, download=download)
+    if image_size is not None:
+        raise SettingsError(f"data set {name} has pictures of one size of its own; leave --image-size out")
+    places = [*_own_folders(data_root), _cache()]
+    for place in places:
+        found = BOX_DATASETS[name](place)
+        if found is not None:
+            return BoxDataset(name, *found)
+    raise _not_found(name, places, NAME_A_RECORDING)
+
+
+def has_boxes(name: str) -> bool:
+    """Return whether a data set's pictures have boxes instead of a class each.
 
     Raises:
         SettingsError: No such data set; names the nearest.
     """
-    if name not in DATASETS:
-        raise SettingsError(f"unknown data set {name!r}{nearest(name, DATASETS)}")
-    return DATASETS[name]
+    if name not in BOX_DATASETS and name not in DATASETS:
+        raise SettingsError(f"unknown data set {name!r}{nearest(name, (*DATASETS, *BOX_DATASETS))}")
+    return name in BOX_DATASETS
 
 
-def folders_to_search(data_root: Path | None, places: Sequence[Path] = ()) -> list[Path]:
-    """Return the folders that may hold a data set: the operator's own, ``places``, and that of earlier downloads.
+def default_image_size(name: str) -> int:
+    """Return the side in pixels that a labelled image set has unless the operator asks for another; 0 of boxes."""
+    return 0 if has_boxes(name) else DATASETS[name].image_sizes[0]
 
-    Raises:
-        SettingsError: ``data_root`` is no folder.
-    """
-    return [*_own_folders(data_root), *places, _cache()]
+
+def _not_found(name: str, places: Sequence[Path], how_to_get: str) -> SettingsError:
+    looked = ", ".join(str(place) for place in places)
+    return SettingsError(f"data set {name} not found (looked in {looked}); {how_to_get}")
 
 
 def _task(name: str, size: int, class_names: tuple[str, ...]) -> TaskSpec:
@@ -139,30 +182,9 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replayfleet" / "data"
 
 
-def _first(kind: DatasetKind, places: Sequence[Path], size: int) -> Parts | None:
-    for place in places:
-        parts = kind.read(place, size)
-        if parts is not None:
-            return parts
-    return None
-
-
-def _read_fashion_mnist(root: Path, _size: int) -> Parts | None:
-    return read_idx_set(root, (".", "fashion-mnist", "FashionMNIST/raw"), TASKS["fashion-mnist"].class_names)
-
-
-def _read_mnist(root: Path, _size: int) -> Parts | None:
-    return read_idx_set(root, ("mnist", "MNIST/raw"), TASKS["mnist"].class_names)
-
-
-def _read_emnist_byclass(root: Path, _size: int) -> Parts | None:
-    prefixes = ("emnist-byclass-train", "emnist-byclass-test")
-    places = (".", "emnist", "gzip", "EMNIST/raw")
-    return read_idx_set(root, places, TASKS["emnist-byclass"].class_names, prefixes, transposed=True)
-
-
-def _read_cifar_100(root: Path, _size: int) -> Parts | None:
-    return cifar_binary.read_cifar_binary(root, cifar_binary.CIFAR_100, TASKS["cifar-100"].class_names)
+def _idx(name: str, places: Sequence[str], **how: Any) -> Reader:
+    """Return what reads four idx files from one of these places below a folder."""
+    return lambda root, _size: read_idx_set(root, places, TASKS[name].class_names, **how)
 
 
 def _read_cifar_10(root: Path, size: int) -> Parts | None:
@@ -179,10 +201,6 @@ def _read_cifar_10(root: Path, size: int) -> Parts | None:
     return parts
 
 
-def _read_carla_crops(root: Path, size: int) -> Parts | None:
-    return read_driving_crops(root, size, TASKS["carla-crops"].class_names)
-
-
 _NAME_A_FOLDER = f"name a folder with --data-root or {DATA_ROOT_VARIABLE} that holds"
 
 NAME_A_RECORDING = (
@@ -191,10 +209,12 @@ NAME_A_RECORDING = (
 )
 """The end of the sentence "not found; ..." for data sets that are made of recorded driving."""
 
+BOX_DATASETS: dict[str, BoxReader] = {"carla-boxes": read_driving_pictures}
+
 DATASETS: dict[str, DatasetKind] = {
     "fashion-mnist": DatasetKind(
         image_sizes=(28,),
-        read=_read_fashion_mnist,
+        read=_idx("fashion-mnist", (".", "fashion-mnist", "FashionMNIST/raw")),
         how_to_get=(
             "get it with `apt install dataset-fashion-mnist`, or let torchvision fetch it (--download), "
             f"or {_NAME_A_FOLDER} its four idx files"
@@ -204,13 +224,18 @@ DATASETS: dict[str, DatasetKind] = {
     ),
     "mnist": DatasetKind(
         image_sizes=(28,),
-        read=_read_mnist,
+        read=_idx("mnist", ("mnist", "MNIST/raw")),
         how_to_get=f"let torchvision fetch it (--download), or {_NAME_A_FOLDER} mnist/ with its four idx files",
         download=functools.partial(download_idx_set, "MNIST"),
     ),
     "emnist-byclass": DatasetKind(
         image_sizes=(28,),
-        read=_read_emnist_byclass,
+        read=_idx(
+            "emnist-byclass",
+            (".", "emnist", "gzip", "EMNIST/raw"),
+            prefixes=("emnist-byclass-train", "emnist-byclass-test"),
+            transposed=True,
+        ),
         how_to_get=(
             f"let torchvision fetch it (--download, 560 MB), or {_NAME_A_FOLDER} "
             "emnist-byclass-{train,test}-{images-idx3,labels-idx1}-ubyte.gz from "
@@ -228,7 +253,9 @@ DATASETS: dict[str, DatasetKind] = {
     ),
     "cifar-100": DatasetKind(
         image_sizes=(32,),
-        read=_read_cifar_100,
+        read=lambda root, _size: cifar_binary.read_cifar_binary(
+            root, cifar_binary.CIFAR_100, TASKS["cifar-100"].class_names
+        ),
         how_to_get=(
             f"{_NAME_A_FOLDER} cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, "
             "or cifar-100-binary/ with its train.bin and test.bin"
@@ -248,7 +275,7 @@ DATASETS: dict[str, DatasetKind] = {
     ),
     "carla-crops": DatasetKind(
         image_sizes=(32,),
-        read=_read_carla_crops,
+        read=lambda root, size: read_driving_crops(root, size, TASKS["carla-crops"].class_names),
         how_to_get=NAME_A_RECORDING,
     ),
     "folder": DatasetKind(

@@ -38,7 +38,8 @@ class DetectionEvaluation:
     labels: NDArray[np.float32]
 
     @functools.cached_property
-    def _quality(self) -> DetectionQuality:
+    def quality(self) -> DetectionQuality:
+        """Average precisions of all M pictures."""
         return detection_quality(self.found, self.labels)
 
     @property
@@ -49,16 +50,16 @@ class DetectionEvaluation:
     @property
     def accuracy(self) -> float:
         """mAP@0.5, which stands where classifications have their accuracy; NaN if nothing was there to be found."""
-        return self._quality.map50
+        return self.quality.map50
 
     @property
     def mean_average_precision(self) -> float | None:
         """mAP@0.5:0.95; NaN if nothing was there to be found."""
-        return self._quality.map
+        return self.quality.map
 
     def class_accuracy(self) -> dict[int, float]:
         """Class id -> its average precision at an overlap of 0.5, classes rising."""
-        return dict(self._quality.class_ap50)
+        return dict(self.quality.class_ap50)
 
     def group_accuracy(self, groups: Indices, names: Sequence[str]) -> dict[str, float]:
         """Return name -> mAP@0.5 on the pictures of that group; groups that show nothing stay out.

@@ -26,7 +26,7 @@ from replayfleet.federation.simulator.placement import torch_device
 from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
 from replayfleet.federation.simulator.tables.reading import read_json
-from replayfleet.federation.streams.box_datasets import AnyDataset, load_any_dataset
+from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
 
 RESULT = "result.json"
 REFERENCE = "centralized"

@@ -8,7 +8,7 @@ Axes: N crops, S side of a crop in pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.crops import MIN_SIDE_PIXELS, square_crop, worth_a_crop
-from replayfleet.federation.streams.driving.recording import Driving, DrivingFrame, find_recording, pixels_as_labelled
-from replayfleet.federation.streams.files.picture_files import picture_size
+from replayfleet.federation.streams.driving.recording import (
+    Driving,
+    DrivingFrame,
+    Seen,
+    find_recording,
+    pixels_as_labelled,
+)
 from replayfleet.federation.streams.labelled_images import LabelledImages
 from replayfleet.federation.streams.resizing import resized
-
-TEST_EVERY = 4
-"""The last of every so many frames of a town is held out for tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,28 @@ def read_driving_crops(root: Path, side: int, class_names: Sequence[str]) -> tup
             f"recorded driving in {folder} has classes {', '.join(driving.class_names)}; "
             f"expected {', '.join(class_names)}"
         )
-    train, test = _Part(), _Part()
-    for place, town in enumerate(driving.towns):
-        for position, frame in enumerate(driving.frames([town])):
-            part = test if position % TEST_EVERY == TEST_EVERY - 1 else train
-            part.add(driving, frame, place, position)
-    for name, part in (("train", train), ("test", test)):
-        if not part.labels:
-            raise SettingsError(
-                f"recorded driving in {folder} has no object of {MIN_SIDE_PIXELS} pixels in its {name} frames"
-            )
-    num_frames = tuple(len(driving.frames([town])) for town in driving.towns)
-    return train.crops(side, driving, num_frames), test.crops(side, driving, num_frames)
+    train, test = (_part(name, seen, driving, side) for name, seen in driving.parts().items())
+    return train, test
+
+
+def _part(name: str, frames: Sequence[Seen], driving: Driving, side: int) -> DrivingCrops:
+    entries = [
+        (seen, int(index)) for seen in frames for index in np.flatnonzero(worth_a_crop(seen.found.corners, seen.size))
+    ]
+    if not entries:
+        raise SettingsError(
+            f"recorded driving in {driving.root} has no object of {MIN_SIDE_PIXELS} pixels in its {name} frames"
+        )
+    boxes = np.stack([seen.found.corners[index] for seen, index in entries])
+    return DrivingCrops(
+        _CropPixels(side, [seen.frame for seen, _ in entries], boxes),
+        np.array([seen.found.class_ids[index] for seen, index in entries], dtype=np.int64),
+        driving.class_names,
+        np.array([seen.place for seen, _ in entries], dtype=np.int64),
+        np.array([seen.position for seen, _ in entries], dtype=np.int64),
+        driving.towns,
+        driving.num_frames(),
+    )
 
 
 class _CropPixels:
@@ -123,37 +135,3 @@ class _CropPixels:
                 self._pixels[index] = resized(square_crop(pixels, self._boxes[index]), self.shape[1])
                 self._cut[index] = True
         return self._pixels[indices]
-
-
-@dataclass(slots=True)
-class _Part:
-    """What is gathered of one part: an entry per crop."""
-
-    frames: list[DrivingFrame] = field(default_factory=list)
-    boxes: list[NDArray[np.float32]] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-
-    def add(self, driving: Driving, frame: DrivingFrame, place: int, position: int) -> None:
-        """Take the objects of a frame that are large enough."""
-        size = picture_size(frame.image)
-        found = driving.annotation(frame, size)
-        for index in np.flatnonzero(worth_a_crop(found.corners, size)):
-            self.frames.append(frame)
-            self.boxes.append(found.corners[index])
-            self.labels.append(int(found.class_ids[index]))
-            self.places.append(place)
-            self.positions.append(position)
-
-    def crops(self, side: int, driving: Driving, num_frames: tuple[int, ...]) -> DrivingCrops:
-        """Return what was gathered."""
-        return DrivingCrops(
-            _CropPixels(side, self.frames, np.stack(self.boxes)),
-            np.array(self.labels, dtype=np.int64),
-            driving.class_names,
-            np.array(self.places, dtype=np.int64),
-            np.array(self.positions, dtype=np.int64),
-            driving.towns,
-            num_frames,
-        )

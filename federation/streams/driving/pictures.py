@@ -8,7 +8,7 @@ Axes: N pictures, H height, W width, M padded boxes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.anchors import fit_anchors
-from replayfleet.federation.streams.annotations import Annotation
 from replayfleet.federation.streams.box_labels import box_labels
-from replayfleet.federation.streams.driving.crops import TEST_EVERY
-from replayfleet.federation.streams.driving.recording import Driving, DrivingFrame, find_recording, pixels_as_labelled
-from replayfleet.federation.streams.files.picture_files import picture_size
+from replayfleet.federation.streams.driving.recording import (
+    Driving,
+    DrivingFrame,
+    Seen,
+    find_recording,
+    pixels_as_labelled,
+)
 from replayfleet.federation.streams.labelled_images import LazyImages
 from replayfleet.federation.streams.resizing import resized
 from replayfleet.models.specs import NARROW_WIDTH, DetectionSpec
@@ -83,73 +86,67 @@ class DrivingPictures:
         return int((self.labels[indices, :, 0] >= 0).sum())
 
 
-def read_driving_pictures(root: Path) -> tuple[DrivingPictures, DrivingPictures, DetectionSpec] | None:
+def read_driving_pictures(
+    root: Path,
+    *,
+    towns: Sequence[str] = (),
+    size: tuple[int, int] = (IMAGE_WIDTH, IMAGE_HEIGHT),
+    width: int = NARROW_WIDTH,
+    stride: int = STRIDE,
+    num_anchors: int = NUM_ANCHORS,
+) -> tuple[DrivingPictures, DrivingPictures, DetectionSpec] | None:
     """Return (train, test, task) of the recorded driving in a folder or in its ``carla/``; None if neither holds any.
 
     The task's anchors are fitted to the training pictures, its ``max_boxes`` are those of the fullest picture. Pictures
     are decoded when they are asked for.
 
+    Args:
+        root: the folder.
+        towns: to take; all if none is named.
+        size: width and height of the detector's pictures in pixels.
+        width: of the detector.
+        stride: of the detector.
+        num_anchors: fewer where fewer sizes differ.
+
     Raises:
-        SettingsError: The recording is incomplete or damaged, or one part shows nothing.
+        SettingsError: The recording is incomplete or damaged, lacks a town, or one part shows nothing.
     """
     folder = find_recording(root)
     if folder is None:
         return None
     driving = Driving(folder)
-    parts = {"train": _Part(), "test": _Part()}
-    for place, town in enumerate(driving.towns):
-        for position, frame in enumerate(driving.frames([town])):
-            is_test = position % TEST_EVERY == TEST_EVERY - 1
-            parts["test" if is_test else "train"].add(driving, frame, place, position)
+    parts = driving.parts()
+    if towns:
+        driving.frames(towns)  # refuses a town that isn't there
+        wanted = {driving.towns.index(town) for town in towns}
+        parts = {name: [seen for seen in part if seen.place in wanted] for name, part in parts.items()}
     for name, part in parts.items():
-        if not any(len(found) for found in part.found):
+        if not any(len(seen.found) for seen in part):
             raise SettingsError(f"recorded driving in {folder} has no box in its {name} frames")
-    spec = _task(driving.class_names, parts["train"], parts["test"])
-    return parts["train"].pictures(driving, spec), parts["test"].pictures(driving, spec), spec
-
-
-@dataclass(slots=True)
-class _Part:
-    """What is gathered of one part: an entry per picture."""
-
-    sources: list[DrivingFrame] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    found: list[Annotation] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-
-    def add(self, driving: Driving, frame: DrivingFrame, place: int, position: int) -> None:
-        """Take a frame."""
-        size = picture_size(frame.image)
-        self.sources.append(frame)
-        self.sizes.append(size)
-        self.found.append(driving.annotation(frame, size))
-        self.places.append(place)
-        self.positions.append(position)
-
-    def shares(self) -> NDArray[np.float64]:
-        """Return (boxes, 2): widths and heights of all boxes in shares of their pictures'."""
-        pieces = [
-            ((found.corners[:, 2:] - found.corners[:, :2]).astype(np.float64) / size).round(6)
-            for found, size in zip(self.found, self.sizes, strict=True)
+    shares = np.concatenate(
+        [
+            ((seen.found.corners[:, 2:] - seen.found.corners[:, :2]).astype(np.float64) / seen.size).round(6)
+            for seen in parts["train"]
         ]
-        return np.concatenate(pieces)
+    )
+    anchors = fit_anchors(shares, min(num_anchors, len(np.unique(shares, axis=0))))
+    most = max(len(seen.found) for part in parts.values() for seen in part)
+    spec = DetectionSpec(3, size[1], size[0], driving.class_names, anchors, width, stride, most)
+    train, test = (_part(part, driving, spec) for part in parts.values())
+    return train, test, spec
 
-    def pictures(self, driving: Driving, spec: DetectionSpec) -> DrivingPictures:
-        """Return what was gathered."""
-        labels = [
-            box_labels(found.corners, found.class_ids, size, spec.max_boxes)
-            for found, size in zip(self.found, self.sizes, strict=True)
-        ]
-        return DrivingPictures(
-            _PicturePixels(spec.image_height, spec.image_width, self.sources),
-            np.stack(labels),
-            driving.class_names,
-            np.array(self.places, dtype=np.int64),
-            np.array(self.positions, dtype=np.int64),
-            driving.towns,
-            tuple(len(driving.frames([town])) for town in driving.towns),
-        )
+
+def _part(frames: Sequence[Seen], driving: Driving, spec: DetectionSpec) -> DrivingPictures:
+    labels = [box_labels(seen.found.corners, seen.found.class_ids, seen.size, spec.max_boxes) for seen in frames]
+    return DrivingPictures(
+        _PicturePixels(spec.image_height, spec.image_width, [seen.frame for seen in frames]),
+        np.stack(labels),
+        driving.class_names,
+        np.array([seen.place for seen in frames], dtype=np.int64),
+        np.array([seen.position for seen in frames], dtype=np.int64),
+        driving.towns,
+        driving.num_frames(),
+    )
 
 
 class _PicturePixels:
@@ -169,17 +166,3 @@ class _PicturePixels:
             if index not in self._pixels:
                 self._pixels[index] = resized(pixels_as_labelled(self._frames[index]), self.shape[1], self.shape[2])
         return np.stack([self._pixels[index] for index in wanted])
-
-
-def _task(class_names: tuple[str, ...], train: _Part, test: _Part) -> DetectionSpec:
-    shares = train.shares()
-    return DetectionSpec(
-        3,
-        IMAGE_HEIGHT,
-        IMAGE_WIDTH,
-        class_names,
-        fit_anchors(shares, min(NUM_ANCHORS, len(np.unique(shares, axis=0)))),
-        width=NARROW_WIDTH,
-        stride=STRIDE,
-        max_boxes=max(len(found) for found in (*train.found, *test.found)),
-    )

@@ -18,6 +18,9 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.streams.annotations import Annotation, read_class_names, read_yolo
 from replayfleet.federation.streams.files.picture_files import list_pictures, picture_size, read_picture
 
+TEST_EVERY = 4
+"""The last of every so many frames of a town is held out for tests."""
+
 _PARTS = ("images", "labels", "labels.txt")
 _NAME = re.compile(r"(?P<town>[A-Za-z][A-Za-z0-9_-]*)_(?P<number>\d{1,12})")
 _EXPECTED = "expected images/Town01_001020.jpg, labels/Town01_001020.txt and labels.txt with the class names"
@@ -42,6 +45,25 @@ class DrivingFrame:
     def pixels(self) -> NDArray[np.uint8]:
         """Return the picture as (H, W, 3) uint8, RGB; raises SettingsError if it is damaged."""
         return read_picture(self.image)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A frame with its boxes, and where it stands in the recording.
+
+    Attributes:
+        frame: of the recording.
+        place: the town, an index into ``Driving.towns``.
+        position: counted from the town's first frame.
+        size: (width, height) of the picture in pixels.
+        found: its boxes in pixels.
+    """
+
+    frame: DrivingFrame
+    place: int
+    position: int
+    size: tuple[int, int]
+    found: Annotation
 
 
 def find_recording(root: Path) -> Path | None:
@@ -106,16 +128,31 @@ class Driving:
         return tuple(frame for town in (towns or self.towns) for frame in self._frames[town])
 
     def annotation(self, frame: DrivingFrame, size: tuple[int, int]) -> Annotation:
-        """Return a frame's boxes in pixels.
-
-        Args:
-            frame: of this recording.
-            size: (width, height) of its picture.
+        """Return a frame's boxes in pixels, for a picture of ``size`` (width, height).
 
         Raises:
             SettingsError: The label file is damaged; names the line.
         """
         return read_yolo(frame.labels, len(self.class_names), size)
+
+    def parts(self) -> dict[str, list[Seen]]:
+        """Return ``train`` and ``test`` -> their frames in driving order, town after town; no picture is decoded.
+
+        Raises:
+            SettingsError: A label file or the head of a picture is damaged; names the line.
+        """
+        parts: dict[str, list[Seen]] = {"train": [], "test": []}
+        for place, town in enumerate(self.towns):
+            for position, frame in enumerate(self._frames[town]):
+                size = picture_size(frame.image)
+                found = self.annotation(frame, size)
+                part = "test" if position % TEST_EVERY == TEST_EVERY - 1 else "train"
+                parts[part].append(Seen(frame, place, position, size, found))
+        return parts
+
+    def num_frames(self) -> tuple[int, ...]:
+        """Return how many frames each town has, both parts together."""
+        return tuple(len(self._frames[town]) for town in self.towns)
 
 
 def _index(root: Path) -> dict[str, dict[int, DrivingFrame]]:

@@ -25,18 +25,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TypeAlias
 
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.streams.box_datasets import AnyDataset, BoxDataset
 from replayfleet.federation.streams.driving.crops import DrivingCrops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures
 from replayfleet.federation.streams.stream import (
     DRIVING,
     Indices,
-    Stream,
     StreamSettings,
     absences,
     client_id,
@@ -217,33 +214,6 @@ class DrivingStream:
                     f"in round {round_index} no client meets {MIN_SAMPLES} {noun} to learn from; "
                     f"ask for fewer than {self.num_rounds} rounds, or for fewer absent clients"
                 )
-
-
-AnyStream: TypeAlias = Stream | DrivingStream
-"""What a simulation runs over."""
-
-
-def open_stream(settings: StreamSettings, data: AnyDataset) -> AnyStream:
-    """Return the stream of a scenario over a data set.
-
-    Raises:
-        SettingsError: The data don't last for the rounds asked for, or the scenario needs other data.
-    """
-    if isinstance(data, BoxDataset):
-        if settings.scenario != DRIVING:
-            raise SettingsError(
-                f"scenario {settings.scenario} needs one class for every picture, and those of {data.name} have boxes; "
-                f"take --scenario {DRIVING}"
-            )
-        return DrivingStream(settings, data.train, data.test)
-    if settings.scenario != DRIVING:
-        return Stream(settings, data.train.labels, data.test.labels, data.task.num_classes)
-    if not (isinstance(data.train, DrivingCrops) and isinstance(data.test, DrivingCrops)):
-        raise SettingsError(
-            f"scenario {DRIVING} needs objects that were met while driving, which {data.name} doesn't hold; "
-            "take --dataset carla-crops or carla-boxes, or another --scenario"
-        )
-    return DrivingStream(settings, data.train, data.test)
 
 
 def _early_places(place_names: tuple[str, ...], late_town: str) -> Indices:

@@ -44,12 +44,10 @@ class CifarBinary:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files."""
         return self.train + self.test
 
     @property
     def record_bytes(self) -> int:
-        """Size of one labelled image."""
         return self.label_bytes + _PIXEL_BYTES
 
 
@@ -79,7 +77,10 @@ def read_cifar_binary(root: Path, layout: CifarBinary, class_names: tuple[str, .
     """
     if (root / layout.folder).is_dir():
         path = root / layout.folder
-        files = _unpacked(path, layout)
+        try:
+            files = {name: (path / name).read_bytes() for name in layout.files if (path / name).is_file()}
+        except OSError as error:
+            raise SettingsError(f"{path} can't be read ({error})") from error
     elif (root / layout.archive).is_file():
         path = root / layout.archive
         files = _packed(path, layout)
@@ -95,13 +96,6 @@ def read_cifar_binary(root: Path, layout: CifarBinary, class_names: tuple[str, .
         for names in (layout.train, layout.test)
     )
     return train, test
-
-
-def _unpacked(path: Path, layout: CifarBinary) -> dict[str, bytes]:
-    try:
-        return {name: (path / name).read_bytes() for name in layout.files if (path / name).is_file()}
-    except OSError as error:
-        raise SettingsError(f"{path} can't be read ({error})") from error
 
 
 def _packed(path: Path, layout: CifarBinary) -> dict[str, bytes]:

@@ -1,16 +1,30 @@
-"""MNIST and its relatives from their four idx files, wherever those come from."""
+"""MNIST and its relatives from their four idx files, gzip-compressed or plain, wherever those come from.
+
+An idx file begins with two zero bytes, the type (8 = uint8), the number of axes, then one big-endian uint32 per axis
+(LeCun et al., "The MNIST database of handwritten digits", section "File formats").
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import importlib
 import io
+import math
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.idx import read_idx
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
+
+_MAX_BYTES = 1 << 31
+"""Larger headers are taken for damage before anything is allocated."""
 
 
 def read_idx_set(
@@ -65,7 +79,7 @@ def download_idx_set(torchvision_name: str, root: Path, **options: str) -> None:
 
 
 def _part(images_path: Path, labels_path: Path, class_names: tuple[str, ...], *, transposed: bool) -> LabelledImages:
-    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1).astype("int64")
+    images, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1).astype("int64")
     if images.shape[1:] != (28, 28) or len(images) != len(labels):
         raise SettingsError(
             f"{images_path} holds images {images.shape} and {labels_path.name} {len(labels)} labels; "
@@ -77,3 +91,38 @@ def _part(images_path: Path, labels_path: Path, class_names: tuple[str, ...], *,
         return LabelledImages(images[..., None], labels, class_names)
     except ValueError as error:
         raise SettingsError(f"{labels_path} is damaged: {error}; fetch it again") from error
+
+
+def _read_idx(path: Path, num_axes: int) -> NDArray[np.uint8]:
+    """Return the uint8 array of ``num_axes`` axes in ``path``; a name ending in ``.gz`` is decompressed.
+
+    Raises:
+        SettingsError: The file can't be read, is no such idx file, or ends early or late.
+    """
+    try:
+        with path.open("rb") as raw:
+            stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
+            return _parse(stream, path, num_axes)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SettingsError(f"{path} is damaged or unreadable ({error}); fetch it again") from error
+
+
+def _parse(stream: BinaryIO, path: Path, num_axes: int) -> NDArray[np.uint8]:
+    expected_magic = (8 << 8) | num_axes
+    header = stream.read(4 + 4 * num_axes)
+    if len(header) < 4 + 4 * num_axes or int.from_bytes(header[:4], "big") != expected_magic:
+        raise SettingsError(
+            f"{path} is no idx file of {num_axes} axes: it begins with {header[:4].hex() or 'nothing'}, "
+            f"expected {expected_magic:08x}; fetch it again"
+        )
+    shape = struct.unpack(f">{num_axes}I", header[4:])
+    size_bytes = math.prod(shape)
+    if size_bytes > _MAX_BYTES:
+        raise SettingsError(f"{path} claims {size_bytes} bytes, more than any set this project knows; fetch it again")
+    data = stream.read(size_bytes + 1)
+    if len(data) != size_bytes:
+        found = f"only {len(data)}" if len(data) < size_bytes else "more"
+        raise SettingsError(
+            f"{path} is damaged: its header promises {size_bytes} bytes, it has {found}; fetch it again"
+        )
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.image_files import SUFFIXES, EncodedImages, from_files, from_zip
+from replayfleet.federation.streams.files.picture_files import SUFFIXES, EncodedImages, from_files, from_zip
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
 
 _T = TypeVar("_T")

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.image_files import from_files
 from replayfleet.federation.streams.files.image_trees import class_files, labelled_parts
+from replayfleet.federation.streams.files.picture_files import from_files
 from replayfleet.federation.streams.labelled_images import Parts
 
 _CHANNELS = 3

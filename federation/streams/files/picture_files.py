@@ -1,8 +1,14 @@
-"""PNG and JPEG files at their own size. Needs OpenCV, imported on first use."""
+"""PNG and JPEG files: pictures at their own size, and images of a set, decoded when somebody asks for their pixels.
+
+Axes: N images, H height, W width, C channels. Needs OpenCV, imported on first use.
+"""
 
 from __future__ import annotations
 
 import re
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
 from os import SEEK_CUR
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,7 +37,6 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
     Raises:
         SettingsError: It can't be read, is larger than ``MAX_PICTURE_BYTES``, or is no complete PNG or JPEG.
     """
-    cv2 = require_opencv()
     try:
         with path.open("rb") as file:
             encoded = file.read(MAX_PICTURE_BYTES + 1)
@@ -39,16 +44,100 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
     if len(encoded) > MAX_PICTURE_BYTES:
         raise SettingsError(f"picture {path} is larger than {MAX_PICTURE_BYTES} bytes, the most that is read")
-    end = _ENDS.get(encoded[:2])
-    pixels = None
-    if end is not None and end in encoded[-_TAIL_BYTES:]:
-        try:
-            pixels = cv2.imdecode(np.frombuffer(encoded, dtype=np.uint8), cv2.IMREAD_COLOR)
-        except cv2.error:  # more pixels than OpenCV takes, for example
-            pixels = None
+    pixels = _decoded(encoded)
     if pixels is None:
         raise SettingsError(f"picture {path} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG")
+    return pixels
+
+
+def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = False) -> NDArray[np.uint8]:
+    """Return the image as (size, size, channels) uint8, RGB or grey, area-averaged when it is larger.
+
+    An oblong image is squeezed; with ``crop`` only the square in its middle is taken.
+
+    Raises:
+        SettingsError: The bytes are no complete image, or OpenCV isn't installed.
+    """
+    cv2 = require_opencv()
+    pixels = _decoded(encoded, grey=channels == 1)
+    if pixels is None:
+        raise SettingsError(
+            f"image {name} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG; fetch it again"
+        )
+    height, width = pixels.shape[:2]
+    if crop:
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        pixels = pixels[top : top + side, left : left + side]
+    if pixels.shape[:2] != (size, size):
+        shrinks = min(pixels.shape[:2]) > size
+        pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return np.asarray(pixels, dtype=np.uint8).reshape(size, size, channels)
+
+
+def _decoded(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
+    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is no complete PNG or JPEG."""
+    cv2 = require_opencv()
+    end = _ENDS.get(encoded[:2])
+    if end is None or end not in encoded[-_TAIL_BYTES:]:
+        return None
+    try:
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
+    except cv2.error:  # more pixels than OpenCV takes, for example
+        return None
+    if pixels is None or grey:
+        return pixels  # type: ignore[no-any-return]
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+class EncodedImages:
+    """N images, decoded and resized when they are first taken, then kept as uint8.
+
+    Attributes:
+        names: what each image is called in error messages.
+        shape: (N, H, W, C).
+    """
+
+    def __init__(
+        self, names: Sequence[str], read: Callable[[int], bytes], size: int, channels: int, *, crop: bool = False
+    ) -> None:
+        self.names = names
+        self.shape = (len(names), size, size, channels)
+        self._read = read
+        self._crop = crop
+        self._pixels = np.zeros(self.shape, dtype=np.uint8)  # the system maps a page only once it is written
+        self._decoded = np.zeros(len(names), dtype=bool)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images (len(indices), H, W, C) uint8.
+
+        Raises:
+            SettingsError: A file can't be read or is damaged, or OpenCV isn't installed.
+        """
+        for index in np.unique(np.asarray(indices)[~self._decoded[indices]]).tolist():
+            name = self.names[index]
+            try:
+                encoded = self._read(index)
+            except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise SettingsError(f"image {name} can't be read ({error}); fetch the set again") from error
+            self._pixels[index] = decode(encoded, name, self.shape[1], self.shape[3], crop=self._crop)
+            self._decoded[index] = True
+        return self._pixels[indices]
+
+
+def from_files(paths: Sequence[Path], size: int, channels: int, *, crop: bool = False) -> EncodedImages:
+    """Return the images in these files."""
+    names = [str(path) for path in paths]
+    return EncodedImages(names, lambda index: paths[index].read_bytes(), size, channels, crop=crop)
+
+
+def from_zip(archive: zipfile.ZipFile, members: Sequence[str], size: int, channels: int) -> EncodedImages:
+    """Return the images in these members, read in place; every read checks the member's CRC."""
+    names = [f"{member} in {archive.filename}" for member in members]
+    return EncodedImages(names, lambda index: archive.read(members[index]), size, channels)
 
 
 def picture_size(path: Path) -> tuple[int, int]:
@@ -77,7 +166,12 @@ def list_pictures(folder: Path) -> list[Path]:
         files = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
     except OSError as error:
         raise SettingsError(f"folder {folder} can't be listed: {error.strerror or error}") from error
-    return sorted(files, key=_by_value)
+
+    def by_value(path: Path) -> tuple[list[tuple[int, str]], str]:
+        words = re.split(r"(\d+)", path.name)
+        return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path.name
+
+    return sorted(files, key=by_value)
 
 
 def require_opencv() -> Any:
@@ -90,7 +184,7 @@ def require_opencv() -> Any:
         import cv2
     except ImportError as error:
         raise SettingsError(
-            "recordings and the synthetic street need OpenCV; install it: pip install opencv-python-headless"
+            "pictures and the synthetic street need OpenCV; install it: pip install opencv-python-headless"
         ) from error
     return cv2
 
@@ -112,8 +206,3 @@ def _size_in_head(file: BinaryIO) -> tuple[int, int] | None:
         filler = segment[1] == 0xFF
         file.seek((1 if filler else 2 + int.from_bytes(segment[2:4], "big")) - len(segment), SEEK_CUR)
     return None
-
-
-def _by_value(path: Path) -> tuple[list[tuple[int, str]], str]:
-    words = re.split(r"(\d+)", path.name)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path.name

@@ -25,7 +25,7 @@ from replayfleet.federation.simulator.records import ClientRecord, LateChange, R
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.settings import method_from
-from replayfleet.federation.streams.box_datasets import BoxDataset, load_any_dataset
+from replayfleet.federation.streams.datasets import BoxDataset, load_any_dataset
 from replayfleet.federation.streams.driving import pictures as driving_pictures
 from replayfleet.models.build import build_task_model, initialise
 

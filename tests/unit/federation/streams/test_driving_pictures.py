@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.driving_folder import CLASS_NAMES, HEIGHT, SIDE, WIDTH, write_driving
 from support.recordings import carla_frames
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams import box_datasets
-from replayfleet.federation.streams.box_datasets import BoxDataset, has_boxes, load_any_dataset
-from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.methods.kit.records import RoundData
+from replayfleet.federation.streams.box_labels import box_labels
+from replayfleet.federation.streams.datasets import BOX_DATASETS, BoxDataset, Dataset, has_boxes, load_any_dataset
 from replayfleet.federation.streams.driving import pictures as driving_pictures
-from replayfleet.federation.streams.driving.boxes import read_pictures
-from replayfleet.federation.streams.driving.pictures import DrivingPictures
+from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
 from replayfleet.federation.streams.driving.recording import Driving
+from replayfleet.federation.streams.labelled_images import normalise
+from replayfleet.federation.streams.resizing import resized
 
 TOWNS = {"Town01": [[0, 3], [], [1], [4], [2, 2, 2], [0]], "Town02": [[1, 0]] * 4}
 
@@ -37,13 +40,57 @@ def test_every_fourth_frame_is_for_tests_and_pictures_know_town_and_frame(tmp_pa
     assert data.test.num_frames == (6, 4)
 
 
-def test_pixels_and_labels_are_those_of_a_detector_that_reads_the_frames_itself(tmp_path: Path):
+def test_pixels_and_labels_are_those_of_a_device_that_reads_the_frames_itself(tmp_path: Path):
     data = boxes(write_driving(tmp_path, TOWNS))
     driving = Driving(tmp_path)
     frames = [driving.frames(["Town01"])[4], driving.frames(["Town02"])[0]]
-    expected = read_pictures(driving, frames, data.task)
-    assert np.array_equal(data.train.images[np.array([3, 5])], expected.pixels)
-    assert np.array_equal(data.train.labels[[3, 5]], expected.labels)
+    for index, frame in zip([3, 5], frames, strict=True):
+        pixels = frame.pixels()
+        size = (pixels.shape[1], pixels.shape[0])
+        found = driving.annotation(frame, size)
+        seen = resized(pixels, driving_pictures.IMAGE_HEIGHT, driving_pictures.IMAGE_WIDTH)
+        assert np.array_equal(data.train.images[np.array([index])][0], seen)
+        label = box_labels(found.corners, found.class_ids, size, data.task.max_boxes)
+        assert np.array_equal(data.train.labels[index], label)
+
+
+def read(tmp_path: Path, recorded: dict[str, list[list[int]]], **how: Any) -> DrivingPictures:
+    found = read_driving_pictures(write_driving(tmp_path / "carla", recorded), size=(128, 32), **how)
+    assert found is not None
+    return found[0]
+
+
+def test_frames_become_pictures_of_the_size_asked_for_with_boxes_in_shares(tmp_path: Path):
+    part = read(tmp_path, {"Town01": [[0, 3], [], [1], [1]], "Town02": [[2]]})
+    assert part.images.shape == (4, 32, 128, 3)
+    first = part.labels[0][np.argsort(part.labels[0, :, 1])]
+    assert first[first[:, 0] >= 0, 0].tolist() == [0, 3]
+    assert part.labels[0, 0, 3:].tolist() == pytest.approx([SIDE / WIDTH, SIDE / 2 / HEIGHT], rel=1e-4)
+    assert (part.labels[1, :, 0] == -1).all()
+    assert part.labels[3, 0, 0] == 2
+    images = normalise(part.images[np.arange(4)])
+    assert images.shape == (4, 3, 32, 128)
+    assert -1 <= images.min() < images.max() <= 1
+    RoundData(torch.from_numpy(images), torch.from_numpy(part.labels))
+
+
+def test_a_box_stands_where_its_object_is_in_the_resized_picture(tmp_path: Path):
+    part = read(tmp_path, {"Town01": [[3]] * 4})
+    _, x, y, width, height = part.labels[0, 0]
+    inside = part.images[np.array([0])][0, :, :, 1] > 100
+    rows, columns = np.nonzero(inside)
+    assert columns.mean() / 128 == pytest.approx(x, abs=0.02)
+    assert rows.mean() / 32 == pytest.approx(y, abs=0.05)
+    assert width * 128 * height * 32 > 0
+
+
+def test_of_some_towns_only_their_frames_are_taken(tmp_path: Path):
+    recorded = {"Town01": [[0]] * 4, "Town02": [[1], [1, 2], [1], [1]]}
+    part = read(tmp_path, recorded, towns=["Town02"])
+    assert part.place_ids.tolist() == [1, 1, 1]
+    assert part.labels.shape == (3, 2, 5)
+    with pytest.raises(SettingsError, match="no town 'Town03'"):
+        read_driving_pictures(tmp_path, towns=["Town03"])
 
 
 def test_the_task_is_a_narrow_detector_whose_anchors_and_box_count_come_from_the_data(tmp_path: Path):
@@ -91,7 +138,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_sets_with_classes_are_found_as_ever(tmp_path: Path):
     write_driving(tmp_path, TOWNS)
     assert isinstance(load_any_dataset("carla-crops", data_root=tmp_path), Dataset)
-    assert [name for name in (*box_datasets.BOX_DATASETS, "carla-crops") if has_boxes(name)] == ["carla-boxes"]
+    assert [name for name in (*BOX_DATASETS, "carla-crops") if has_boxes(name)] == ["carla-boxes"]
 
 
 def test_parts_that_do_not_fit_can_t_be_made():

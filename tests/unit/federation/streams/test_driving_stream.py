@@ -13,7 +13,8 @@ from support.image_sets import small_dataset
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
-from replayfleet.federation.streams.driving.stream import ROUNDS_PER_TOWN, DrivingStream, open_stream
+from replayfleet.federation.streams.driving.stream import ROUNDS_PER_TOWN, DrivingStream
+from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 TOWNS = {

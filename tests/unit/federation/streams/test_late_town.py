@@ -10,8 +10,9 @@ import pytest
 from support.driving_folder import write_driving
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.box_datasets import AnyDataset, load_any_dataset
-from replayfleet.federation.streams.driving.stream import DrivingStream, open_stream
+from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
+from replayfleet.federation.streams.driving.stream import DrivingStream
+from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 
 TOWNS = {f"Town0{number}": [[0, 3]] * 48 for number in (1, 2, 3, 5)}

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -285,3 +287,15 @@ def test_counts_below_one_are_refused(name: str):
 def test_gradual_needs_two_task_types():
     with pytest.raises(SettingsError, match="needs 2"):
         stream("gradual", classes_per_task=6)
+
+
+def test_what_other_tools_import_is_there_and_loads_nothing_before_it_is_asked_for():
+    code = (
+        "import sys\nimport replayfleet.federation.streams, replayfleet.federation.simulator as simulator\n"
+        "assert not {'numpy', 'torch'} & sys.modules.keys()\n"
+        "from replayfleet.federation.streams import SCENARIOS\n"
+        "assert simulator.SCENARIOS is SCENARIOS and list(SCENARIOS) == ['gradual', 'circulating', 'extreme']\n"
+        "found = [getattr(simulator, name) for name in simulator.__all__]\n"
+        "assert simulator.average_regret([0.5], [0.75]) == 0.25 and 'torch' not in sys.modules\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
