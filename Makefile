@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size docs bench clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size docs bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -66,6 +66,11 @@ docs: setup ## The documentation as a site, strict, to runs/site
 
 bench: setup ## All benchmarks side by side, with raw results under runs/bench
 	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)
+
+dist: setup ## Wheel and sdist, to dist/: the wheel is made from the sdist, as others will
+	@rm -rf dist
+	@$(PYTHON_BIN) -m build --outdir dist . >/dev/null
+	@ls -l dist
 
 clean: ## Remove caches, builds and runs; .venv stays
 	@rm -rf build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

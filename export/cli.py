@@ -71,6 +71,7 @@ def _formats_help() -> str:
 
 
 @click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]}, help=_formats_help())
+@click.version_option(package_name="replayfleet")
 def main() -> None:
     """Export a trained model for serving; the help is made from the table of formats."""
 

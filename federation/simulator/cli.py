@@ -40,6 +40,7 @@ def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> No
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(package_name="replayfleet")
 @click.argument("method")
 @click.option(
     "--list",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from support.installed import copied_sources
 from support.torch_free import NOT_ON_A_DEVICE, check, serve
 
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 
-ROOT = Path(__file__).parents[2]
 START = "from replayfleet.edge_client.cli import main; main()"
 HOOK = f"""
 import sys
@@ -54,7 +53,8 @@ def test_a_client_serves_in_an_environment_of_the_base_install_and_onnx_runtime(
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-input", sources(tmp_path / "sources"), "onnxruntime"]
+    sources = copied_sources(tmp_path / "sources")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-input", sources, "onnxruntime"]
     done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         pytest.skip(f"pip can't install here: {done.stderr.strip().splitlines()[-1]}")
@@ -65,13 +65,3 @@ def test_a_client_serves_in_an_environment_of_the_base_install_and_onnx_runtime(
     assert {"replayfleet", "onnxruntime"} <= installed
     assert not installed & {*NOT_ON_A_DEVICE, "opencv-python-headless", "opencv-python"}
     check(serve([str(environment / "bin" / "edge-client")], {"PYTHONPATH": ""}, tmp_path))
-
-
-def sources(folder: Path) -> Path:
-    """What is packaged, copied: a build leaves its traces beside its input."""
-    folder.mkdir()
-    for path in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / path, folder)
-    for package in ("aggregator", "devices", "edge_client", "export", "federation", "models"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
