@@ -208,7 +208,7 @@ def _parent(process: Path) -> int:
 
 def _name(pid: int) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return words[words.index("-m") + 1] if "-m" in words else Path(words[1] if len(words) > 1 else words[0]).name
+    return words[3] if words[1:2] == ["-c"] else Path(words[1] if len(words) > 1 else words[0]).name
 
 
 def _pss_mb(pid: int) -> float:

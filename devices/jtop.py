@@ -1,8 +1,7 @@
 """Heat and power as jtop's service tells them, for containers that were given its socket and little else of the board.
 
 jtop's client (package ``jetson-stats``) unpickles what its service sends and waits for it without bound. So it runs in
-a process of its own, ``python -m replayfleet.devices.jtop``, which prints a JSON line for every reading and
-ends with its pipe.
+a process of its own, which prints a JSON line for every reading and ends with its pipe.
 
 Facts: jetson-stats 7.2, documentation of ``jtop.temperature`` (degrees Celsius, ``online``) and ``jtop.power``
 (``tot``, milliwatts). No Jetson was at hand: tried with the real client where no service answers, and with a stand-in.
@@ -15,12 +14,13 @@ import importlib
 import importlib.util
 import json
 import logging
-import os
 import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from replayfleet.federation.children import child_command, child_environment
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,9 @@ class Jtop:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-m", "replayfleet.devices.jtop"],
-        env={**os.environ, "PYTHONPATH": path},
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        child_command("replayfleet.devices.jtop"),
+        env=child_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
@@ -121,7 +120,3 @@ def main() -> None:
         while board.ok():
             sys.stdout.write(json.dumps(summarise(board.temperature, board.power)) + "\n")
             sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
 from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable
 from replayfleet.edge_client.bench.subject import Subject, Variant, from_data_dir, from_file, of_our_own, task_facts_of
+from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
-WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.bench.worker")
+WORKER_COMMAND = child_command("replayfleet.edge_client.bench.worker")
 
 TRIAL_LIMIT_S = 1800.0
 """Beyond what the measurement itself takes: building an engine may take minutes."""
@@ -158,7 +158,6 @@ def _trial(settings: BenchSettings, subject: Subject, variant: Variant, runtime:
 
 def _tried(trial: Trial) -> Measured | Unusable:
     """Measure in a process of its own."""
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "NVIDIA_TF32_OVERRIDE": "0", **os.environ}
     limit_s = TRIAL_LIMIT_S + 3 * trial.seconds * len(trial.batches)
     try:
         done = subprocess.run(  # noqa: S603
@@ -167,7 +166,7 @@ def _tried(trial: Trial) -> Measured | Unusable:
             capture_output=True,
             check=False,
             timeout=limit_s,
-            env=environment,
+            env={"NVIDIA_TF32_OVERRIDE": "0", **child_environment()},
         )
         return msgspec.json.decode(done.stdout, type=Measured | Unusable)
     except subprocess.TimeoutExpired:

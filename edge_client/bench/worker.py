@@ -1,11 +1,10 @@
-"""The process that measures one runtime: ``python -m replayfleet.edge_client.bench.worker``: a ``Trial`` on stdin.
+"""The process that measures one runtime: a ``Trial`` on standard input.
 
 One runtime a process: memory is its own, and one that crashes takes no other with it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.filling import filled
 from replayfleet.export.running.provider_options import BatchProfile
 from replayfleet.export.running.runtimes import Runtime
+from replayfleet.federation.children import private_stdout
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 
 WARM_UP_RUNS = 3
@@ -33,8 +33,7 @@ MAX_RUNS = 20_000
 
 def main() -> None:
     """Measure what standard input asks for."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print is no answer
+    answers = private_stdout()
     trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
     answers.write(msgspec.json.encode(measured(trial)))
 
@@ -158,7 +157,3 @@ def _resident_bytes() -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
-
-
-if __name__ == "__main__":
-    main()

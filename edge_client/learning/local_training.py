@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from replayfleet.edge_client.learning.training.job import (
     event_from_line,
     to_line,
 )
+from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.service.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
 
@@ -35,7 +34,7 @@ MAX_ATTEMPTS = 5
 IDLE_S = 10.0
 """A process without a job ends after this: torch takes up to 400 MB, four times as much as all else."""
 
-TRAINER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.learning.training.trainer")
+TRAINER_COMMAND = child_command("replayfleet.edge_client.learning.training.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +76,8 @@ class TrainerProcess:
 
     def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
         self._on_event = on_event
-        # Idle OpenMP threads sleep: frames are served on the same cores.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         self._process = subprocess.Popen(  # noqa: S603
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
         )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)

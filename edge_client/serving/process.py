@@ -7,7 +7,6 @@ import os
 import queue
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import TypeVar
@@ -32,10 +31,10 @@ from replayfleet.edge_client.serving.messages import (
 )
 from replayfleet.edge_client.serving.proc import anonymous_bytes, is_starved
 from replayfleet.edge_client.serving.slot import ModelLost
+from replayfleet.federation.children import child_command, child_environment, end, ending
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.service.processes import child_environment, end, ending
 
-WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.serving.worker")
+WORKER_COMMAND = child_command("replayfleet.edge_client.serving.worker")
 
 NUM_LANES = 2
 """Callers at a time: frames, and beside them whoever measures, compares or checks."""

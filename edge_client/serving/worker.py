@@ -1,4 +1,4 @@
-"""The serving process: ``python -m replayfleet.edge_client.serving.worker CONTROL LANE:MEMORY ...`` (descriptors).
+"""The serving process; its arguments are descriptors: ``CONTROL LANE:MEMORY ...``.
 
 It serves one model, so that a swap is a change of process: what a model leaks or breaks goes with it. It imports
 neither torch nor MQTT, is the first that the kernel kills when memory runs out, and ends when its client does.
@@ -86,7 +86,3 @@ def _end_with(control: int) -> None:
     hangup.register(control, select.POLLRDHUP)
     hangup.poll()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

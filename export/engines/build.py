@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,8 +13,9 @@ from typing import Any
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.engines.maker import EngineFailed, Progress
 from replayfleet.export.running.provider_options import BatchProfile
+from replayfleet.federation.children import child_command, child_environment
 
-BUILD_COMMAND = (sys.executable, "-m", "replayfleet.export.engines.process")
+BUILD_COMMAND = child_command("replayfleet.export.engines.process")
 
 BUILD_LIMIT_S = 3600.0
 """After this a build is given up: the longest that was told of took ten minutes, on an Orin
@@ -89,7 +88,7 @@ class EngineBuild:
 
     def _start(self, errors: Any) -> subprocess.Popen[bytes]:
         # Answers must be those of the golden vector: TensorRT would use 10 bits of the mantissa where it may.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", "NVIDIA_TF32_OVERRIDE": "0", **os.environ}
+        environment = {"NVIDIA_TF32_OVERRIDE": "0", **child_environment()}
         with self._changing:
             if self._stopped:
                 raise EngineFailed(self._stopped)

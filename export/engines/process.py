@@ -1,4 +1,4 @@
-"""The process that builds one engine: ``python -m replayfleet.export.engines.process``, its job on stdin.
+"""The process that builds one engine: its job on standard input.
 
 It yields to everybody else, says how far it is on standard output, and ends when its input does, so it never outlives
 who started it.
@@ -7,7 +7,6 @@ who started it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -19,11 +18,10 @@ from typing import Any
 
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.running.provider_options import BatchProfile
+from replayfleet.federation.children import die_with_parent, private_stdout
 
 NICENESS = 19
 """The lowest: nobody waits for an engine, another runtime answers meanwhile."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -31,9 +29,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    _die_with_parent()
-    words = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print goes to standard error
+    die_with_parent()  # a library that builds may hold Python's lock for minutes, and its input's end go unread
+    words = private_stdout()
 
     def say(**fields: object) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -63,13 +60,3 @@ def _end_with_input() -> None:
     while sys.stdin.buffer.read(1 << 10):
         pass
     os._exit(1)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process with its parent: a library that builds may hold Python's lock for minutes."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 TAIL_LINES = 15
 _STOP_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -101,7 +100,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 env=environment(os.environ),
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # one thread so far
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
         child = Child(name, process, path)
         self._children.append(child)
@@ -175,8 +174,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel ends it when our process ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
 from replayfleet.scripts.demo.processes import Child, Children
@@ -219,16 +220,8 @@ class RunningFleet:
 
     def _start_line(self) -> int:
         """Start the bad line and return its port."""
-        command = [
-            "python",
-            "-m",
-            "replayfleet.scripts.fleet.tcp_link",
-            "--to",
-            str(self._broker.port),
-            "--seed",
-            str(self._plan.seed),
-        ]
-        line = self._children.start("line", command)
+        where = ("--to", str(self._broker.port), "--seed", str(self._plan.seed))
+        line = self._children.start("line", child_command("replayfleet.scripts.fleet.tcp_link", *where))
         deadline = time.monotonic() + _LINE_START_S
         while time.monotonic() < deadline:
             self._children.check()

@@ -128,7 +128,3 @@ def main(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: f
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

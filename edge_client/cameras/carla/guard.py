@@ -18,6 +18,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from replayfleet.federation.children import child_command
+
 FIELDS = ("synchronous_mode", "fixed_delta_seconds", "no_rendering_mode")
 """Of ``carla.WorldSettings``: what a camera changes."""
 
@@ -27,7 +29,7 @@ PATIENCE_S = 60.0
 _ANSWER_S = 10.0
 _PROBE_S = 2.0
 _PAUSE_S = 2.0
-_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.cameras.carla.guard")
+_COMMAND = child_command("replayfleet.edge_client.cameras.carla.guard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +148,13 @@ def main() -> None:
         except ValueError:  # torn by a kill in the middle of writing
             continue
         if told is None:
-            return
+            duty = None
+            break
         duty = Duty(**{**told, "actor_ids": tuple(told["actor_ids"])})
     if duty is not None:
         _restore_patiently(duty)
+    sys.stdout.flush()
+    os._exit(0)  # CARLA's own threads must not keep the guard alive
 
 
 def _restore_patiently(duty: Duty) -> None:
@@ -170,9 +175,3 @@ def _restore_patiently(duty: Duty) -> None:
                 continue
             log.error("carla settings not restored", server=where, reason=error)
         return
-
-
-if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # CARLA's own threads must not keep the guard alive

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +27,14 @@ from replayfleet.edge_client.cameras.carla.messages import (
 )
 from replayfleet.edge_client.cameras.carla.settings import CLASS_NAMES, CarlaSettings, check_package
 from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.service.logs import EventLogger
 
 __all__ = ["CarlaCamera", "CarlaSettings"]
 
 log = EventLogger(__name__)
 
-WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.cameras.carla.worker")
+WORKER_COMMAND = child_command("replayfleet.edge_client.cameras.carla.worker")
 
 _LOOK_AT_STOP_S = 0.1
 _GRACE_S = 5.0
@@ -157,10 +156,12 @@ class _Link:
     def __init__(self, settings: CarlaSettings, name: str, command: Sequence[str]) -> None:
         self._name = name
         self._goodbye_s = 3 * settings.timeout_s + _GRACE_S
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={"OMP_NUM_THREADS": "1", **child_environment()},
             )
         except OSError as error:
             raise CameraError(f"carla {settings.place}: its process can't be started ({error})") from error

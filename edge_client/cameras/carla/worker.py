@@ -1,4 +1,4 @@
-"""The process that talks to CARLA: ``python -m replayfleet.edge_client.cameras.carla.worker``.
+"""The process that talks to CARLA.
 
 A client of another version may crash, its traffic manager may deadlock, and some of its calls hold Python's lock until
 they time out (``get_world`` of 0.9.16 does). None of that may reach the process that serves other cameras.
@@ -62,6 +62,7 @@ def main() -> None:
                     sender.send(shot_of(picture), picture.pixels.tobytes())
         except (CameraError, SettingsError) as error:
             sender.send(Lost(str(error)))
+    os._exit(0)  # CARLA's own threads must not keep the process alive
 
 
 def _stop_at_the_end(requests: BinaryIO, stop: threading.Event) -> None:
@@ -74,8 +75,3 @@ def _private_stdout() -> BinaryIO:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # CARLA's own threads must not keep the process alive

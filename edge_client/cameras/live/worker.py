@@ -1,4 +1,4 @@
-"""The capture process: ``python -m replayfleet.edge_client.cameras.live.worker``. It can be killed.
+"""The capture process. It can be killed.
 
 It ends when its standard input does, so it never outlives its parent, and keeps one picture at most: the newest.
 """
@@ -27,6 +27,7 @@ from replayfleet.edge_client.cameras.live.worker_messages import (
     to_line,
 )
 from replayfleet.edge_client.flow import Camera, CameraError, Picture
+from replayfleet.federation.children import private_stdout
 
 _LAST_WORDS_S = 1.0
 """To let go of the camera in, after the parent closed the input."""
@@ -121,7 +122,7 @@ def serve(open_camera: Callable[[], Camera], desk: Desk, stop: threading.Event) 
 def main() -> None:
     """Serve one camera until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
-    answers, complaints = _private_stdout(), native_complaints()
+    answers, complaints = private_stdout(), native_complaints()
     desk, stop = Desk(lambda message, picture: _say(answers, message, picture)), threading.Event()
     requests = sys.stdin.buffer
     job = job_from_line(requests.readline())
@@ -166,13 +167,6 @@ def _use_one_thread() -> None:
         cv2.setNumThreads(1)
 
 
-def _private_stdout() -> BinaryIO:
-    """Keep standard output for answers; what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return answers
-
-
 def _say(answers: BinaryIO, message: FromWorker, picture: Picture | None) -> None:
     _write(answers, memoryview(to_line(message)))
     if picture is not None:
@@ -182,7 +176,3 @@ def _say(answers: BinaryIO, message: FromWorker, picture: Picture | None) -> Non
 def _write(answers: BinaryIO, rest: memoryview) -> None:
     while rest:
         rest = rest[answers.write(rest) :]
-
-
-if __name__ == "__main__":
-    main()

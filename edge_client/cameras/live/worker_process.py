@@ -7,7 +7,6 @@ import fcntl
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -28,9 +27,9 @@ from replayfleet.edge_client.cameras.live.worker_messages import (
     to_line,
 )
 from replayfleet.edge_client.flow import CameraError, Picture
-from replayfleet.federation.service.processes import child_environment, end, ending
+from replayfleet.federation.children import child_command, child_environment, end, ending
 
-WORKER_COMMAND = (sys.executable, "-m", "replayfleet.edge_client.cameras.live.worker")
+WORKER_COMMAND = child_command("replayfleet.edge_client.cameras.live.worker")
 
 Answer: TypeAlias = Ready | Lost | Picture
 

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import gc
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,6 @@ T = TypeVar("T")
 NICENESS = 10
 """Serving frames and heartbeats come first."""
 
-_PR_SET_PDEATHSIG = 1
 _BATCHES = frozenset({"batch_size", "gan_batch_size", "ddpm_batch_size"})
 _OF_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
 _SLACK_BYTES = 64 << 20
@@ -50,12 +48,6 @@ def yield_to_serving(*, idle: bool) -> list[str]:
     refused = [_refusal(what, change, thread) for thread in _threads() for what, change in wishes]
     refused.append(_refusal("oom_score_adj", _be_killed_first, 0))
     return [reason for reason in dict.fromkeys(refused) if reason]
-
-
-def die_with_parent() -> None:
-    """Be killed when the client dies, also while stopped, when the end of standard input would go unread."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def bound_memory(max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The training process: ``python -m replayfleet.edge_client.learning.training.trainer``, JSON jobs on stdin.
+"""The training process: jobs on standard input, as lines of JSON.
 
 It is the only part of a client that imports torch. It ends when its input does, so it never outlives the client.
 """
@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from replayfleet.edge_client.learning.training.guard import (
-    die_with_parent,
     give_memory_back,
     within_memory,
     yield_to_serving,
@@ -35,6 +34,7 @@ from replayfleet.edge_client.learning.training.job import (
     to_line,
 )
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.children import die_with_parent, private_stdout
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
 from replayfleet.federation.service.fleet_spec import method_of
@@ -149,11 +149,11 @@ def main() -> None:
     """Serve jobs until standard input ends."""
     configure_logging(as_json=JSON_LOGS in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
-    die_with_parent()
+    die_with_parent()  # also while stopped, when the end of standard input would go unread
     refused = yield_to_serving(idle=IDLE in sys.argv[1:])
     if refused:
         log.warning("training can't be told to yield as it should", refused=refused)
-    answers = _private_stdout()
+    answers = private_stdout()
     try:
         warm_up()
     except ModuleNotFoundError as error:
@@ -210,19 +210,8 @@ def _jobs(stream: BinaryIO) -> Iterator[TrainJob]:
         yield jobs.get()
 
 
-def _private_stdout() -> BinaryIO:
-    """Keep standard output for answers; what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return answers
-
-
 def _say(answers: BinaryIO, message: FromTrainer) -> None:
     try:
         answers.write(to_line(message))
     except BrokenPipeError:
         os._exit(0)  # the client is gone
-
-
-if __name__ == "__main__":
-    main()

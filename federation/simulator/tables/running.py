@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from replayfleet.federation.children import child_command, die_with_parent
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.tables.estimate import Work, duration, seconds_left
 from replayfleet.federation.simulator.tables.plan import RESULT, PlannedRun
@@ -27,11 +27,6 @@ LOG = "log.txt"
 _POLL_S = 0.2
 _REPORT_S = 60.0
 _STOP_S = 10.0
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-_MAIN = "import sys; sys.argv[0] = 'fleet-sim'; from replayfleet.federation.simulator.cli import main; main()"
 
 
 class Process(Protocol):
@@ -55,18 +50,12 @@ def launch_process(run: PlannedRun) -> Process:
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / LOG).open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-            [sys.executable, "-c", _MAIN, *run.arguments()],
+            child_command("replayfleet.federation.simulator.cli", *run.arguments(), program="fleet-sim"),
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel ends it when our process ends, also where that is killed."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Both listen on this machine only, keep nothing on disk and end with the process 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import getpass
 import logging
 import os
@@ -15,13 +14,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, redacted
 
@@ -31,8 +31,6 @@ _MIN_VERSION = (2, 0)
 _PORT_ATTEMPTS = 5
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: a forked child should do little
 
 _CONFIG = """\
 listener {port} 127.0.0.1
@@ -148,7 +146,7 @@ def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subp
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,  # Ctrl-C in a terminal is for its parent, which still has goodbyes to send
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
         if _listens(chosen, process):
             return process, chosen
@@ -192,12 +190,6 @@ def _check_free(port: int) -> int:
                 f"broker port {port} can't be used ({error}); name another one, or the broker there with --broker URL"
             ) from error
     return port
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel ends it when the thread that started it ends, however that happens."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def test_a_bound_below_what_the_process_holds_is_refused_in_words() -> None:
 def test_a_stopped_training_process_does_not_outlive_a_killed_client(tmp_path: Path) -> None:
     child_script = (
         "import os, signal, sys\n"
-        "from replayfleet.edge_client.learning.training.guard import die_with_parent\n"
+        "from replayfleet.federation.children import die_with_parent\n"
         "die_with_parent()\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"

@@ -7,7 +7,6 @@ import re
 import socket
 import socketserver
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.edge_client.cameras.uri import parse_sources
+from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.settings import read_settings
 from replayfleet.scripts.demo.processes import Children
@@ -169,7 +169,7 @@ def linked(*words: str, target: int | None = None) -> Iterator[tuple[int, IO[str
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         to = str(target or server.server_address[1])
-        command = [sys.executable, "-m", "replayfleet.scripts.fleet.tcp_link", "--to", to, *words]
+        command = child_command("replayfleet.scripts.fleet.tcp_link", "--to", to, *words)
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as line:
             assert line.stdout is not None
             try:
