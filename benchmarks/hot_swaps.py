@@ -131,8 +131,9 @@ def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
             seen.append(shown.prediction)
 
     slot.install(downloads[0])
-    camera = SceneCamera(lambda: versions.pictures, rate_hz)
-    loop = InferenceLoop([camera], Answerer(slot, WholePicture(SPEC), on_sample=guard.saw), take)
+    camera = SceneCamera(rate_hz)
+    camera.show(versions.pictures)
+    loop = InferenceLoop([camera], Answerer(slot, WholePicture(SPEC), on_answer=guard.saw), take)
     guard.start()
     loop.start()
     swaps: list[Swap] = []

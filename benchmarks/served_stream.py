@@ -88,7 +88,7 @@ def serve(camera: SupervisedCamera, download: Candidate, seconds: float) -> dict
     slot = ModelSlot()
     slot.install(download)
     guard = Guard(slot)
-    answerer, ages = Answerer(slot, WholePicture(TASK), on_sample=guard.saw), list[float]()
+    answerer, ages = Answerer(slot, WholePicture(TASK), on_answer=guard.saw), list[float]()
     began = time.monotonic() + _WARM_UP_S
 
     def note(shown: Shown) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replayfleet.devices.budget import upload_reserve_s
 from replayfleet.edge_client.flow import Samples, Source
 from replayfleet.edge_client.jobs import Outcome
+from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
@@ -192,7 +193,7 @@ class Client:
             if before is not None:
                 self._parts.slot.clear()
             self.source = self._parts.open_source(agreed.task)
-            self._downloads.measure_on(self.source, agreed.task)
+            self._downloads.measure_on(self.source.samples, agreed.task)
 
     def _situation(self) -> Situation:
         held, agreed = self._downloads.held, self._agreed
@@ -241,22 +242,18 @@ class Client:
             self._reading_round = None
             self._data_again_at = now + DATA_AGAIN_S
 
-        parts.jobs.submit(lambda: source.round_samples(round_index), read, failed)
+        parts.jobs.submit(lambda: source.samples.round_samples(round_index), read, failed)
 
     def _train(self, samples: Samples, now: float) -> None:
         held, agreed, parts = self._downloads.held, self._agreed, self._parts
         if held is None or agreed is None or held.manifest.round != self.round:
             return
-        parts.buffer.open(self.round)
-        parts.buffer.add(samples)
-        bounded = parts.buffer.samples()
-        assert bounded is not None
+        bounded, num_dropped = newest(samples)
         self._forget_samples()
         self._round_file = RoundFile(bounded)
         commit = parts.records.training()
         version = 1 + max(held.manifest.version, commit.version if commit is not None else 0)
-        log.info("training", round=self.round, samples=len(bounded), dropped=parts.buffer.num_dropped)
-        parts.buffer.end()
+        log.info("training", round=self.round, samples=len(bounded), dropped=num_dropped)
         parts.training.begin(
             TrainJob(
                 data_dir=str(parts.data_dir),

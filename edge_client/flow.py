@@ -7,7 +7,7 @@ Axes: B inputs of a picture or samples of a batch, C channels, H height, W width
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -253,16 +253,23 @@ class Samples:
         return len(self.images)
 
 
-class Source(Protocol):
-    """Pictures to serve and, apart from them, labelled samples to learn from."""
+@dataclass(frozen=True, slots=True)
+class PictureSource:
+    """What gives pictures; nothing ever comes back to it.
 
-    @property
-    def cameras(self) -> Sequence[Camera]:
-        """Where pictures come from; their names differ."""
+    Attributes:
+        cameras: their names differ.
+        view: how the fleet's task looks at their pictures.
+        description: one line for logs.
+    """
 
-    @property
-    def view(self) -> View:
-        """How the fleet's task looks at these pictures."""
+    cameras: tuple[Camera, ...]
+    view: View
+    description: str
+
+
+class SampleSource(Protocol):
+    """What takes answers, and gives labelled samples to learn from."""
 
     def watch(self, shown: Shown) -> None:
         """Take note of a picture that was served; called on the serving thread, so it must be quick."""
@@ -280,5 +287,10 @@ class Source(Protocol):
     def measures(self) -> Mapping[str, float]:
         """What was measured since the last call, for the next report: metric -> value."""
 
-    def describe(self) -> str:
-        """One line for logs."""
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an operator's ``--source`` means: one half is served, the other is learned from."""
+
+    pictures: PictureSource
+    samples: SampleSource

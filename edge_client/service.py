@@ -28,7 +28,7 @@ from replayfleet.edge_client.operator.operator_desk import OperatorDesk
 from replayfleet.edge_client.operator.status import STATUS_FILE
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
-from replayfleet.edge_client.sources.opening import OpenSource
+from replayfleet.edge_client.sources import OpenSource
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Compute, Parts
@@ -153,7 +153,7 @@ class ClientService:
             **self._frames.status(),
             "trainer_pid": self._parts.training.pid,
             **self._training_status(),
-            "source": "" if client.source is None else client.source.describe(),
+            "source": "" if client.source is None else client.source.pictures.description,
             "source_error": problem,
             "broker": "connected" if self._connected else self._control.state,
             "pid": os.getpid(),
@@ -162,7 +162,7 @@ class ClientService:
     def legend(self, camera: str) -> Legend:
         """What drawings of a camera's pictures need; safe to call from another thread."""
         source = self.client.source
-        cameras = () if source is None else source.cameras
+        cameras = () if source is None else source.pictures.cameras
         names = next((found.class_names for found in cameras if found.name == camera), ())
         return Legend(self.client.class_names, names, self.client.round)
 
@@ -209,7 +209,12 @@ class ClientService:
         self._brake.start()
         self._control.start()
         self._data.start()
-        self._frames.follow(self.client.source)
+        self._follow()
+
+    def _follow(self) -> None:
+        source = self.client.source
+        if source is not None:  # the fleet's task is known
+            self._frames.follow(source.pictures, source.samples.watch)
 
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
@@ -224,7 +229,7 @@ class ClientService:
         self._notice_connections(now)
         self._guarded(lambda: self.client.tick(now), "tick")
         self._brake.tick(now)
-        self._frames.follow(self.client.source)
+        self._follow()
         self._speak(now)
 
     def stop(self) -> None:
@@ -322,10 +327,10 @@ class ClientService:
 
     def _learn(self, feedback: AnyFeedback) -> None:
         """Called on any thread."""
-        source: object = self.client.source
-        if not isinstance(source, TakesFeedback):
+        samples: object = None if self.client.source is None else self.client.source.samples
+        if not isinstance(samples, TakesFeedback):
             raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
-        source.feedback(feedback)
+        samples.feedback(feedback)
 
     def _class_names(self) -> tuple[str, ...]:
         return self.client.class_names

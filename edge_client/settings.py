@@ -10,7 +10,7 @@ from replayfleet.devices.profiles import check_device, required_provider
 from replayfleet.edge_client.cameras.uri import parse_sources
 from replayfleet.edge_client.learning.collector import CollectorSettings
 from replayfleet.edge_client.learning.training.job import SAMPLERS
-from replayfleet.edge_client.sources.opening import LearningSettings
+from replayfleet.edge_client.sources import LearningSettings
 from replayfleet.federation.errors import MalformedMessage, SettingsError, nearest
 from replayfleet.federation.wire.protocol.limits import check_id
 

@@ -18,7 +18,7 @@ from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.service.data_dir import claim_data_dir

@@ -16,7 +16,7 @@ from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelSlot
-from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.export.files import read_file
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.tensors import encode_arrays
@@ -99,8 +99,8 @@ def measure_frames(
 
         slot.install(Candidate(0, 0, task.image_shape, load, lambda model: None))
         try:
-            answerer = _Timed(slot, opened.view)
-            ages, took_s, dropped = _serve(answerer, opened.cameras, seconds)
+            answerer = _Timed(slot, opened.pictures.view)
+            ages, took_s, dropped = _serve(answerer, opened.pictures.cameras, seconds)
         finally:
             slot.clear()
         return FrameRate(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from replayfleet.edge_client.flow import Answers, Inputs, Picture, Prediction, Shown, View
 from replayfleet.edge_client.serving.probation.failures import Failures
-from replayfleet.edge_client.serving.slot import ModelSlot, ServedModel
+from replayfleet.edge_client.serving.probation.guard import Answered
+from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -38,25 +39,6 @@ class FrameCounts:
         return self.num_frames + self.num_dropped + self.num_failed
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """An answered picture, for whoever watches the model.
-
-    Attributes:
-        served: the model that answered.
-        view: what made inputs of the picture and answers of the outputs.
-        inputs: at least one.
-        answers: what the model said.
-        took_s: seconds that it needed.
-    """
-
-    served: ServedModel
-    view: View
-    inputs: Inputs
-    answers: Answers
-    took_s: float
-
-
 class Answerer:
     """Answers single pictures through a slot, counts, and rolls a failing model back.
 
@@ -64,7 +46,7 @@ class Answerer:
         slot: whose active model answers.
         view: how the task looks at pictures.
         clock: ``time.monotonic``.
-        on_sample: called with every picture that the model was asked about; must be quick.
+        on_answer: called with every picture that the model was asked about; must be quick.
     """
 
     def __init__(
@@ -72,12 +54,12 @@ class Answerer:
         slot: ModelSlot,
         view: View,
         clock: Callable[[], float] = time.monotonic,
-        on_sample: Callable[[Sample], None] = lambda _: None,
+        on_answer: Callable[[Answered], None] = lambda _: None,
     ) -> None:
         self._slot = slot
         self._view = view
         self._clock = clock
-        self._on_sample = on_sample
+        self._on_answer = on_answer
         self._failures = Failures(slot)
         self._ages: collections.deque[float] = collections.deque(maxlen=_AGES_KEPT)
         self._answered = self._failed = 0
@@ -124,7 +106,7 @@ class Answerer:
                 continue
             if outputs is not None:
                 self._failures.answered()
-                self._on_sample(Sample(served, self._view, inputs, answers, time.perf_counter() - began))
+                self._on_answer(Answered(served, self._view, inputs, answers, time.perf_counter() - began))
             return self._prediction(picture, answers, served.version)
         self._failed += 1
         return None

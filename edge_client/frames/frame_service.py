@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replayfleet.edge_client.flow import Prediction, Shown, Source
+from replayfleet.edge_client.flow import PictureSource, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.serving.probation.guard import Guard, serving_status
@@ -31,24 +31,24 @@ class FrameService:
         self._guard = Guard(slot, rules)
         self._watchers = watchers
         self._loop: InferenceLoop | None = None
-        self._source: Source | None = None
+        self._source: PictureSource | None = None
         self._newest: Prediction | None = None
 
     def start(self) -> None:
         """Begin to watch versions on probation and the serving process's memory; frames come with ``follow``."""
         self._guard.start()
 
-    def follow(self, source: Source | None) -> None:
-        """Serve the frames of ``source`` from now on; None leaves things as they are."""
-        if source is self._source or source is None:
+    def follow(self, source: PictureSource, watch: Callable[[Shown], None]) -> None:
+        """Serve the frames of ``source`` from now on, and tell ``watch`` of them before all others."""
+        if source is self._source:
             return
         if self._loop is not None:
             self._loop.stop()
         self._source = source
-        answerer = Answerer(self.slot, source.view, on_sample=self._guard.saw)
-        self._loop = InferenceLoop(source.cameras, answerer, self._shown_to(source))
+        answerer = Answerer(self.slot, source.view, on_answer=self._guard.saw)
+        self._loop = InferenceLoop(source.cameras, answerer, lambda shown: self._tell(shown, watch))
         self._loop.start()
-        log.info("serving", source=source.describe())
+        log.info("serving", source=source.description)
 
     def stop(self) -> None:
         """End all threads. Idempotent."""
@@ -92,15 +92,12 @@ class FrameService:
             "prediction": None if newest is None else _in_short(newest),
         }
 
-    def _shown_to(self, source: Source) -> Callable[[Shown], None]:
-        def shown_to(shown: Shown) -> None:
-            if shown.prediction is not None:
-                self._newest = shown.prediction
-            with contextlib.ExitStack() as each_of_them:  # also those behind one that fails, which the loop logs
-                for watch in reversed((source.watch, *self._watchers)):
-                    each_of_them.callback(watch, shown)
-
-        return shown_to
+    def _tell(self, shown: Shown, watch: Callable[[Shown], None]) -> None:
+        if shown.prediction is not None:
+            self._newest = shown.prediction
+        with contextlib.ExitStack() as each_of_them:  # also those behind one that fails, which the loop logs
+            for told in reversed((watch, *self._watchers)):
+                each_of_them.callback(told, shown)
 
 
 def _in_short(prediction: Prediction) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Labelled samples of a stream on their way into rounds: what came since the last round, and what is held out.
+"""Where labelled samples wait for their round: what came since the last one, and what is held out. All is bounded.
+
+Of real samples a device holds nothing beside this: what operators may still label (``labels/kept_frames.py``), the
+files of a source that is one (a data set, a folder), and while it trains the round's own file in memory. Each sample
+enters one round only; when the next begins, the one before is forgotten.
 
 Before a sample is learned the served model has answered it, so the share that it got right is an accuracy on data that
 it hasn't seen ("prequential"), at no cost in stored samples. Held-out samples are kept only if the operator asks: they
@@ -22,6 +26,9 @@ MAX_HELD_OUT = 4000
 
 MAX_WAITING_BYTES = 256 * 2**20
 """Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
+
+MAX_ROUND_SAMPLES = 20_000
+"""Of a round, whatever its source gives; 28x28x1 float32 at this count is 63 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +167,12 @@ class Collector:
         self._num_waiting -= count
         self._waiting_bytes -= _size_bytes(oldest) - (_size_bytes(self._waiting[0]) if kept else 0)
         self.num_dropped += count
+
+
+def newest(samples: Samples, at_most: int = MAX_ROUND_SAMPLES) -> tuple[Samples, int]:
+    """Return the newest of a round's samples, and how many were dropped for them."""
+    num_dropped = max(0, len(samples) - at_most)
+    return Samples(samples.images[num_dropped:], samples.labels[num_dropped:]) if num_dropped else samples, num_dropped
 
 
 def _joined(parts: Iterable[Samples]) -> Samples:

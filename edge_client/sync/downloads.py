@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from replayfleet.edge_client.flow import Source
+from replayfleet.edge_client.flow import SampleSource
 from replayfleet.edge_client.learning.quality import quality
 from replayfleet.edge_client.serving.slot import RollBack, ServedModel
 from replayfleet.edge_client.state_store import HeldDownload, SentAway, spec_digest
@@ -76,7 +76,7 @@ class DownloadDesk:
         self._measured_version = -1
         self._collect_due = True
         self._task: AnyTaskSpec | None = None
-        self.source: Source | None = None
+        self.source: SampleSource | None = None
         """What the served model is measured on; set once the fleet's task is known."""
         self.measures: dict[str, float] = {}
         """Metrics that others contribute to the next report."""
@@ -201,7 +201,7 @@ class DownloadDesk:
         self._parts.receiving.pop(event.transfer_id, None)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
 
-    def measure_on(self, source: Source, task: AnyTaskSpec) -> None:
+    def measure_on(self, source: SampleSource, task: AnyTaskSpec) -> None:
         """Measure on ``source`` from now on, beginning with what is served already."""
         self.source, self._task = source, task
         self._measure_unless_reported()

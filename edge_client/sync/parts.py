@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.edge_client.flow import Source
 from replayfleet.edge_client.learning.local_training import LocalTraining
-from replayfleet.edge_client.learning.round_buffer import RoundBuffer
 from replayfleet.edge_client.learning.training.job import SamplerName
 from replayfleet.edge_client.serving.engine_desk import EngineDesk, no_engines
 from replayfleet.edge_client.serving.model import Workers
@@ -85,5 +84,4 @@ class Parts:
     frame_measures: Callable[[], Mapping[str, float]] = dict
     compute: Compute = field(default_factory=Compute)
     engines: EngineDesk | None = None
-    buffer: RoundBuffer = field(default_factory=RoundBuffer)
     receiving: dict[str, Manifest] = field(default_factory=dict)

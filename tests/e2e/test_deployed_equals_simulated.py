@@ -18,9 +18,8 @@ from replayfleet.aggregator.jobs import ThreadJobs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
-from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
 from replayfleet.edge_client.service import ClientService, Identity
-from replayfleet.edge_client.sources.dataset import DatasetSource
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.graph import sub_generator_graph
@@ -125,8 +124,6 @@ def deployed(
                 f"dataset://fashion-mnist?scenario=circulating&clients={NUM_CLIENTS}&client={index}"
                 f"&rounds={NUM_ROUNDS}&samples={SAMPLES}&seed={SEED}"
             )
-            parsed = parse_source(uri)
-            assert isinstance(parsed, DatasetUri)
             name = NAMES[index]
             (folder / name).mkdir()
             identity = Identity("fleet", name, "cpu", Compute(sampler=sampler, training_threads=1))  # type: ignore[arg-type]
@@ -134,7 +131,7 @@ def deployed(
                 identity,
                 folder / name,
                 connect,
-                lambda _, parsed=parsed: DatasetSource(parsed, data_root),  # type: ignore[misc]
+                source_opener([uri], folder / name, data_root),
                 spawn=TrainerThread,
             )
             service.start()

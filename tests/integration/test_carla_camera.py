@@ -23,7 +23,7 @@ from replayfleet.edge_client.cameras.carla import live as carla_live
 from replayfleet.edge_client.cameras.carla.guard import Duty, Guard
 from replayfleet.edge_client.cameras.carla.live import CarlaCamera, CarlaSettings
 from replayfleet.edge_client.flow import CameraError, Shown
-from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.models.specs import TaskSpec
 
 TESTS = Path(__file__).resolve().parents[1]

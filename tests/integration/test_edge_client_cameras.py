@@ -14,7 +14,7 @@ from support.client_world import World, events
 
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.learning.collector import CollectorSettings
-from replayfleet.edge_client.sources.opening import LearningSettings, source_opener
+from replayfleet.edge_client.sources import LearningSettings, source_opener
 from replayfleet.federation.wire.protocol.topics import feedback_topic
 from replayfleet.models.specs import TaskSpec
 

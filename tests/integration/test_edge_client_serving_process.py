@@ -54,8 +54,9 @@ class Rig:
         self.slot = ModelSlot()
         self.guard = Guard(self.slot, rules, memory)
         self.seen: list[Prediction] = []
-        camera = SceneCamera(lambda: SCENE, rate_hz)
-        answerer = Answerer(self.slot, WholePicture(TASK), on_sample=self.guard.saw)
+        camera = SceneCamera(rate_hz)
+        camera.show(SCENE)
+        answerer = Answerer(self.slot, WholePicture(TASK), on_answer=self.guard.saw)
         self.loop = InferenceLoop([camera], answerer, self._take)
 
     def _take(self, shown: Shown) -> None:

@@ -17,7 +17,7 @@ from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
-from replayfleet.edge_client.flow import Camera, Samples, Shown
+from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views.pixels import to_pixels
 from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.edge_client.learning.local_training import TrainerEvent
@@ -53,8 +53,9 @@ class ToySource:
         self.rounds = rounds
         self.asked: list[int] = []
         scene = to_pixels(self.samples(999).images)
-        self.cameras: list[Camera] = [SceneCamera(lambda: scene, 100.0)]
-        self.view = WholePicture(TASK)
+        camera = SceneCamera(100.0)
+        camera.show(scene)
+        self.source = Source(PictureSource((camera,), WholePicture(TASK), f"toy {client}"), self)
 
     def samples(self, seed: int, count: int = 16) -> Samples:
         rng = np.random.default_rng([self.client, seed])
@@ -74,9 +75,6 @@ class ToySource:
 
     def test_samples(self, round_index: int) -> Samples | None:
         return self.samples(1000 + round_index, 40)
-
-    def describe(self) -> str:
-        return f"toy {self.client}"
 
 
 class TrainerThread:
@@ -143,7 +141,7 @@ class World:
         folder = self.folder / client_id
         folder.mkdir(exist_ok=True)
         toy = self.sources[client_id] = ToySource(number, options.pop("rounds", 99))
-        open_source = options.pop("open_source", lambda _: toy)
+        open_source = options.pop("open_source", lambda _: toy.source)
         watchers = options.pop("watchers", [])
         compute = options.pop("compute", None) or Compute(sampler=options.pop("sampler", "onnx"))
         identity = Identity("fleet", client_id, "cpu", compute)

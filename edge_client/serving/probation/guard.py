@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from replayfleet.edge_client.frames.answerer import Sample
+from replayfleet.edge_client.flow import Answers, Inputs, View
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.model import WorkerModel
 from replayfleet.edge_client.serving.probation.comparison import Compared
@@ -19,6 +20,25 @@ log = EventLogger(__name__)
 
 _LOOK_S = 0.5
 """Between looks while no picture comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A picture that the served model answered.
+
+    Attributes:
+        served: the model.
+        view: what made inputs of the picture and answers of the outputs.
+        inputs: at least one.
+        answers: what the model said.
+        took_s: seconds that it needed.
+    """
+
+    served: ServedModel
+    view: View
+    inputs: Inputs
+    answers: Answers
+    took_s: float
 
 
 class Guard:
@@ -43,7 +63,7 @@ class Guard:
         self._memory = memory or MemoryWatch()
         self._clock = clock
         self._changed = threading.Condition()
-        self._sample: Sample | None = None
+        self._newest: Answered | None = None
         self._num_answered = 0
         self._stopped = False
         self._probation: Probation | None = None
@@ -64,31 +84,31 @@ class Guard:
         if self._thread is not None:
             self._thread.join(timeout=5)
 
-    def saw(self, sample: Sample) -> None:
+    def saw(self, answered: Answered) -> None:
         """Take an answered picture; called on the serving thread. Only the newest waits to be looked at."""
-        if self._slot.on_probation is not sample.served:
+        if self._slot.on_probation is not answered.served:
             return
         with self._changed:
-            if self._sample is not None and self._sample.served.version != sample.served.version:
+            if self._newest is not None and self._newest.served.version != answered.served.version:
                 self._num_answered = 0
-            self._sample = sample
+            self._newest = answered
             self._num_answered += 1
             self._changed.notify_all()
 
     def tick(self, now: float) -> None:
         """Do what is due; called by the thread, or by a test."""
         with self._changed:
-            sample, num_answered = self._sample, self._num_answered
-            self._sample, self._num_answered = None, 0
+            newest, num_answered = self._newest, self._num_answered
+            self._newest, self._num_answered = None, 0
         served = self._slot.on_probation
         if served is not None:
-            self._on_probation(served, sample, num_answered, now)
+            self._on_probation(served, newest, num_answered, now)
         self._watch_memory(now)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                if self._sample is None:
+                if self._newest is None:
                     self._changed.wait(timeout=_LOOK_S)
                 if self._stopped:
                     return
@@ -99,15 +119,15 @@ class Guard:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped, timeout=self._rules.compare_every_s)
 
-    def _on_probation(self, served: ServedModel, sample: Sample | None, num_answered: int, now: float) -> None:
+    def _on_probation(self, served: ServedModel, answered: Answered | None, num_answered: int, now: float) -> None:
         probation = self._probation
         if probation is None or probation.version != served.version:
             self._probation = probation = Probation(served.version, now, self._rules)
             log.info("probation began", version=served.version)
-        if sample is not None and sample.served.version == served.version:
+        if answered is not None and answered.served.version == served.version:
             probation.answered(num_answered)
             if probation.compares(now):
-                self._compare(probation, sample, now)
+                self._compare(probation, answered, now)
         failure = self._golden_vector(served) if probation.checks(now) else None
         failure = failure or probation.verdict()
         if failure is not None:
@@ -115,22 +135,22 @@ class Guard:
         elif probation.passed(now) and self._slot.confirm(served.version):
             log.info("probation passed", version=served.version)
 
-    def _compare(self, probation: Probation, sample: Sample, now: float) -> None:
+    def _compare(self, probation: Probation, answered: Answered, now: float) -> None:
         """Ask the predecessor the same, in its own process."""
         previous = self._slot.previous
         if previous is None:
             return
         began = time.perf_counter()
         try:
-            outputs = previous.model(sample.inputs.images)
+            outputs = previous.model(answered.inputs.images)
             took_s = time.perf_counter() - began
-            before = sample.view.answers(outputs, sample.inputs)
+            before = answered.view.answers(outputs, answered.inputs)
         except Exception as error:  # it is the predecessor that failed: nothing to compare with
             if self._uncompared != probation.version:
                 log.warning("not compared", version=probation.version, before=previous.version, error=error)
             self._uncompared = probation.version
             return
-        probation.compared(Compared(sample.answers, before, sample.took_s, took_s), now)
+        probation.compared(Compared(answered.answers, before, answered.took_s, took_s), now)
 
     def _golden_vector(self, served: ServedModel) -> tuple[Reason, str] | None:
         """Ask the process that serves; what it answered at its probe it must answer still."""

@@ -6,7 +6,7 @@ import pytest
 
 from replayfleet.edge_client.cameras.uri import CameraUri, FolderUri, parse_source, parse_sources
 from replayfleet.edge_client.learning.collector import CollectorSettings
-from replayfleet.edge_client.sources.opening import LearningSettings, source_opener
+from replayfleet.edge_client.sources import LearningSettings, source_opener
 from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.client import Client
-from replayfleet.edge_client.flow import Camera, Samples, Shown
+from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.edge_client.jobs import Outcome, outcome_of
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
@@ -107,9 +107,6 @@ class ScriptedSource:
     def __init__(self) -> None:
         self.samples: Samples | None = Samples(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
 
-        self.cameras: list[Camera] = []
-        self.view = WholePicture(task_of(SPEC))
-
     def watch(self, shown: Shown) -> None:
         pass
 
@@ -121,9 +118,6 @@ class ScriptedSource:
 
     def test_samples(self, round_index: int) -> Samples | None:
         return self.samples
-
-    def describe(self) -> str:
-        return "scripted"
 
 
 class Trainer:
@@ -183,9 +177,9 @@ class Harness:
     def submit(self, work: Callable[[], Any], then: Any, failed: Any) -> None:
         self.outcomes.append(outcome_of(work, then, failed))
 
-    def open(self, task: TaskSpec) -> ScriptedSource:
+    def open(self, task: TaskSpec) -> Source:
         self.tasks.append(task)
-        return self.source
+        return Source(PictureSource((), WholePicture(task_of(SPEC)), "scripted"), self.source)
 
     def hear(self, *events: Event, now: float = 0.0) -> Step:
         self.courier.events = list(events)

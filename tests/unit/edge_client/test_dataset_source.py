@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.cameras.uri import DatasetUri
-from replayfleet.edge_client.sources.dataset import DatasetSource
-from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.simulator.round_data import round_data
@@ -39,7 +39,7 @@ URI = DatasetUri("fashion-mnist", "circulating", clients=2, client=1, rounds=6, 
 
 
 def test_a_device_draws_the_very_samples_that_the_simulator_draws(data_root: Path) -> None:
-    source = DatasetSource(URI, data_root)
+    source = DatasetSamples(URI, lambda pictures: None, data_root)
     data = load_dataset("fashion-mnist", data_root=data_root)
     settings = StreamSettings(scenario="circulating", num_clients=2, num_rounds=6, samples_per_class=5, seed=4)
     stream = Stream(settings, data.train.labels, data.test.labels, 10)
@@ -52,7 +52,7 @@ def test_a_device_draws_the_very_samples_that_the_simulator_draws(data_root: Pat
 
 
 def test_test_data_are_cumulative_and_the_stream_ends(data_root: Path) -> None:
-    source = DatasetSource(URI, data_root)
+    source = DatasetSamples(URI, lambda pictures: None, data_root)
     sizes = [len(samples) for r in range(6) if (samples := source.test_samples(r)) is not None]
     assert sizes == sorted(set(sizes))
     assert source.test_samples(-1) is None
@@ -63,18 +63,19 @@ def test_test_data_are_cumulative_and_the_stream_ends(data_root: Path) -> None:
     assert np.array_equal(last.labels, after.labels)
 
 
-def test_frames_show_the_classes_of_the_newest_round(data_root: Path) -> None:
-    source = DatasetSource(DatasetUri("fashion-mnist", rounds=6, samples=5, rate=1000.0), data_root)
-    picture = next(iter(source.cameras[0].pictures(threading.Event())))
-    shown = source.view.inputs(picture).images
-    met = source.test_samples(0)
+def test_frames_show_the_classes_of_the_newest_round(data_root: Path, tmp_path: Path) -> None:
+    uri = "dataset://fashion-mnist?rounds=6&samples=5&rate=1000"
+    source = source_opener([uri], tmp_path, data_root)(TASKS["fashion-mnist"])
+    picture = next(iter(source.pictures.cameras[0].pictures(threading.Event())))
+    shown = source.pictures.view.inputs(picture).images
+    met = source.samples.test_samples(0)
     assert met is not None
     assert any(np.array_equal(shown[0], image) for image in met.images)
 
 
 def test_a_source_of_another_task_than_the_fleets_is_refused(data_root: Path, tmp_path: Path) -> None:
     opener = source_opener(["dataset://fashion-mnist?rounds=2&samples=5"], tmp_path, data_root)
-    assert "fashion-mnist" in opener(TASKS["fashion-mnist"]).describe()
+    assert "fashion-mnist" in opener(TASKS["fashion-mnist"]).pictures.description
     with pytest.raises(SettingsError, match="choose another source"):
         opener(TaskSpec(1, 28, ("a", "b")))
     renamed = ("T-shirt", *TASKS["fashion-mnist"].class_names[1:])

@@ -13,7 +13,7 @@ from replayfleet.edge_client.learning.labels.lessons import BoxLessons, num_foun
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes
 from replayfleet.edge_client.learning.quality import boxes_found, quality
 from replayfleet.edge_client.learning.training.job import RoundFile, read_round_data
-from replayfleet.edge_client.sources.opening import source_opener
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import DetectionSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Picture, Prediction, Shown
+from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Picture, PictureSource, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.frames.inference import InferenceLoop
@@ -369,18 +369,12 @@ def test_whoever_watches_may_fail_and_serving_goes_on() -> None:
 def test_a_watcher_that_fails_hides_the_picture_from_nobody(caplog: pytest.LogCaptureFixture) -> None:
     camera, seen = ScriptedCamera(), queue.Queue[str]()
 
-    class Source:
-        cameras, view = (camera,), VIEW
-
-        def watch(self, shown: Shown) -> None:
-            seen.put("source")
-            raise OSError("disk full")
-
-        def describe(self) -> str:
-            return "scripted"
+    def fails(shown: Shown) -> None:
+        seen.put("source")
+        raise OSError("disk full")
 
     frames = FrameService(_slot(says(1, 0)), ProbationRules(), [lambda _: seen.put("desk"), lambda _: seen.put("film")])
-    frames.follow(Source())  # type: ignore[arg-type]
+    frames.follow(PictureSource((camera,), VIEW, "scripted"), fails)
     for frame_id in range(2):
         camera.queue.put(picture(frame_id))
         assert [seen.get(timeout=10) for _ in range(3)] == ["source", "desk", "film"]

@@ -9,11 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Answers, Inputs
-from replayfleet.edge_client.frames.answerer import Sample
 from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.probation.comparison import MIN_ANSWERS, MIN_TIMED, WINDOW, Compared, Comparisons
-from replayfleet.edge_client.serving.probation.guard import Guard
+from replayfleet.edge_client.serving.probation.guard import Answered, Guard
 from replayfleet.edge_client.serving.probation.probation import Probation, ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.federation.errors import ArtefactRejected, Reason
@@ -166,11 +165,11 @@ def watched(*models: Model, **rules: float) -> tuple[ModelSlot, Guard]:
     return slot, Guard(slot, ProbationRules(**rules), clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
-def sample(slot: ModelSlot) -> Sample:
+def sample(slot: ModelSlot) -> Answered:
     assert slot.active is not None
     view = WholePicture(TASK)
     inputs = Inputs(np.zeros((1, 1, 28, 28), np.float32))
-    return Sample(slot.active, view, inputs, view.answers(slot.active.model(inputs.images), inputs), 0.001)
+    return Answered(slot.active, view, inputs, view.answers(slot.active.model(inputs.images), inputs), 0.001)
 
 
 def test_a_guard_confirms_a_model_that_showed_nothing_bad() -> None:

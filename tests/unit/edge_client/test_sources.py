@@ -10,7 +10,8 @@ import pytest
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import DatasetUri, FolderUri, parse_source
 from replayfleet.edge_client.flow import Samples
-from replayfleet.edge_client.sources.folder import FolderSource, decode_image
+from replayfleet.edge_client.learning.folder_samples import FolderSamples, decode_image
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import TaskSpec
 
@@ -70,7 +71,9 @@ class FakeTime:
 def test_frames_come_at_the_rate_and_a_slow_consumer_makes_them_skip_not_queue() -> None:
     scene = np.zeros((3, 1, 1, 3), np.uint8)
     time = FakeTime()
-    frames = SceneCamera(lambda: scene, 10.0, time.clock).pictures(time)  # type: ignore[arg-type]
+    camera = SceneCamera(10.0, time.clock)
+    camera.show(scene)
+    frames = camera.pictures(time)  # type: ignore[arg-type]
     seen = [next(frames) for _ in range(3)]
     assert [frame.frame_id for frame in seen] == [0, 1, 2]
     assert [round(frame.captured_at, 6) for frame in seen] == [100.0, 100.1, 100.2]
@@ -111,11 +114,15 @@ def test_a_decoded_image_spans_minus_one_to_one_and_has_the_tasks_size() -> None
         decode_image(b"GIF89a", TASK)
 
 
+def folder_samples(uri: FolderUri, ledger: Path) -> FolderSamples:
+    return FolderSamples(uri, TASK, ledger, lambda pictures: None)
+
+
 def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> None:
     images = tmp_path / "images"
     for index in range(5):
         _put(images, f"{'cat' if index % 2 else 'dog'}/{index}.png", index * 10)
-    source = FolderSource(FolderUri(images, per_round=3), TASK, tmp_path / "ledger")
+    source = folder_samples(FolderUri(images, per_round=3), tmp_path / "ledger")
     rounds = [source.round_samples(0), source.round_samples(1), source.round_samples(2)]
     assert [None if samples is None else len(samples) for samples in rounds] == [3, 2, None]
     values = [round(float(image.mean()), 4) for samples in rounds if samples for image in samples.images]
@@ -132,7 +139,7 @@ def test_a_restarted_folder_source_repeats_the_begun_round_and_no_other(tmp_path
         _put(images, f"cat/{index}.png", index * 10)
 
     def restarted(round_index: int) -> list[float]:
-        samples = FolderSource(FolderUri(images, per_round=2), TASK, tmp_path / "ledger").round_samples(round_index)
+        samples = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger").round_samples(round_index)
         return [] if samples is None else [round(float(image.mean()), 4) for image in samples.images]
 
     first = restarted(7)
@@ -147,25 +154,25 @@ def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path)
     _put(images, "cat/good.png", 9)
     (images / "cat" / "bad.png").write_bytes(b"not an image")
     (images / "cat" / "notes.txt").write_text("ignored")
-    samples = FolderSource(FolderUri(images), TASK, tmp_path / "ledger").round_samples(0)
+    samples = folder_samples(FolderUri(images), tmp_path / "ledger").round_samples(0)
     assert samples is not None
     assert len(samples) == 1
 
 
 def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="doesn't exist"):
-        FolderSource(FolderUri(tmp_path / "none"), TASK, tmp_path / "ledger")
+        folder_samples(FolderUri(tmp_path / "none"), tmp_path / "ledger")
     (tmp_path / "images").mkdir()
     with pytest.raises(SettingsError, match="no class folders"):
-        FolderSource(FolderUri(tmp_path / "images"), TASK, tmp_path / "ledger")
+        folder_samples(FolderUri(tmp_path / "images"), tmp_path / "ledger")
     (tmp_path / "images" / "dogs").mkdir()
     with pytest.raises(SettingsError, match="unknown class 'dogs'; did you mean 'dog'"):
-        FolderSource(FolderUri(tmp_path / "images"), TASK, tmp_path / "ledger")
+        folder_samples(FolderUri(tmp_path / "images"), tmp_path / "ledger")
 
 
 def test_folder_frames_show_what_is_there(tmp_path: Path) -> None:
     _put(tmp_path / "images", "cat/one.png", 255)
-    source = FolderSource(FolderUri(tmp_path / "images", rate=1000), TASK, tmp_path / "ledger")
+    source = source_opener([f"folder://{tmp_path}/images?rate=1000"], tmp_path)(TASK).pictures
     picture = next(iter(source.cameras[0].pictures(threading.Event())))
     inputs = source.view.inputs(picture)
     assert inputs.images.shape == (1, *TASK.image_shape)

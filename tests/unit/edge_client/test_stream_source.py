@@ -8,16 +8,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Prediction, Samples, Shown
+from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Prediction, Samples, Shown, Source
 from replayfleet.edge_client.frames.views.crops import Crops
 from replayfleet.edge_client.frames.views.detector import Detector
-from replayfleet.edge_client.learning.collector import Collector, CollectorSettings
+from replayfleet.edge_client.learning.camera_samples import MAX_WAITING, CameraSamples
+from replayfleet.edge_client.learning.collector import Collector, CollectorSettings, newest
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
 from replayfleet.edge_client.learning.labels.lessons import BoxLessons, ClassLessons
 from replayfleet.edge_client.learning.labels.operators_word import Feedback
-from replayfleet.edge_client.sources.stream import MAX_WAITING, CameraSource
+from replayfleet.edge_client.sources import cameras_with_samples
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
@@ -78,6 +79,16 @@ def test_of_too_many_samples_the_newest_stay_and_the_rest_is_counted() -> None:
     assert taken is not None
     assert taken.labels.tolist() == [2, 3, 4, 5]
     assert found.num_dropped == 4
+
+
+def test_of_a_round_that_is_too_large_the_newest_stay_with_their_labels_and_the_rest_is_counted() -> None:
+    labels = np.arange(10, dtype=np.int64)
+    images = labels.astype(np.float32).reshape(-1, 1, 1, 1) * np.ones((1, 1, 2, 2), np.float32)
+    kept, num_dropped = newest(Samples(images, labels), at_most=4)
+    assert kept.images[:, 0, 0, 0].tolist() == kept.labels.tolist() == [6, 7, 8, 9]
+    assert num_dropped == 6
+    whole, num_dropped = newest(kept, at_most=4)
+    assert (whole.labels.tolist(), num_dropped) == ([6, 7, 8, 9], 0)
 
 
 def test_the_memory_of_waiting_and_held_out_samples_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +161,8 @@ def picture(frame_id: int, *class_ids: int) -> Picture:
     return Picture("front", frame_id, pixels, 0.0, Boxes(corners, np.array(class_ids, np.int64)), "Town01")
 
 
-def source(pictures: list[Picture], least: int = 2) -> CameraSource:
-    return CameraSource(
+def source(pictures: list[Picture], least: int = 2) -> Source:
+    return cameras_with_samples(
         [Recording("front", pictures)],
         Crops(TASK),
         ClassLessons([AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)]),
@@ -160,19 +171,21 @@ def source(pictures: list[Picture], least: int = 2) -> CameraSource:
     )
 
 
-def serve(found: CameraSource, class_id: int) -> None:
+def serve(source: Source, class_id: int) -> CameraSamples:
     """Show every picture to the source, as the serving loop would, with the same answer to everything."""
-    for one in found.cameras[0].pictures(threading.Event()):
-        inputs = found.view.inputs(one)
+    found = source.samples
+    assert isinstance(found, CameraSamples)
+    for one in source.pictures.cameras[0].pictures(threading.Event()):
+        inputs = source.pictures.view.inputs(one)
         count = len(inputs.images)
         answers = Answers(np.full(count, class_id, np.int64), np.ones(count, np.float32), inputs.corners)
         found.watch(Shown(one, inputs, Prediction("front", one.frame_id, answers, 3, 0.0, 0.1)))
     assert found.settle()
+    return found
 
 
 def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accuracy_on_them() -> None:
-    found = source([picture(0, 0, 1), picture(1), picture(2, 1)])
-    serve(found, 1)
+    found = serve(source([picture(0, 0, 1), picture(1), picture(2, 1)]), 1)
     taken = found.round_samples(0)
     assert taken is not None
     assert taken.labels.tolist() == [0, 1, 1]
@@ -186,20 +199,19 @@ def test_annotated_objects_of_a_recording_become_round_data_and_the_models_accur
 
 
 def test_what_learning_left_out_stands_in_the_next_report() -> None:
-    found = source([picture(0, 0, 1)])
+    found = source([picture(0, 0, 1)]).samples
+    assert isinstance(found, CameraSamples)
     found._collector.num_dropped, found.num_unlabelled = 7, 2
     assert found.measures() == {"num_samples_dropped": 7.0, "num_unlabelled": 2.0}
 
 
 def test_the_last_pictures_of_a_recording_are_a_round_however_few() -> None:
-    found = source([picture(0, 0, 1)], least=50)
-    serve(found, 0)
+    found = serve(source([picture(0, 0, 1)], least=50), 0)
     assert found.round_samples(0) is not None
 
 
 def test_an_operators_label_becomes_round_data_too() -> None:
-    found = source([picture(4, 0)])
-    serve(found, 0)
+    found = serve(source([picture(4, 0)]), 0)
     assert found.round_samples(0) is None
     found.feedback(Feedback("front", 4, "bike", 0))
     taken = found.round_samples(0)
@@ -208,9 +220,9 @@ def test_an_operators_label_becomes_round_data_too() -> None:
 
 
 def test_pictures_nobody_labels_are_served_and_not_learned() -> None:
-    found = CameraSource([], Crops(TASK), ClassLessons([]), FeedbackDesk(TASK.class_names, 60.0), collector())
+    found = CameraSamples((), ClassLessons([]), FeedbackDesk(TASK.class_names, 60.0), collector())
     one = picture(0, 0, 1)
-    found.watch(Shown(one, found.view.inputs(one), None))
+    found.watch(Shown(one, Crops(TASK).inputs(one), None))
     assert found.settle()
     assert found.round_samples(0) is None
 
@@ -222,10 +234,10 @@ def test_labelling_that_fails_costs_its_picture_and_no_other(caplog: pytest.LogC
                 raise RuntimeError("teacher gone")
             return np.zeros(len(shown.inputs.images), np.int64)
 
-    found = CameraSource([], Crops(TASK), ClassLessons([Fails()]), FeedbackDesk(TASK.class_names, 60.0), collector())
+    found = CameraSamples((), ClassLessons([Fails()]), FeedbackDesk(TASK.class_names, 60.0), collector())
     for frame_id in range(3):
         one = picture(frame_id, 0, 1)
-        found.watch(Shown(one, found.view.inputs(one), None))
+        found.watch(Shown(one, Crops(TASK).inputs(one), None))
     assert found.settle()
     taken = found.round_samples(0)
     assert taken is not None
@@ -244,21 +256,22 @@ def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() ->
     live = Recording("street", [picture(index, 0) for index in range(50)])
     live.live = True
     drive = Recording("front", [picture(index, 0) for index in range(50)])
-    found = CameraSource(
-        [drive, live], Crops(TASK), ClassLessons([Slow()]), FeedbackDesk(TASK.class_names, 60.0), collector()
-    )
+    desk = FeedbackDesk(TASK.class_names, 60.0)
+    served_from = cameras_with_samples([drive, live], Crops(TASK), ClassLessons([Slow()]), desk, collector())
+    found = served_from.samples
+    assert isinstance(found, CameraSamples)
     longest_s, served = 0.0, {"front": 0, "street": 0}
 
     def serve_all(camera: Camera) -> None:
         nonlocal longest_s
         for one in camera.pictures(threading.Event()):
-            shown = Shown(dataclasses.replace(one, camera=camera.name), found.view.inputs(one), None)
+            shown = Shown(dataclasses.replace(one, camera=camera.name), Crops(TASK).inputs(one), None)
             began = time.monotonic()
             found.watch(shown)
             longest_s = max(longest_s, time.monotonic() - began)
             served[camera.name] += 1
 
-    recorded, street = found.cameras
+    recorded, street = served_from.pictures.cameras
     driving = threading.Thread(target=serve_all, args=(recorded,))
     driving.start()
     while served["front"] <= MAX_WAITING:
@@ -277,11 +290,11 @@ def test_labelling_that_cant_keep_up_holds_up_a_recording_and_never_serving() ->
 def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     task = DetectionSpec(3, 32, 64, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=2)
     lessons = BoxLessons([AnnotatedLabels({"front": task.class_names}, task.class_names)], task.max_boxes)
-    found = CameraSource([], Detector(task), lessons, BoxFeedbackDesk(task, 60.0), collector())
+    view, found = Detector(task), CameraSamples((), lessons, BoxFeedbackDesk(task, 60.0), collector())
     for frame_id in range(3):
         one = picture(frame_id, 0, 1, 0, 1, 1)
         answers = Answers(np.zeros(1, np.int64), np.ones(1, np.float32), np.zeros((1, 4), np.float32), num_left_out=4)
-        found.watch(Shown(one, found.view.inputs(one), Prediction("front", frame_id, answers, 1, 0.0, 0.1)))
+        found.watch(Shown(one, view.inputs(one), Prediction("front", frame_id, answers, 1, 0.0, 0.1)))
     assert found.settle()
     measures = found.measures()
     assert (measures["num_objects_left_out"], measures["num_boxes_left_out"]) == (12.0, 9.0)

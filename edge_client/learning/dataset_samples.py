@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import DatasetUri
-from replayfleet.edge_client.flow import Camera, Samples, Shown, View
+from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.frames.views.pixels import as_rgb
-from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
@@ -22,11 +21,12 @@ _MAX_SCENE = 256
 """Images that are shown, of the round that is being learned."""
 
 
-class DatasetSource:
-    """A stream over a data set; every round's samples are new to this client.
+class DatasetSamples:
+    """Implements ``SampleSource`` over a stream; every round's samples are new to this client.
 
     Args:
         uri: which data set, stream and client.
+        show: takes pictures of the newest round, (B, H, W, 3) uint8: test images of its classes.
         data_root: the operator's own folder of data sets.
 
     Raises:
@@ -34,8 +34,11 @@ class DatasetSource:
             or too few of them for the rounds asked for.
     """
 
-    def __init__(self, uri: DatasetUri, data_root: Path | None = None) -> None:
+    def __init__(
+        self, uri: DatasetUri, show: Callable[[NDArray[np.uint8]], None], data_root: Path | None = None
+    ) -> None:
         self._uri = uri
+        self._show = show
         settings = StreamSettings(
             scenario=uri.scenario,
             num_clients=uri.clients,
@@ -47,9 +50,7 @@ class DatasetSource:
         self._data = load_dataset(uri.dataset, data_root=data_root)
         task = self._data.task
         self._stream = Stream(settings, self._data.train.labels, self._data.test.labels, task.num_classes)
-        self._camera = SceneCamera(lambda: self._scene, uri.rate)
-        self._view = WholePicture(task)
-        self._show(0)
+        self._show_newest(0)
 
     def check_task(self, task: TaskSpec) -> None:
         """Raise SettingsError unless the data set poses the fleet's task: same images, same classes."""
@@ -66,16 +67,6 @@ class DatasetSource:
                     "source"
                 )
 
-    @property
-    def cameras(self) -> Sequence[Camera]:
-        """One, which shows test images of the newest round's classes over and over."""
-        return (self._camera,)
-
-    @property
-    def view(self) -> View:
-        """Whole pictures."""
-        return self._view
-
     def watch(self, shown: Shown) -> None:
         """Learn nothing from what is shown: round data come apart from it."""
 
@@ -83,7 +74,7 @@ class DatasetSource:
         """The round's samples; None once the stream has ended."""
         if not 0 <= round_index < self._stream.num_rounds:
             return None
-        self._show(round_index)
+        self._show_newest(round_index)
         return _samples(self._data.train, self._stream.train_indices(self._uri.client, round_index))
 
     def test_samples(self, round_index: int) -> Samples | None:
@@ -97,15 +88,10 @@ class DatasetSource:
         """Measure nothing beside the test samples."""
         return {}
 
-    def describe(self) -> str:
-        """One line for logs."""
-        uri = self._uri
-        return f"{uri.dataset} {uri.scenario}, client {uri.client} of {uri.clients}, {uri.rounds} rounds"
-
-    def _show(self, round_index: int) -> None:
+    def _show_newest(self, round_index: int) -> None:
         met = self._stream.test_indices(self._uri.client, round_index)
         newest = np.isin(self._data.test.labels[met], self._stream.class_ids(self._uri.client, round_index))
-        self._scene = as_rgb(self._data.test.images[met[newest][-_MAX_SCENE:]])
+        self._show(as_rgb(self._data.test.images[met[newest][-_MAX_SCENE:]]))
 
 
 def _samples(part: LabelledImages, indices: Indices) -> Samples:

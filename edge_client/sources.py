@@ -1,4 +1,4 @@
-"""From ``--source`` to a source: checked as far as possible at the start, opened when the fleet's task is known."""
+"""From ``--source`` to what is served and what is learned: checked at the start, opened when the task is known."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from replayfleet.edge_client.cameras.held_up import held_up
 from replayfleet.edge_client.cameras.opening import CAMERAS
+from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
-from replayfleet.edge_client.flow import Camera, Source, View
+from replayfleet.edge_client.flow import Camera, PictureSource, Source, View
 from replayfleet.edge_client.frames.views.crops import Crops
 from replayfleet.edge_client.frames.views.detector import Detector
 from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.learning.camera_samples import CameraSamples
 from replayfleet.edge_client.learning.collector import Collector, CollectorSettings
+from replayfleet.edge_client.learning.folder_samples import FolderSamples, check_folder
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.base import Labeller
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
-from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLessons, ClassLessons
+from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLessons, ClassLessons, Lessons
+from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
-from replayfleet.edge_client.sources.folder import FolderSource, check_folder
-from replayfleet.edge_client.sources.stream import CameraSource
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
@@ -88,26 +91,45 @@ def source_opener(
     if not isinstance(first, CameraUri):
         _refuse_what_cameras_learn(wanted)
     if isinstance(first, DatasetUri):
-        from replayfleet.edge_client.sources.dataset import DatasetSource
+        from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
 
-        dataset = DatasetSource(first, data_root)
+        own = f"{first.dataset} {first.scenario}, client {first.client} of {first.clients}, {first.rounds} rounds"
+        scene = SceneCamera(first.rate)
+        samples = DatasetSamples(first, scene.show, data_root)
 
         def open_dataset(task: AnyTaskSpec) -> Source:
-            dataset.check_task(_classified(task, "dataset://"))
-            return dataset
+            classified = _classified(task, "dataset://")
+            samples.check_task(classified)
+            return Source(PictureSource((scene,), WholePicture(classified), own), samples)
 
         return open_dataset
     if isinstance(first, FolderUri):
         folder = first
         check_folder(folder)
-        return lambda task: FolderSource(folder, _classified(task, "folder://"), data_dir / _LEDGER)
+
+        def open_folder(task: AnyTaskSpec) -> Source:
+            own = f"folder {folder.path}, {folder.per_round} images per round, {folder.rate:g} frames/s"
+            classified, scene = _classified(task, "folder://"), SceneCamera(folder.rate)
+            samples = FolderSamples(folder, classified, data_dir / _LEDGER, scene.show)
+            return Source(PictureSource((scene,), WholePicture(classified), own), samples)
+
+        return open_folder
     cameras = [CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
     if wanted.view == "crops" and not any(camera.class_names for camera in cameras):
         raise SettingsError("view is 'crops', but no camera here brings boxes; expected 'whole'")
     return lambda task: _camera_source(cameras, task, wanted)
 
 
-def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: LearningSettings) -> CameraSource:
+def cameras_with_samples(
+    cameras: Sequence[Camera], view: View, lessons: Lessons, desk: Desk, collector: Collector
+) -> Source:
+    """Return cameras, and what is learned from them; recordings wait while labelling can't keep up."""
+    samples = CameraSamples({camera.name for camera in cameras if not camera.live}, lessons, desk, collector)
+    description = "; ".join(f"{camera.name}: {camera.describe()}" for camera in cameras)
+    return Source(PictureSource(held_up(cameras, samples.has_room, samples.end), view, description), samples)
+
+
+def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: LearningSettings) -> Source:
     annotating = {camera.name: camera.class_names for camera in cameras if camera.class_names}
     annotated = [AnnotatedLabels(annotating, task.class_names)] if annotating else []
     teacher = None if learning.teacher is None else load_teacher(learning.teacher, task)
@@ -120,8 +142,9 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
         box_labellers: list[BoxLabeller] = [*annotated]
         if teacher is not None:
             box_labellers.append(TeacherBoxes(teacher, task, learning.teacher_confidence))
+        lessons = BoxLessons(box_labellers, task.max_boxes)
         boxes = BoxFeedbackDesk(task, learning.keep_frames_s)
-        return CameraSource(cameras, Detector(task), BoxLessons(box_labellers, task.max_boxes), boxes, collector)
+        return cameras_with_samples(cameras, Detector(task), lessons, boxes, collector)
     labellers: list[Labeller] = [*annotated]
     if teacher is not None:
         labellers.append(TeacherLabels(teacher, learning.teacher_confidence))
@@ -130,7 +153,7 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
     for camera in cameras:
         if isinstance(view, Crops) and not camera.class_names:
             log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
-    return CameraSource(cameras, view, ClassLessons(labellers), desk, collector)
+    return cameras_with_samples(cameras, view, ClassLessons(labellers), desk, collector)
 
 
 def _refuse_what_cameras_learn(learning: LearningSettings) -> None:

@@ -1,4 +1,4 @@
-"""Cameras as a source: their pictures are served, and what is labelled among them becomes round data.
+"""What is labelled among cameras' pictures becomes round data.
 
 Labelling has a thread of its own, so that a slow teacher never slows serving: then a recording waits between two
 pictures, and a live camera's are served and not learned from.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from replayfleet.edge_client.flow import Camera, Picture, Samples, Shown, View
+from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.labels.lessons import Lessons
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk
@@ -25,32 +25,19 @@ _UNANSWERED, _UNLEARNED = "num_objects_left_out", "num_boxes_left_out"
 MAX_WAITING = 32
 """Pictures that wait for a label; then live cameras' are not learned from, and recordings wait for room."""
 
-_LOOK_S = 0.05
 
-
-class CameraSource:
-    """Implements ``Source`` over cameras.
+class CameraSamples:
+    """Implements ``SampleSource`` over what cameras showed.
 
     Args:
-        cameras: their names differ.
-        view: how the task looks at their pictures.
+        recorded: names of the cameras that are recordings.
         lessons: makes round data of pictures whose content is known.
         desk: where an operator's labels meet recent frames.
         collector: where labelled samples wait for their round.
     """
 
-    def __init__(
-        self,
-        cameras: Sequence[Camera],
-        view: View,
-        lessons: Lessons,
-        desk: Desk,
-        collector: Collector,
-    ) -> None:
-        self._cameras = tuple(_Watched(camera, self._ended, self._has_room) for camera in cameras)
-        self._playing = {camera.name for camera in cameras}
-        self._recorded = {camera.name for camera in cameras if not camera.live}
-        self._view = view
+    def __init__(self, recorded: Collection[str], lessons: Lessons, desk: Desk, collector: Collector) -> None:
+        self._recorded = frozenset(recorded)
         self._lessons = lessons
         self._desk = desk
         self._collector = collector
@@ -61,22 +48,20 @@ class CameraSource:
         self._too_many = {_UNANSWERED: _Excess(), _UNLEARNED: _Excess()}
         threading.Thread(target=self._label, name="labels", daemon=True).start()
 
-    @property
-    def cameras(self) -> Sequence[Camera]:
-        """All of them."""
-        return self._cameras
+    def has_room(self) -> bool:
+        """Whether another picture may come: labelling keeps up."""
+        return self._waiting.qsize() < MAX_WAITING
 
-    @property
-    def view(self) -> View:
-        """How the task looks at pictures."""
-        return self._view
+    def end(self) -> None:
+        """Nothing more will come: the next round takes what there is, however little."""
+        self._collector.end()
 
     def watch(self, shown: Shown) -> None:
         """Put a picture in line for its label: each one of a recording, of a live camera what there is time for."""
         answers = None if shown.prediction is None else shown.prediction.answers
         if answers is not None and answers.num_left_out:
             self._left_out(_UNANSWERED, shown, answers.num_left_out)
-        if shown.picture.camera in self._recorded or self._has_room():
+        if shown.picture.camera in self._recorded or self.has_room():
             self._waiting.put(shown)
         else:
             self.num_unlabelled += 1
@@ -120,24 +105,12 @@ class CameraSource:
         accuracy = {"stream_accuracy": num_right / num_answered, "num_stream": float(num_answered)}
         return accuracy | by_place | left_out
 
-    def describe(self) -> str:
-        """One line for logs."""
-        return "; ".join(f"{camera.name}: {camera.describe()}" for camera in self._cameras)
-
     def settle(self, timeout_s: float = 10.0) -> bool:
         """Wait until every picture in line has been labelled; whether that happened in time."""
         deadline = time.monotonic() + timeout_s
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
         return not self._waiting.unfinished_tasks
-
-    def _has_room(self) -> bool:
-        return self._waiting.qsize() < MAX_WAITING
-
-    def _ended(self, name: str) -> None:
-        self._playing.discard(name)
-        if not self._playing:
-            self._collector.end()
 
     def _label(self) -> None:
         while True:
@@ -180,31 +153,3 @@ class _Excess:
 
     num_objects: int = 0
     cameras: set[str] = field(default_factory=set)
-
-
-class _Watched:
-    """A camera that tells when its pictures are over; a recording waits while labelling can't keep up."""
-
-    def __init__(self, camera: Camera, ended: Callable[[str], None], has_room: Callable[[], bool]) -> None:
-        self._camera = camera
-        self._ended = ended
-        self._has_room = has_room
-        self.name = camera.name
-        self.live = camera.live
-        self.class_names = camera.class_names
-
-    @property
-    def delivers(self) -> bool:
-        """Whether the camera is there, where it knows."""
-        return bool(getattr(self._camera, "delivers", True))
-
-    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        for picture in self._camera.pictures(stop):
-            yield picture
-            while not (self.live or self._has_room() or stop.is_set()):
-                stop.wait(_LOOK_S)
-        if not stop.is_set():
-            self._ended(self.name)
-
-    def describe(self) -> str:
-        return self._camera.describe()

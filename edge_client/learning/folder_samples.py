@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import FolderUri
-from replayfleet.edge_client.flow import Camera, Samples, Shown, View
+from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.frames.views.pixels import fitted, to_pixels
-from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.service.logs import EventLogger
@@ -44,23 +42,32 @@ def decode_image(data: bytes, task: TaskSpec) -> NDArray[np.float32]:
     return fitted(pixels[:, :, ::-1].astype(np.uint8, copy=False), task)  # BGR -> RGB
 
 
-class FolderSource:
-    """A growing folder of class folders.
+class FolderSamples:
+    """Implements ``SampleSource`` over a growing folder of class folders.
 
     Args:
-        uri: where, how much a round takes, how fast frames are served.
+        uri: where, and how much a round takes.
         task: whose class names the class folders must carry.
         ledger: a folder of this source's own, one small file per round with the names it used, so that a restart
             neither repeats a sample in a later round nor changes a round that has begun.
+        show: takes the round's pictures, (B, H, W, 3) uint8.
         decode: how a file becomes an image.
 
     Raises:
         SettingsError: No such folder, or a class folder that the task doesn't know.
     """
 
-    def __init__(self, uri: FolderUri, task: TaskSpec, ledger: Path, decode: Decode = decode_image) -> None:
+    def __init__(
+        self,
+        uri: FolderUri,
+        task: TaskSpec,
+        ledger: Path,
+        show: Callable[[NDArray[np.uint8]], None],
+        decode: Decode = decode_image,
+    ) -> None:
         self._uri = uri
         self._task = task
+        self._show = show
         self._decode = decode
         self._ledger = ledger
         check_folder(uri)
@@ -68,19 +75,8 @@ class FolderSource:
         ledger.mkdir(parents=True, exist_ok=True)
         self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
         first = self._load(self._files()[-_NUM_FIRST_FRAMES:])
-        self._scene = to_pixels(first.images if first else np.empty((0, *task.image_shape), np.float32))
-        self._camera = SceneCamera(lambda: self._scene, uri.rate)
-        self._view = WholePicture(task)
-
-    @property
-    def cameras(self) -> Sequence[Camera]:
-        """One, which shows the round's images over and over."""
-        return (self._camera,)
-
-    @property
-    def view(self) -> View:
-        """Whole pictures."""
-        return self._view
+        if first is not None:
+            self._show(to_pixels(first.images))
 
     def watch(self, shown: Shown) -> None:
         """Learn nothing from what is shown: round data come from files."""
@@ -97,7 +93,7 @@ class FolderSource:
             self._used.update(names)
         samples = self._load(names)
         if samples is not None:
-            self._scene = to_pixels(samples.images)
+            self._show(to_pixels(samples.images))
         return samples
 
     def test_samples(self, round_index: int) -> Samples | None:
@@ -107,10 +103,6 @@ class FolderSource:
     def measures(self) -> Mapping[str, float]:
         """Measure nothing beside the test samples."""
         return {}
-
-    def describe(self) -> str:
-        """One line for logs."""
-        return f"folder {self._uri.path}, {self._uri.per_round} images per round, {self._uri.rate:g} frames/s"
 
     def _files(self) -> list[str]:
         """Names relative to the folder, ``<class>/<file>``, in the order they arrived."""

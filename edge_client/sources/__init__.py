@@ -1,1 +1,0 @@
-"""Where a device's labelled samples and frames come from."""
