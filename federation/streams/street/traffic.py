@@ -7,86 +7,57 @@ What stands still comes in blocks of road from crossing to crossing, decided by 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from replayfleet.federation.streams.street import furniture
-from replayfleet.federation.streams.street.meshes import Mesh
-from replayfleet.federation.streams.street.towns import CAR_COLOURS, COAT_COLOURS, WALL_COLOURS, Colour, Town
-from replayfleet.federation.streams.street.vehicles import LENGTHS_M, vehicle_mesh
-from replayfleet.federation.streams.street.view import FAR_M
+from replayfleet.federation.streams.street import shapes
+from replayfleet.federation.streams.street.shapes import LENGTHS_M, Colour, Shape
+from replayfleet.federation.streams.street.towns import CLASS_NAMES, Town
 
-CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
-"""As recorded driving has them."""
+FAR_M = 130.0
+"""What is farther than this isn't drawn."""
 
-BLOCK_M = 96.0
-CROSSING_M = 11.0
-"""The crossing at a block's beginning."""
-
-RIGHT_CURB_M, LEFT_CURB_M = 4.3, -7.8
-MOTORWAY_EDGES_M = (5.8, -17.0)
+BLOCK_M, CROSSING_M = 96.0, 11.0
+CURBS_M = (-7.8, 4.3)
+MOTORWAY_M = (-17.0, 5.8)
 
 _LIGHT, _SIGN = CLASS_NAMES.index("traffic_light"), CLASS_NAMES.index("traffic_sign")
+_LEADER_S, _LIGHT_S = 18.0, 24.0
 _OFFSET = 2**31
 """Makes numbers of stretches, which may be negative, fit for a seed."""
 
-_LEADER_S = 18.0
-_LIGHT_S = 24.0
-"""How long a leader stays, and a traffic light's period."""
-
-Colours: TypeAlias = tuple[tuple[str, Colour], ...]
+_CARS = ((196, 30, 36), (32, 74, 150), (225, 226, 228), (56, 58, 64), (140, 146, 152), (208, 168, 40), (36, 110, 66))
+_COATS = ((40, 90, 170), (200, 60, 50), (235, 200, 50), (60, 130, 80), (230, 120, 40))
+_WALLS = ((206, 186, 150), (178, 98, 74), (226, 214, 190), (158, 160, 162), (196, 148, 110), (170, 178, 160))
 
 
-@dataclass(frozen=True, slots=True)
-class Thing:
-    """Something in the street.
+class Thing(NamedTuple):
+    """Something in the street: x metres right of the camera's lane, y above the road, z ahead; -1 isn't annotated."""
 
-    Attributes:
-        mesh: what it looks like.
-        x: metres to the right of the camera's lane.
-        y: metres above the road.
-        z: metres ahead of the camera.
-        depth: its distance: of its near end, of its far end for what lines the road.
-        class_id: index into ``CLASS_NAMES``; -1 for what isn't annotated.
-        colours: roles with colours of its own.
-    """
-
-    mesh: Mesh
+    shape: Shape
     x: float
     y: float
     z: float
-    depth: float
     class_id: int = -1
-    colours: Colours = ()
-
-    def ahead(self, distance: float) -> Thing:
-        """Return the thing moved ahead."""
-        return Thing(self.mesh, self.x, self.y, self.z + distance, self.depth + distance, self.class_id, self.colours)
+    depth_m: float = 0.0
+    """Of its far end beyond its near one, for what lines the road: what stands before it is painted over it."""
 
 
 class Traffic:
-    """Everything in one town's street.
-
-    Args:
-        town: its look.
-        seed: equal seeds give equal streets.
-    """
+    """Everything in one town's street; equal seeds give equal streets."""
 
     def __init__(self, town: Town, seed: int) -> None:
         self._town = town
         self._seed = seed
-        self._draw = functools.lru_cache(maxsize=4096)(self._drawn)
+        self._luck = functools.lru_cache(maxsize=4096)(self._drawn)
         self._block = functools.lru_cache(maxsize=16)(self._built)
 
     def driven(self, time_s: float) -> float:
         """Return how far the camera has come, in metres."""
-        speed = self._town.speed
-        return speed * time_s + 0.3 * speed / 0.21 * math.sin(0.21 * time_s)
+        return self._town.speed * (time_s + math.sin(0.21 * time_s))
 
     def things(self, time_s: float) -> list[Thing]:
         """Return all that is in sight, the farthest first.
@@ -94,163 +65,113 @@ class Traffic:
         What is farther from the lane comes before what is nearer to it, for of two things on one ray the outer one is
         the farther: distances alone would paint a parked car over the bus that passes it.
         """
-        driven = self.driven(time_s)
-        found = list(
-            itertools.chain(self._standing(driven, time_s), self._moving(driven, time_s), self._leader(time_s))
-        )
-        found.sort(key=lambda thing: -thing.depth - 2 * abs(thing.x))
-        return found
+        found = [*self._standing(time_s), *self._moving(time_s)]
+        return sorted(found, key=lambda thing: -thing.z - thing.depth_m - 2 * abs(thing.x))
 
-    def _drawn(self, stream: int, number: int) -> tuple[float, ...]:
-        """Eight uniform numbers that belong to a stretch, block or leader for ever."""
-        return tuple(np.random.default_rng((self._seed, stream, number + _OFFSET)).random(8).tolist())
+    def _drawn(self, stream: int, number: int) -> list[float]:
+        """Four uniform numbers that belong to a stretch, block or leader for ever."""
+        return np.random.default_rng((self._seed, stream, number + _OFFSET)).random(4).tolist()  # type: ignore[no-any-return]
 
-    def _moving(self, driven: float, time_s: float) -> Iterator[Thing]:
+    def _moving(self, time_s: float) -> Iterator[Thing]:
+        phase = int(2.2 * time_s)
         for index, lane in enumerate(self._town.lanes):
-            moved = lane.speed * time_s - driven
+            moved = lane.speed * time_s - self.driven(time_s)
             for number in range(math.floor((-12 - moved) / lane.gap), math.ceil((FAR_M - moved) / lane.gap)):
-                luck, kind_luck, place, colour, phase, *_ = self._draw(index, number)
-                if luck >= lane.fill:
-                    continue
-                kind = _pick(lane.kinds, kind_luck)
-                z = number * lane.gap + place * (lane.gap - LENGTHS_M[kind] - 2.0) + moved
-                yield _vehicle(kind, lane.x, z, colour, 0 if lane.speed > 0 else 2, int(4 * phase + 2.2 * time_s) % 4)
-
-    def _leader(self, time_s: float) -> Iterator[Thing]:
-        """Whoever the camera catches up with and loses again."""
-        number = math.floor(time_s / _LEADER_S)
-        luck, kind_luck, nearest, colour, side, *_ = self._draw(90, number)
-        if luck < 0.85:
-            kind = _pick(self._town.leaders, kind_luck)
+                there, which, place, look = self._luck(index, number)
+                if there < lane.fill:
+                    kind = _pick(lane.kinds, which)
+                    z = number * lane.gap + place * (lane.gap - LENGTHS_M[kind] - 2.0) + moved
+                    yield self._vehicle(kind, lane.x, z, look, phase, away=lane.speed > 0)
+        # Somebody whom the camera catches up with and loses again.
+        leader, since = divmod(time_s / _LEADER_S, 1)
+        there, which, nearest, look = self._luck(90, int(leader))
+        if there < 0.85:
+            kind = _pick(self._town.leaders, which)
             least = (7.5 + 14 * nearest) * (2.0 if self._town.motorway else 1.0)
-            z = least + (FAR_M - least) * (2 * (time_s / _LEADER_S - number) - 1) ** 2
-            x = 0.0 if LENGTHS_M[kind] > 3 else 1.6 * (side - 0.5)
-            yield _vehicle(kind, x, z, colour, 0, int(2.2 * time_s) % 4)
+            x = 0.0 if LENGTHS_M[kind] > 3 else 1.6 * (look - 0.5)
+            yield self._vehicle(kind, x, least + (FAR_M - least) * (2 * since - 1) ** 2, look, phase)
 
-    def _standing(self, driven: float, time_s: float) -> Iterator[Thing]:
+    def _vehicle(self, kind: str, x: float, z: float, look: float, phase: int = 0, *, away: bool = True) -> Thing:
+        place = int(look * 997)
+        colours = _CARS[place % len(_CARS)], _COATS[place % len(_COATS)]
+        step = (place + phase) % 4 if kind == "bike" else 0
+        shape = shapes.vehicle(kind, *colours, step, away, self._town.night)
+        return Thing(shape, x, 0, z, CLASS_NAMES.index(kind) if kind in CLASS_NAMES else 0)
+
+    def _standing(self, time_s: float) -> Iterator[Thing]:
+        driven = self.driven(time_s)
         for number in range(math.floor((driven - 14) / BLOCK_M), math.floor((driven + FAR_M) / BLOCK_M) + 1):
             begin = number * BLOCK_M - driven
-            yield from (thing.ahead(begin) for thing in self._block(number) if -14 < thing.z + begin < FAR_M)
-            if not self._town.motorway:
-                yield from (thing.ahead(begin) for thing in self._crossing(number, time_s))
+            things = self._block(number) if self._town.motorway else self._block(number) + self._lights(number, time_s)
+            yield from (thing._replace(z=thing.z + begin) for thing in things if -14 < thing.z + begin < FAR_M)
 
-    def _crossing(self, number: int, time_s: float) -> Iterator[Thing]:
-        """Traffic lights of a crossing, and those who cross while they are red."""
-        phase = time_s + _LIGHT_S * self._draw(91, number)[0]
-        cycle, since = divmod(phase, _LIGHT_S)
-        shown = "red" if since < 10 else "green" if since < 22 else "amber"
-        light = furniture.light_mesh(shown)
-        for x, y, z in ((1.0, 5.4, -0.7), (4.9, 3.4, -0.7), (-8.3, 3.4, CROSSING_M + 0.3)):
-            yield Thing(light, x, y, z - 0.1, z - 0.1, _LIGHT)
-        for way in (0, 1):
-            luck, kind_luck, late, colour, phase_luck, *_ = self._draw(92 + way, 64 * number + int(cycle) % 64)
-            if since < 10 and luck < 0.75:
-                kind = _pick({"car": 0.5, "van": 0.1, "bike": 0.2, "motobike": 0.2}, kind_luck)
-                speed = 5.0 if kind == "bike" else 9.0
-                along = speed * (since - 0.5 - 3 * late) - 32
-                thing = _vehicle(
-                    kind,
-                    along if way else -along,
-                    3.2 + 3.6 * way,
-                    colour,
-                    1 if way else 3,
-                    int(4 * phase_luck + 2.2 * time_s) % 4,
-                )
-                yield thing
+    def _lights(self, number: int, time_s: float) -> tuple[Thing, ...]:
+        since = (time_s + _LIGHT_S * self._luck(91, number)[0]) % _LIGHT_S
+        light = shapes.sign("red" if since < 10 else "green" if since < 22 else "amber")
+        places = ((1.0, 4.8, -0.8), (4.9, 2.8, -0.8), (-8.3, 2.8, CROSSING_M + 0.2))
+        return tuple(Thing(light, *place, _LIGHT) for place in places)
 
     def _built(self, number: int) -> tuple[Thing, ...]:
         rng = np.random.default_rng((self._seed, 93, number + _OFFSET))
-        return tuple(_motorway_block(rng) if self._town.motorway else _street_block(rng))
+        return tuple(_motorway(rng) if self._town.motorway else self._street(rng))
+
+    def _street(self, rng: np.random.Generator) -> Iterator[Thing]:
+        night = self._town.night
+        for side, curb in zip((-1, 1), CURBS_M, strict=True):
+            yield from _houses(rng, side, curb + 3.2 * side, night)
+            for place in np.arange(CROSSING_M + 6, BLOCK_M - 4, 13.0) + rng.uniform(-2, 2):
+                if rng.random() < 0.55:
+                    yield _green(rng, curb + side * 1.7, float(place), rng.uniform(5, 7))
+            for place in (CROSSING_M + 12, CROSSING_M + 54):
+                yield Thing(shapes.pole(6.6, -1.8 * side, lamp=True, night=night), curb + side * 0.5, 0, place)
+            for place in np.arange(CROSSING_M + 8, BLOCK_M - 14, 6.2):
+                if rng.random() < 0.3:
+                    kind = "van" if rng.random() < 0.15 else "car"
+                    yield self._vehicle(kind, curb - side * 1.15, float(place), rng.random(), away=side > 0)
+            for place in (CROSSING_M + 5, CROSSING_M + 40):
+                if rng.random() < 0.6:
+                    kind = str(rng.choice([name for name in shapes.SIGNS if name != "panel"]))
+                    yield from _sign(kind, curb + side * 0.45, 2.4, place + rng.uniform(0, 6))
+        yield Thing(shapes.pole(5.6, -4.2), 5.2, 0, -0.6)
+        yield Thing(shapes.pole(5.6, 0.4), CURBS_M[0] - 0.9, 0, CROSSING_M + 0.4)
 
 
-def _street_block(rng: np.random.Generator) -> Iterator[Thing]:
-    for side in (1, -1):
-        curb = RIGHT_CURB_M if side > 0 else LEFT_CURB_M
-        yield from _houses(rng, side, curb + side * 3.2)
-        for place in np.arange(CROSSING_M + 6, BLOCK_M - 4, 13.0) + rng.uniform(-2, 2):
-            if rng.random() < 0.55:
-                yield _thing(furniture.tree_mesh(int(rng.integers(4))), curb + side * 1.7, float(place), _leaf(rng))
-        for place in (CROSSING_M + 12, CROSSING_M + 54):
-            yield _thing(furniture.lamp_mesh(side), curb + side * 0.5, place)
-        parked = curb - side * 1.15
-        for place in np.arange(CROSSING_M + 8, BLOCK_M - 14, 6.2):
-            if rng.random() < 0.3:
-                kind = "van" if rng.random() < 0.15 else "car"
-                yield _vehicle(kind, parked, float(place), rng.random(), 0 if side > 0 else 2, 0)
-        for place in (CROSSING_M + 5, CROSSING_M + 40):
-            if rng.random() < 0.6:
-                yield from _sign(
-                    str(rng.choice(furniture.SIGN_KINDS)), curb + side * 0.45, 2.4, place + rng.uniform(0, 6)
-                )
-    yield _thing(furniture.light_pole_mesh(-4.2), 5.2, -0.6)
-    yield _thing(furniture.light_pole_mesh(0.4), LEFT_CURB_M - 0.9, CROSSING_M + 0.4)
-
-
-def _houses(rng: np.random.Generator, side: int, x: float) -> Iterator[Thing]:
+def _houses(rng: np.random.Generator, side: int, x: float, night: bool) -> Iterator[Thing]:
     begin = CROSSING_M + 2.0
     while begin < BLOCK_M - 8:
-        width = min(float(rng.choice(furniture.HOUSE_WIDTHS_M)), math.floor(BLOCK_M - begin))
-        if rng.random() < 0.14:
-            for place in np.arange(begin + 1, begin + width - 1, 2.2):
-                yield _thing(furniture.bush_mesh(), x + side * rng.uniform(0, 3), float(place), _leaf(rng))
+        width = min(float(rng.choice((8, 10, 12, 14))), math.floor(BLOCK_M - begin))
+        look = int(rng.integers(2, 6)), side, int(rng.integers(4)), _WALLS[int(rng.integers(len(_WALLS)))]
+        if rng.random() > 0.14:
+            yield Thing(shapes.house(width, *look, night), x, 0, begin, depth_m=width)
         else:
-            mesh = furniture.house_mesh(width, int(rng.integers(2, 6)), side, int(rng.integers(4)))
-            colours = (("wall", _varied(rng, WALL_COLOURS[int(rng.integers(len(WALL_COLOURS)))])),)
-            yield Thing(mesh, x + side * rng.choice((0.0, 0.0, 0.8)), 0, begin, begin + width, -1, colours)
+            yield _green(rng, x + side * rng.uniform(1, 4), begin + width / 2)
         begin += width
 
 
-def _motorway_block(rng: np.random.Generator) -> Iterator[Thing]:
-    right, left = MOTORWAY_EDGES_M
+def _motorway(rng: np.random.Generator) -> Iterator[Thing]:
+    left, right = MOTORWAY_M
     for edge in (right + 0.9, left - 0.9, -6.9):
-        for place in np.arange(0, BLOCK_M, 12.0):
-            yield Thing(furniture.rail_mesh(12.0), edge, 0, float(place), float(place) + 12.0)
+        yield from (Thing(shapes.rail(), edge, 0, float(z), depth_m=12.0) for z in np.arange(0, BLOCK_M, 12.0))
     for side, edge in ((1, right + 5), (-1, left - 5)):
-        for place in rng.uniform(0, BLOCK_M, size=7):
-            mesh = furniture.tree_mesh(int(rng.integers(4))) if rng.random() < 0.5 else furniture.bush_mesh()
-            yield _thing(mesh, edge + side * rng.uniform(0, 24), float(place), _leaf(rng))
+        yield from (_green(rng, edge + side * rng.uniform(0, 24), float(z)) for z in rng.uniform(0, BLOCK_M, size=7))
     if rng.random() < 0.75:
-        place = float(rng.uniform(10, 80))
-        for leg in (right + 1.6, right + 4.4):
-            yield _thing(furniture.sign_pole_mesh(4.0), leg, place)
-        yield Thing(furniture.sign_mesh("panel"), right + 3.0, 4.2, place - 0.1, place - 0.1, _SIGN)
+        yield from _sign("panel", right + 3.0, 4.6, float(rng.uniform(10, 80)))
     if rng.random() < 0.6:
-        yield from _sign("limit", right + 1.5, 2.2, float(rng.uniform(5, 90)), 0.2)
+        yield from _sign("limit", right + 1.5, 2.4, float(rng.uniform(5, 90)))
 
 
-def _sign(kind: str, x: float, y: float, z: float, above: float = 0.0) -> Iterator[Thing]:
-    yield _thing(furniture.sign_pole_mesh(y), x, z)
-    yield Thing(furniture.sign_mesh(kind), x, y + above, z - 0.1, z - 0.1, _SIGN)
+def _sign(kind: str, x: float, y: float, z: float) -> Iterator[Thing]:
+    yield Thing(shapes.pole(y), x, 0, z)
+    yield Thing(shapes.sign(kind), x, y, z - 0.1, _SIGN)
 
 
-def _vehicle(kind: str, x: float, z: float, luck: float, quarters: int, phase: int) -> Thing:
-    class_id = CLASS_NAMES.index(kind) if kind in CLASS_NAMES else 0
-    mesh = vehicle_mesh(kind, phase if kind == "bike" else 0, quarters)
-    place = int(luck * 997)
-    body = CAR_COLOURS[place % len(CAR_COLOURS)]
-    coat, helmet = COAT_COLOURS[place % len(COAT_COLOURS)], CAR_COLOURS[place // 9 % len(CAR_COLOURS)]
-    colours = (("body", body), ("coat", coat), ("helmet", helmet))
-    return Thing(mesh, x, 0, z, z, class_id, colours)
-
-
-def _thing(mesh: Mesh, x: float, z: float, colours: Colours = ()) -> Thing:
-    return Thing(mesh, x, 0, z, z, -1, colours)
-
-
-def _leaf(rng: np.random.Generator) -> Colours:
-    return (("leaf", _varied(rng, (66, 112, 54))),)
-
-
-def _varied(rng: np.random.Generator, colour: Colour) -> Colour:
-    red, green, blue = (int(np.clip(value * rng.uniform(0.88, 1.1), 0, 255)) for value in colour)
-    return red, green, blue
+def _green(rng: np.random.Generator, x: float, z: float, height_m: float | None = None) -> Thing:
+    """A tree, or a bush where no height is asked for and luck says so."""
+    height = float(rng.choice((1.4, 5.0, 6.0))) if height_m is None else round(height_m)
+    leaf: Colour = (66, 112, 54) if rng.random() < 0.5 else (78, 124, 58)
+    return Thing(shapes.tree(height, leaf), x, 0, z)
 
 
 def _pick(shares: Mapping[str, float], luck: float) -> str:
     """Return the key in whose part of [0, 1) ``luck`` lies."""
-    keys: Sequence[str] = list(shares)
-    for key in keys:
-        luck -= shares[key]
-        if luck < 0:
-            return key
-    return keys[-1]
+    return list(shares)[min(int(np.searchsorted(np.cumsum(list(shares.values())), luck, "right")), len(shares) - 1)]

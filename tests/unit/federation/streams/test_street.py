@@ -8,31 +8,30 @@ import numpy as np
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.street.furniture import SIGN_KINDS, house_mesh, light_mesh, sign_mesh, tree_mesh
-from replayfleet.federation.streams.street.meshes import Mesh, turned
-from replayfleet.federation.streams.street.painter import MIN_HEIGHT, MIN_WIDTH, Painter
-from replayfleet.federation.streams.street.street import Street
-from replayfleet.federation.streams.street.towns import TOWNS
-from replayfleet.federation.streams.street.traffic import CLASS_NAMES, Thing, Traffic
-from replayfleet.federation.streams.street.vehicles import LENGTHS_M, vehicle_mesh
-from replayfleet.federation.streams.street.view import NEAR_M, View, clip_near, whole_pixels
+from replayfleet.federation.streams.street.shapes import LENGTHS_M, SIGNS, Shape, house, sign, tree, vehicle
+from replayfleet.federation.streams.street.street import MIN_HEIGHT, MIN_WIDTH, NEAR_M, Street, View, paint
+from replayfleet.federation.streams.street.towns import CLASS_NAMES, TOWNS
+from replayfleet.federation.streams.street.traffic import Thing, Traffic
 
 WIDTH, HEIGHT = 640, 380
-VIEW = View(focal=320.0, centre_x=320.0, horizon_y=190.0, x=0.0, eye=1.55, bend=0.0)
-BACKGROUND = (255, 0, 255)
+VIEW = View((WIDTH, HEIGHT))
+BACKGROUND = (255, 0, 255, 0)
+RED, GREY = (200, 20, 20), (60, 60, 66)
 
 
 def _painted(*things: Thing, town: str = "sunny") -> tuple[np.ndarray, list[list[float]], list[int]]:
     """Paint things on an empty background: (where something was painted, boxes, class ids)."""
-    pixels = np.full((HEIGHT, WIDTH, 3), BACKGROUND, np.uint8)
-    painter = Painter(cv2, pixels, VIEW, TOWNS[town])
-    painter.paint(things)
-    corners, class_ids = painter.boxes()
-    return (pixels != BACKGROUND).any(axis=2), corners.tolist(), class_ids.tolist()
+    canvas = np.full((HEIGHT, WIDTH, 4), BACKGROUND, np.uint8)
+    found = paint(cv2, canvas, VIEW, TOWNS[town], things)
+    return (canvas[:, :, :3] != BACKGROUND[:3]).any(axis=2), found.corners.tolist(), found.class_ids.tolist()
 
 
-def _at(mesh: Mesh, x: float, z: float, class_id: int = 0, y: float = 0.0) -> Thing:
-    return Thing(mesh, x, y, z, z, class_id)
+def _vehicle(kind: str, phase: int = 0, *, away: bool = True) -> Shape:
+    return vehicle(kind, RED, GREY, phase, away, False)
+
+
+def _at(shape: Shape, x: float, z: float, class_id: int = 0, y: float = 0.0) -> Thing:
+    return Thing(shape, x, y, z, class_id)
 
 
 def _bounds(painted: np.ndarray) -> list[float]:
@@ -40,10 +39,10 @@ def _bounds(painted: np.ndarray) -> list[float]:
     return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
 
 
-@pytest.mark.parametrize("quarters", range(4))
+@pytest.mark.parametrize("away", [True, False])
 @pytest.mark.parametrize("kind", LENGTHS_M)
-def test_a_box_bounds_the_very_pixels_of_its_object(kind: str, quarters: int):
-    mesh = vehicle_mesh(kind, 1, quarters)
+def test_a_box_bounds_the_very_pixels_of_its_object(kind: str, away: bool):
+    mesh = _vehicle(kind, 1, away=away)
     for x, z in ((0.0, 8.0), (3.2, 12.3), (-5.1, 20.0), (-2.0, 33.3), (6.0, 15.0)):
         painted, boxes, _ = _painted(_at(mesh, x, z))
         assert boxes == [_bounds(painted)], (x, z)
@@ -53,39 +52,38 @@ def test_a_box_bounds_the_very_pixels_of_its_object(kind: str, quarters: int):
     ("kind", "x", "z"), [("car", 3.2, 0.9), ("car", 2.6, -1.5), ("bus", -3.5, -3.0), ("van", -2.2, 1.2)]
 )
 def test_a_box_of_what_reaches_past_the_edge_bounds_what_is_in_the_picture(kind: str, x: float, z: float):
-    painted, boxes, _ = _painted(_at(vehicle_mesh(kind, 0, 0), x, z))
+    painted, boxes, _ = _painted(_at(_vehicle(kind), x, z))
     assert painted[:, [0, -1]].any()
     assert boxes == [_bounds(painted)]
 
 
-@pytest.mark.parametrize("kind", [*SIGN_KINDS, "panel"])
+@pytest.mark.parametrize("kind", SIGNS)
 def test_signs_and_lights_are_bounded_like_vehicles(kind: str):
-    painted, boxes, class_ids = _painted(_at(sign_mesh(kind), 4.0, 14.0, 4, y=2.4))
+    painted, boxes, class_ids = _painted(_at(sign(kind), 4.0, 14.0, 4, y=2.4))
     assert (boxes, class_ids) == ([_bounds(painted)], [4])
-    painted, boxes, class_ids = _painted(_at(light_mesh("green"), -4.0, 22.0, 3, y=4.0))
+    painted, boxes, class_ids = _painted(_at(sign("green"), -4.0, 22.0, 3, y=4.0))
     assert (boxes, class_ids) == ([_bounds(painted)], [3])
 
 
 def test_what_others_hide_has_no_box():
-    bus, car = _at(vehicle_mesh("bus", 0, 0), 0.0, 10.0), _at(vehicle_mesh("car", 0, 0), 0.0, 24.0)
+    bus, car = _at(_vehicle("bus"), 0.0, 10.0), _at(_vehicle("car"), 0.0, 24.0)
     _, boxes, _ = _painted(car, bus)
     assert len(boxes) == 1
-    _, boxes, _ = _painted(_at(car.mesh, 5.0, 24.0), bus)
+    _, boxes, _ = _painted(_at(car.shape, 5.0, 24.0), bus)
     assert len(boxes) == 2
-    house = _at(house_mesh(14.0, 4, 1, 0), -6.0, 8.0, -1)
-    _, boxes, _ = _painted(car, house)
+    _, boxes, _ = _painted(car, _at(house(14.0, 4, 1, 0, GREY, False), -6.0, 8.0, -1))
     assert boxes == []
 
 
 def test_a_half_hidden_object_keeps_its_whole_box():
-    behind = _at(vehicle_mesh("car", 0, 0), 1.4, 16.0)
+    behind = _at(_vehicle("car"), 1.4, 16.0)
     _, alone, _ = _painted(behind)
-    _, boxes, _ = _painted(behind, _at(vehicle_mesh("car", 0, 0), 0.0, 8.0))
+    _, boxes, _ = _painted(behind, _at(_vehicle("car"), 0.0, 8.0))
     assert boxes[0] == alone[0]
 
 
 def test_tiny_objects_and_slivers_at_the_edge_have_no_box():
-    car = vehicle_mesh("car", 0, 0)
+    car = _vehicle("car")
     assert _painted(_at(car, 0.0, 100.0))[1] == []
     painted, boxes, _ = _painted(_at(car, 9.5, 5.9))
     assert painted.any()
@@ -93,27 +91,23 @@ def test_tiny_objects_and_slivers_at_the_edge_have_no_box():
 
 
 def test_nothing_is_painted_for_what_is_behind_the_camera():
-    assert not _painted(_at(vehicle_mesh("bus", 0, 0), 0.0, -12.0), _at(tree_mesh(0), 3.0, 0.0, -1))[0].any()
+    assert not _painted(_at(_vehicle("bus"), 0.0, -12.0), _at(tree(6.0, (66, 112, 54)), 3.0, 0.0, -1))[0].any()
 
 
-def test_a_polygon_is_clipped_at_the_near_plane():
-    square = np.array([(0.0, 0.0, -1.0), (0.0, 2.0, -1.0), (0.0, 2.0, 3.0), (0.0, 0.0, 3.0)])
-    clipped = clip_near(square)
-    assert clipped[:, 2].min() == NEAR_M
-    assert sorted(map(tuple, clipped.tolist())) == [(0, 0, NEAR_M), (0, 0, 3), (0, 2, NEAR_M), (0, 2, 3)]
-    assert clip_near(square - (0, 0, 5)).shape == (0, 3)
+def test_the_view_is_a_pinhole_that_looks_ahead_and_stays_in_what_opencv_can_count():
+    points = np.array([(0.0, 1.55, 10.0), (1.0, 0.0, 2.0), (0.0, 0.0, -3.0), (1e7, 0.0, 1.0)])
+    rows = [190, 190 + 320 * 1.55 // 2, 190 + 320 * 1.55 // NEAR_M, 190 + 320 * 1.55]
+    assert VIEW.project(points).tolist() == [[320, rows[0]], [480, rows[1]], [320, rows[2]], [30_000, rows[3]]]
 
 
-def test_the_view_is_a_pinhole_and_whole_pixels_stay_in_what_opencv_can_count():
-    points = np.array([(0.0, 1.55, 10.0), (1.0, 0.0, 2.0)])
-    np.testing.assert_allclose(VIEW.project(points), [(320, 190), (480, 190 + 320 * 1.55 / 2)])
-    assert whole_pixels(np.array([(-0.5, 1e7)])).tolist() == [[-1, 30_000]]
+def test_of_a_vehicle_the_end_towards_the_camera_shows_its_lamps():
+    def lamps(away: bool) -> int:
+        canvas = np.zeros((HEIGHT, WIDTH, 4), np.uint8)
+        shape = vehicle("car", GREY, GREY, 0, away, True)
+        paint(cv2, canvas, VIEW, TOWNS["night"], [_at(shape, 0.0, 6.0)])
+        return int((canvas[:, :, :3].min(axis=2) > 180).sum())
 
-
-def test_a_vehicle_turned_four_times_is_itself():
-    mesh = vehicle_mesh("car", 0, 0)
-    np.testing.assert_allclose(turned(turned(mesh, 1), 3).vertices, mesh.vertices, atol=1e-12)
-    assert turned(mesh, 1).vertices[:, 0].max() > 2  # it is long from left to right
+    assert lamps(away=False) > 20 > lamps(away=True) == 0
 
 
 @pytest.mark.parametrize("town", TOWNS)
@@ -122,7 +116,7 @@ def test_vehicles_of_a_lane_never_touch(town: str):
     for moment in np.arange(0, 40, 2.7):
         for lane in TOWNS[town].lanes:
             own = sorted(
-                (thing.z, thing.z + thing.mesh.reach[1])
+                (thing.z, thing.z + thing.shape.corners[:, :, 2].max())
                 for thing in traffic.things(float(moment))
                 if thing.x == lane.x and thing.class_id in (0, 1, 2)
             )
