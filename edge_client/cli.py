@@ -56,7 +56,7 @@ def cli() -> None:
 @click.option("--max-samples", type=int, help="Labelled samples that a camera's round takes.  [default: 2000]")
 @click.option("--hold-out", type=int, help="Keep every so many labelled pictures for testing.  [default: 0, none]")
 @click.option("--show", is_flag=True, default=None, help="Draw the stream in a window.")
-@click.option("--record", type=_PATH, help="Write the drawn stream to this .mp4.")
+@click.option("--record", type=_PATH, help="Write the drawn stream to this .webm film.")
 @click.option("--require-provider", metavar="NAME", help="tensorrt, cuda or cpu: don't start unless it computes.")
 @click.option("--stay", is_flag=True, default=None, help="Go on serving after the run is finished.")
 @click.option("--tls-ca", type=_PATH, help="Certificate authority of the broker.  [default: the system's]")

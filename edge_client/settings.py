@@ -41,7 +41,7 @@ class ClientSettings:
         max_samples: labelled samples that a camera's round takes at most, the newest.
         hold_out: every so many labelled pictures of a camera, one is kept in memory for testing; 0: none.
         show: draw cameras' streams in windows.
-        record: write cameras' drawn streams to this film, ``.mp4``; several cameras make several films.
+        record: write cameras' drawn streams to this film, ``.webm``; several cameras make several films.
         require_provider: refuse to start unless it computes: ``tensorrt``, ``cuda`` or ``cpu``; empty: take what works.
         stay: go on serving frames after the run is finished.
         tls_ca: certificate authority of the broker, PEM; None uses the system's.

@@ -242,7 +242,7 @@ class Plan:
 
 def film_name(part: str, vehicle: str) -> str:
     """Return where in the demo's folder a vehicle's film of one part is."""
-    return f"films/{part}-{vehicle}.mp4"
+    return f"films/{part}-{vehicle}.webm"
 
 
 def task_file(spec: DetectionSpec) -> str:

@@ -64,7 +64,7 @@ def test_two_vehicles_drive_learn_both_tasks_and_end_with_a_page(tmp_path: Path)
             status = json.loads((out / part / vehicle / "status.json").read_text())
             assert status["frames"] > 10
             assert status["failed"] == 0
-            film = cv2.VideoCapture(str(out / "films" / f"{part}-{vehicle}.mp4"))
+            film = cv2.VideoCapture(str(out / "films" / f"{part}-{vehicle}.webm"))
             assert film.get(cv2.CAP_PROP_FRAME_COUNT) > 10
             film.release()
 

@@ -68,7 +68,7 @@ def film(path: Path) -> tuple[int, float, tuple[int, int]]:
 
 
 def test_a_film_has_every_picture_at_the_cameras_own_rate(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND)
+    recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND)
     for frame_id in range(12):
         while recorder._waiting.qsize() >= MAX_WAITING - 1:
             pass
@@ -76,27 +76,39 @@ def test_a_film_has_every_picture_at_the_cameras_own_rate(tmp_path: Path) -> Non
     recorder.close()
     recorder.close()
     assert recorder.num_left_out == 0
-    count, rate, size = film(tmp_path / "out.mp4")
+    count, rate, size = film(tmp_path / "out.webm")
     assert (count, size) == (12, (480, 346))
     assert rate == pytest.approx(20.0, abs=0.5)
 
 
+def test_a_film_is_webm_with_vp8_which_every_browser_plays(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND)
+    recorder.watch(shown())
+    recorder.close()
+    data = (tmp_path / "out.webm").read_bytes()
+    # Matroska's elements: EBML header, DocType, and the one track's CodecID, each as id, length, text.
+    assert data.startswith(b"\x1a\x45\xdf\xa3")
+    assert b"\x42\x82\x84webm" in data[:64]
+    assert data.count(b"\x86\x85V_VP8") == 1
+    assert data.count(b"\x86\x85V_") == 1
+
+
 def test_few_pictures_are_a_film_too_and_several_cameras_are_several_films(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND, num_cameras=2)
+    recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND, num_cameras=2)
     recorder.watch(shown(0))
     recorder.watch(shown(1))
     recorder.close()
-    assert film(tmp_path / "out-front.mp4")[0] == 2
+    assert film(tmp_path / "out-front.webm")[0] == 2
 
 
 def test_a_stream_that_grows_is_shrunk_to_its_film(tmp_path: Path) -> None:
-    found = Film(tmp_path / "out.mp4", 10.0, (480, 346))
+    found = Film(tmp_path / "out.webm", 10.0, (480, 346))
     found.write(np.zeros((346, 480, 3), np.uint8))
     grown = np.zeros((746, 960, 3), np.uint8)
     grown[-26:] = 255  # the line of text
     found.write(grown)
     found.close()
-    capture = cv2.VideoCapture(str(tmp_path / "out.mp4"))
+    capture = cv2.VideoCapture(str(tmp_path / "out.webm"))
     capture.read()
     _, last = capture.read()
     capture.release()
@@ -106,18 +118,18 @@ def test_a_stream_that_grows_is_shrunk_to_its_film(tmp_path: Path) -> None:
 
 def test_an_earlier_film_stays(tmp_path: Path) -> None:
     for count in (3, 5, 4):
-        recorder = Recorder(tmp_path / "out.mp4", lambda _: LEGEND)
+        recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND)
         for frame_id in range(count):
             recorder.watch(shown(frame_id))
         recorder.close()
-    assert [film(tmp_path / name)[0] for name in ("out.mp4", "out-2.mp4", "out-3.mp4")] == [3, 5, 4]
+    assert [film(tmp_path / name)[0] for name in ("out.webm", "out-2.webm", "out-3.webm")] == [3, 5, 4]
 
 
 def test_a_film_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"should end in \.mp4"):
+    with pytest.raises(SettingsError, match=r"should end in \.webm"):
         check_film(tmp_path / "out.avi")
     with pytest.raises(SettingsError, match="doesn't exist"):
-        check_film(tmp_path / "absent" / "out.mp4")
+        check_film(tmp_path / "absent" / "out.webm")
 
 
 def test_a_window_without_a_display_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +147,7 @@ def test_what_is_left_out_is_counted_for_each_film(tmp_path: Path, caplog: pytes
         drawing.wait(20)
         return LEGEND
 
-    recorder = Recorder(tmp_path / "out.mp4", legend, num_cameras=2)
+    recorder = Recorder(tmp_path / "out.webm", legend, num_cameras=2)
     for camera, count in (("front", 8), ("rear", MAX_WAITING + 20)):
         for frame_id in range(count):
             recorder.watch(seen_by(camera, frame_id))

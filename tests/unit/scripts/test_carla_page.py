@@ -14,7 +14,7 @@ from replayfleet.scripts.carla.facts import read_facts, read_marker
 from replayfleet.scripts.carla.page import page, storing, summary
 from replayfleet.scripts.carla.stills import Still, still, written_share
 
-STILLS = {"crops": [Still("crops-vehicle-1.mp4", 7, 10, "data:image/jpeg;base64,AAAA")], "detection": []}
+STILLS = {"crops": [Still("crops-vehicle-1.webm", 7, 10, "data:image/jpeg;base64,AAAA")], "detection": []}
 
 
 class Closed(HTMLParser):
