@@ -30,6 +30,7 @@ from replayfleet.federation.simulator.parts import Part, noted_parts
 from replayfleet.federation.simulator.placement import device_type, torch_device
 from replayfleet.federation.simulator.records import LateChange, RoundRecord, kept_accuracy
 from replayfleet.federation.simulator.result import Result, commit, hardware, read_result, summary_beside, versions
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
@@ -42,35 +43,6 @@ _CHART = "accuracy.png"
 _STATE = "state"
 LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
 """Settings that methods got after results were kept, with what all runs did before."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What an operator asked for, unchecked; ``fleet-sim --help`` says what each means. None is "of the preset"."""
-
-    method: str
-    scenario: str
-    dataset: str
-    preset: str
-    out: Path
-    seed: int = 0
-    clients: int | None = None
-    rounds: int | None = None
-    overlap: int | None = None
-    absent: int | None = None
-    data_root: Path | None = None
-    download: bool = False
-    image_size: int | None = None
-    overrides: Sequence[str] = ()
-    threads: int = 1
-    workers: int | None = None
-    torch_device: str = "cpu"
-    in_step: bool | None = None
-    minutes: float | None = None
-    sampler: str = "eager"
-    compare: Sequence[Path] = ()
-    resume: bool = False
-    overwrite: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,65 +178,63 @@ class _Limit:
         return time.monotonic() - self.started + self.last_round_s > limit_s
 
 
-def prepare(options: Options, command: Sequence[str] = ()) -> Job:
+def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     """Check everything, read the data set's labels, and return what is ready to run.
 
     Raises:
         SettingsError: Something can't be done; nothing was written.
     """
-    asked, options = options, without_variant(options)
-    wanted = wanted_stream(options)
-    _check_out(options.out, resume=options.resume, overwrite=options.overwrite)
-    data = load_any_dataset(
-        options.dataset, data_root=options.data_root, image_size=options.image_size, download=options.download
-    )
-    simulation = simulation_of(options, wanted, data)
-    torch_device(options.torch_device)
-    identity = identity_of(options, simulation)
+    asked, spec = spec, without_variant(spec)
+    wanted = wanted_stream(spec)
+    _check_out(spec.out, resume=spec.resume, overwrite=spec.overwrite)
+    data = load_any_dataset(spec.dataset, data_root=spec.data_root, image_size=spec.image_size, download=spec.download)
+    simulation = simulation_of(spec, wanted, data)
+    torch_device(spec.torch_device)
+    identity = identity_of(spec, simulation)
     return Job(
         simulation=simulation,
         identity=identity,
-        out=options.out,
-        resume=options.resume,
-        compared=[read_result(path, identity) for path in options.compare],
+        out=spec.out,
+        resume=spec.resume,
+        compared=[read_result(path, identity) for path in spec.compare],
         command=list(command),
         label=asked.method,
-        minutes=options.minutes,
+        minutes=spec.minutes,
     )
 
 
-def without_variant(options: Options) -> Options:
+def without_variant(spec: RunSpec) -> RunSpec:
     """Return the same request with a method's name and settings in place of a variant's name."""
-    method, settings = resolved(options.method, options.preset)
-    given = split_overrides(options.overrides)
+    method, settings = resolved(spec.method, spec.preset)
+    given = split_overrides(spec.overrides)
     overrides = [f"{key}={text}" for key, text in {**settings, **given}.items()]
-    return dataclasses.replace(options, method=method, overrides=overrides)
+    return dataclasses.replace(spec, method=method, overrides=tuple(overrides))
 
 
-def wanted_stream(options: Options) -> StreamSettings:
+def wanted_stream(spec: RunSpec) -> StreamSettings:
     """Return the stream that was asked for, before the data have been looked at.
 
     Raises:
         SettingsError: The method, the data set or a setting is unknown or out of range.
     """
-    _method(options.method)
+    _method(spec.method)
     return stream_settings(
-        options.preset,
-        options.dataset,
-        options.image_size or default_image_size(options.dataset),
-        split_overrides(options.overrides),
+        spec.preset,
+        spec.dataset,
+        spec.image_size or default_image_size(spec.dataset),
+        split_overrides(spec.overrides),
         {
-            "scenario": options.scenario,
-            "seed": options.seed,
-            "num_clients": options.clients,
-            "num_rounds": options.rounds,
-            "overlap": options.overlap,
-            "num_absent": options.absent,
+            "scenario": spec.scenario,
+            "seed": spec.seed,
+            "num_clients": spec.clients,
+            "num_rounds": spec.rounds,
+            "overlap": spec.overlap,
+            "num_absent": spec.absent,
         },
     )
 
 
-def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) -> Simulation:
+def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Simulation:
     """Return what is to be run; nothing is trained or written yet, and a GPU needn't be there.
 
     Raises:
@@ -272,20 +242,20 @@ def simulation_of(options: Options, wanted: StreamSettings, data: AnyDataset) ->
     """
     if isinstance(data, BoxDataset):
         require_metric()
-    method = method_from(_method(options.method), data.task, options.preset, split_overrides(options.overrides))
-    if options.in_step and not can_train_in_step(type(method)):
-        raise SettingsError(f"{options.method} can't train in step; without --in-step its clients train one by one")
-    on_gpu = device_type(options.torch_device) != "cpu"
-    in_step = on_gpu if options.in_step is None else options.in_step
+    method = method_from(_method(spec.method), data.task, spec.preset, split_overrides(spec.overrides))
+    if spec.in_step and not can_train_in_step(type(method)):
+        raise SettingsError(f"{spec.method} can't train in step; without --in-step its clients train one by one")
+    on_gpu = device_type(spec.torch_device) != "cpu"
+    in_step = on_gpu if spec.in_step is None else spec.in_step
     return Simulation(
         method=method,
         dataset=data,
         stream=open_stream(wanted, data),
-        run_seed=options.seed,
-        sampler=_sampler(options.sampler, method, options.threads),
-        num_threads=options.threads,
-        num_workers=_num_workers(options, on_gpu=on_gpu),
-        torch_device=options.torch_device,
+        run_seed=spec.seed,
+        sampler=_sampler(spec.sampler, method, spec.threads),
+        num_threads=spec.threads,
+        num_workers=_num_workers(spec, on_gpu=on_gpu),
+        torch_device=spec.torch_device,
         in_step=in_step and can_train_in_step(type(method)),
     )
 
@@ -295,10 +265,10 @@ def can_train_in_step(kind: type[Any] | None) -> bool:
     return hasattr(kind, "local_work")
 
 
-def _num_workers(options: Options, *, on_gpu: bool) -> int:
-    if options.workers is not None:
-        return options.workers
-    return 1 if on_gpu else max(1, (os.cpu_count() or 1) // options.threads)
+def _num_workers(spec: RunSpec, *, on_gpu: bool) -> int:
+    if spec.workers is not None:
+        return spec.workers
+    return 1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads)
 
 
 def _method(name: str) -> type[Any]:
@@ -307,22 +277,22 @@ def _method(name: str) -> type[Any]:
     return METHODS[name]
 
 
-def identity_of(options: Options, simulation: Simulation) -> dict[str, Any]:
+def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
     """Return what defines a run, as JSON values: equal identities give equal results.
 
     Later settings are left out where they change nothing, so that earlier results are still those of the same run.
     """
     settings = settings_of(simulation.method).items()
     identity = {
-        "method": options.method,
+        "method": spec.method,
         "settings": {key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value},
-        "preset": options.preset,
-        "dataset": options.dataset,
+        "preset": spec.preset,
+        "dataset": spec.dataset,
         "task": dataclasses.asdict(simulation.dataset.task),
         "stream": plain_settings(simulation.stream.settings),
-        "run_seed": options.seed,
-        "sampler": options.sampler,
-        "num_threads": options.threads,
+        "run_seed": spec.seed,
+        "sampler": spec.sampler,
+        "num_threads": spec.threads,
     }
     if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
         identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
@@ -372,8 +342,6 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
-    if resume and overwrite:
-        raise SettingsError("--resume and --overwrite exclude each other")
     if out.exists() and not out.is_dir():
         raise SettingsError(f"out dir {out} is a file; choose a folder with --out")
     parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())

@@ -18,7 +18,8 @@ import replayfleet.federation.methods
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet_spec import make_spec, method_of
 from replayfleet.federation.service.presets import SETTINGS, TASKS
-from replayfleet.federation.simulator.job import Options, prepare
+from replayfleet.federation.simulator.job import prepare
+from replayfleet.federation.simulator.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 NAME = "trimmed_mean"
@@ -82,7 +83,7 @@ def load(path: Path) -> ModuleType:
 @pytest.mark.usefixtures("_added")
 def test_the_example_runs_two_rounds_of_the_simulator_and_writes_a_result(tmp_path: Path):
     write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
-    options = Options(
+    options = RunSpec(
         method=NAME,
         scenario="circulating",
         dataset="fashion-mnist",

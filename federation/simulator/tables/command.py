@@ -197,7 +197,7 @@ def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate
 
     if verbose:
         for run in to_do:
-            click.echo(f"{run.state.value:>10}  {shlex.join(['fleet-sim', *run.arguments()])}")
+            click.echo(f"{run.state.value:>10}  {shlex.join(run.spec.command())}")
         for run in distinct(runs, State.FINISHED):
             click.echo(f"{run.state.value:>10}  {run.folder}")
     reasons: dict[str, list[PlannedRun]] = {}

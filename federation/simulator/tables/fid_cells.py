@@ -94,7 +94,7 @@ def fid_cells(
     extractors = {
         (run.column.slug, run.seed): run
         for run in runs
-        if run.options.method == _EXTRACTOR and run.row.method == _EXTRACTOR and run.state is State.FINISHED
+        if run.spec.method == _EXTRACTOR and run.row.method == _EXTRACTOR and run.state is State.FINISHED
     }
     grouped: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in runs:
@@ -174,9 +174,9 @@ def _last_snapshot(run: PlannedRun) -> Snapshot:
 
 
 def _fleet_after(last: Snapshot, run: PlannedRun) -> FinishedFleet:
-    options = run.options
-    data = load_dataset(options.dataset, data_root=options.data_root, download=options.download)
-    simulation = simulation_of(options, wanted_stream(options), data)
+    spec = run.spec
+    data = load_dataset(spec.dataset, data_root=spec.data_root, download=spec.download)
+    simulation = simulation_of(spec, wanted_stream(spec), data)
     checkpoints = Checkpoints(run.folder / _STATE)
     method = simulation.method
     state = method.AggregatorState.unpack(decode_artefacts(last.aggregator.blobs, last.aggregator.facts, checkpoints))

@@ -21,8 +21,9 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.service.variants import VARIANTS, resolved
-from replayfleet.federation.simulator.job import Options, can_train_in_step, identity_of, simulation_of, wanted_stream
+from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.placement import torch_device
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
 from replayfleet.federation.simulator.tables.reading import read_json
@@ -76,7 +77,7 @@ class PlannedRun:
     Attributes:
         row: whose numbers it gives.
         column: what it is measured on.
-        options: what ``fleet-sim`` is called with; ``options.out`` is its folder.
+        spec: what is run; ``spec.out`` is its folder.
         state: how far it is.
         problem: why it is impossible.
         num_rounds: T; 0 of an impossible run.
@@ -85,7 +86,7 @@ class PlannedRun:
 
     row: Row
     column: Column
-    options: Options
+    spec: RunSpec
     state: State
     problem: str = ""
     num_rounds: int = 0
@@ -94,50 +95,17 @@ class PlannedRun:
     @property
     def seed(self) -> int:
         """Its seed."""
-        return self.options.seed
+        return self.spec.seed
 
     @property
     def folder(self) -> Path:
         """Where its results are or will be."""
-        return self.options.out
+        return self.spec.out
 
     @property
     def name(self) -> str:
         """Its folder below ``runs``, for people."""
         return "/".join(self.folder.parts[-4:])
-
-    def stopping_after(self, minutes: float) -> PlannedRun:
-        """Return the same run, which stops after the round in which so many minutes have passed."""
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, minutes=max(0.0, minutes)))
-
-    def arguments(self) -> list[str]:
-        """Return the command line after ``fleet-sim``."""
-        options = self.options
-        given = [
-            ("--scenario", options.scenario),
-            ("--dataset", options.dataset),
-            ("--settings", options.preset),
-            ("--clients", options.clients),
-            ("--rounds", options.rounds),
-            ("--overlap", options.overlap),
-            ("--absent", options.absent),
-            ("--seed", options.seed),
-            ("--data-root", options.data_root),
-            *(("--set", override) for override in options.overrides),
-            ("--threads", options.threads),
-            ("--workers", options.workers),
-            ("--torch-device", None if options.torch_device == "cpu" else options.torch_device),
-            ("--minutes", None if options.minutes is None else f"{options.minutes:.3f}"),
-            ("--out", options.out),
-        ]
-        words = [str(word) for option, value in given if value is not None for word in (option, value)]
-        flags = {
-            "--in-step": options.in_step is True,
-            "--one-by-one": options.in_step is False,
-            "--download": options.download,
-            "--resume": self.state is State.BEGUN,
-        }
-        return [options.method, *words, *(flag for flag, is_given in flags.items() if is_given)]
 
 
 def workers_each(num_jobs: int, device_name: str) -> int | None:
@@ -174,7 +142,7 @@ class Planner:
         ]
         unused = sorted(self._overrides.keys() - self._used)
         if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
-            known = sorted({name for run in planned for name in _known_settings(run.options.method)})
+            known = sorted({name for run in planned for name in _known_settings(run.spec.method)})
             raise SettingsError(f"--set {unused[0]}: no method of this table has it{nearest(unused[0], known)}")
         return planned
 
@@ -216,19 +184,19 @@ class Planner:
         try:
             _require_built(name)
             changes = row.settings_for(column.dataset, self._choice.preset)
-            options, identity = self._assembled(name, changes, column, seed)
+            spec, identity = self._assembled(name, changes, column, seed)
             named = self._name(name, changes, column, seed, identity)
         except (SettingsError, ModuleNotFoundError) as error:
-            options = self._options(name, {}, column, seed)
-            return PlannedRun(row=row, column=column, options=options, state=State.IMPOSSIBLE, problem=str(error))
+            spec = self._spec(name, {}, column, seed)
+            return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
         finished = self._finished.get(identity)
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
-        options = dataclasses.replace(options, out=folder)
+        spec = dataclasses.replace(spec, out=folder)
         state, problem = State.FINISHED if finished else State.MISSING, ""
         earlier = None if finished else _earlier_run(folder)
         if earlier is not None and _key(earlier) == identity:
             state = State.BEGUN
-            options = dataclasses.replace(options, threads=earlier["num_threads"])
+            spec = dataclasses.replace(spec, threads=earlier["num_threads"], resume=True)
         elif earlier is not None:
             state, problem = State.IMPOSSIBLE, _another_run(folder, earlier, json.loads(identity))
         if state in {State.BEGUN, State.MISSING} and self._device_problem:
@@ -237,7 +205,7 @@ class Planner:
         return PlannedRun(
             row=row,
             column=column,
-            options=options,
+            spec=spec,
             state=state,
             problem=problem,
             num_rounds=stream["num_rounds"],
@@ -262,20 +230,20 @@ class Planner:
                 parts.append(f"{key}={number}")
         return "+".join(parts)
 
-    def _assembled(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> tuple[Options, str]:
-        options = self._options(name, changes, column, seed)
-        wanted = wanted_stream(options)
-        simulation = simulation_of(options, wanted, self._dataset(column.dataset))
-        return options, _key(identity_of(options, simulation))
+    def _assembled(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> tuple[RunSpec, str]:
+        spec = self._spec(name, changes, column, seed)
+        wanted = wanted_stream(spec)
+        simulation = simulation_of(spec, wanted, self._dataset(column.dataset))
+        return spec, _key(identity_of(spec, simulation))
 
-    def _options(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> Options:
+    def _spec(self, name: str, changes: Mapping[str, str], column: Column, seed: int) -> RunSpec:
         choice = self._choice
         method, settings = resolved(name, choice.preset)
         known = _known_settings(method)
         general = {key: text for key, text in self._overrides.items() if key in known}
         self._used |= general.keys()
         overrides = {**general, **settings, **changes}
-        return Options(
+        return RunSpec(
             method=method,
             scenario=column.scenario,
             dataset=column.dataset,
@@ -288,7 +256,7 @@ class Planner:
             absent=column.set.get("num_absent"),
             data_root=choice.data_root,
             download=choice.download,
-            overrides=[f"{key}={text}" for key, text in overrides.items()],
+            overrides=tuple(f"{key}={text}" for key, text in overrides.items()),
             workers=choice.workers,
             torch_device=choice.torch_device,
             in_step=choice.in_step if can_train_in_step(METHODS.get(method)) else None,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ import msgspec
 
 from replayfleet.federation.children import child_command, die_with_parent
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
+from replayfleet.federation.simulator.run_spec import FROM_STDIN
 from replayfleet.federation.simulator.tables.estimate import Work, duration, seconds_left
 from replayfleet.federation.simulator.tables.plan import RESULT, PlannedRun
 from replayfleet.federation.simulator.tables.reading import read_json
@@ -46,16 +47,20 @@ Launch = Callable[[PlannedRun], Process]
 
 
 def launch_process(run: PlannedRun) -> Process:
-    """Begin a run; what it prints goes to ``log.txt`` in its folder."""
+    """Begin a run, which gets what to do as JSON; what it prints goes to ``log.txt`` in its folder."""
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / LOG).open("ab") as log:
-        return subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-            child_command("replayfleet.federation.simulator.cli", *run.arguments(), program="fleet-sim"),
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+            child_command("replayfleet.federation.simulator.cli", FROM_STDIN, program="fleet-sim"),
             stdout=log,
             stderr=log,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # a child that is gone is found by poll
+        stdin.write(run.spec.encode())
+    return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,9 @@ class Runner:
     def _begin(self, run: PlannedRun, ends: float) -> _Running:
         self.show(f"begins: {run.name}")
         now = self.clock()
-        limited = run if math.isinf(ends) else run.stopping_after((ends - now) / 60)
+        limited = run
+        if not math.isinf(ends):
+            limited = replace(run, spec=replace(run.spec, minutes=max(0.0, (ends - now) / 60)))
         return _Running(run, self.launch(limited), now, _num_rounds_done(run.folder))
 
     def _end(self, entry: _Running) -> None:
@@ -211,7 +218,7 @@ def earlier_work(runs: Sequence[PlannedRun]) -> list[Work]:
 
 def speed_class(run: PlannedRun) -> str:
     """Runs of one method on one data set take about as long per client and round."""
-    return f"{run.options.method}/{run.options.dataset}"
+    return f"{run.spec.method}/{run.spec.dataset}"
 
 
 def _progress(run: PlannedRun) -> str:

@@ -17,7 +17,8 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.variants import VARIANTS
 from replayfleet.federation.simulator import cli, job
 from replayfleet.federation.simulator.checkpoints import claimed
-from replayfleet.federation.simulator.job import Options, prepare
+from replayfleet.federation.simulator.job import prepare
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
 
 FleetSim: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -325,7 +326,7 @@ def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet
 def test_a_setting_newer_than_kept_results_names_a_run_only_where_it_changes_it(tmp_path: Path):
     def settings(*overrides: str) -> dict[str, Any]:
         sizes = [word for word in SIZE if "=" in word]
-        asked = Options(
+        asked = RunSpec(
             method="mfcl",
             scenario="circulating",
             dataset="fashion-mnist",

@@ -19,15 +19,16 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.presets import SETTINGS
 from replayfleet.federation.simulator import cli
-from replayfleet.federation.simulator.job import Options, prepare
+from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.measures.evaluation import evaluate
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import DRIVING_SIZES, method_from, stream_settings
 
 TOWNS = {"Town01": [[0, 3]] * 12, "Town02": [[1, 0], [4]] * 8, "Town03": [[3, 2]] * 12}
 
 
-def options(tmp_path: Path, **changes: Any) -> Options:
+def options(tmp_path: Path, **changes: Any) -> RunSpec:
     if not (tmp_path / "data").exists():
         write_driving(tmp_path / "data/carla", TOWNS)
     given: dict[str, Any] = {
@@ -40,7 +41,7 @@ def options(tmp_path: Path, **changes: Any) -> Options:
         "data_root": tmp_path / "data",
         "threads": 1,
     }
-    return Options(**{**given, **changes})
+    return RunSpec(**{**given, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -76,16 +77,16 @@ def test_a_run_measures_every_client_town_by_town(tmp_path: Path):
 def test_an_interrupted_drive_goes_on_and_ends_like_another(tmp_path: Path):
     whole = prepare(options(tmp_path)).run(on_round=lambda _: None, on_client=lambda *_: None)
     begun = options(tmp_path, out=tmp_path / "again")
-    assert prepare(Options(**{**vars_of(begun), "minutes": 0.0})).run(on_round=print, on_client=print) is None
-    rest = prepare(Options(**{**vars_of(begun), "resume": True})).run(on_round=lambda _: None, on_client=print)
+    assert prepare(RunSpec(**{**vars_of(begun), "minutes": 0.0})).run(on_round=print, on_client=print) is None
+    rest = prepare(RunSpec(**{**vars_of(begun), "resume": True})).run(on_round=lambda _: None, on_client=print)
     assert [r.clients["client-1"].accuracy_by_place for r in rest.rounds] == [
         r.clients["client-1"].accuracy_by_place for r in whole.rounds
     ]
     assert rest.summary == whole.summary
 
 
-def vars_of(given: Options) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in Options.__dataclass_fields__}
+def vars_of(given: RunSpec) -> dict[str, Any]:
+    return {name: getattr(given, name) for name in RunSpec.__dataclass_fields__}
 
 
 def test_the_command_says_the_accuracy_per_town(
@@ -147,15 +148,15 @@ def test_every_preset_has_a_drive(preset: str):
 
 
 def test_the_small_drive_has_four_rounds_in_each_town_and_no_round_without_a_client():
-    job = prepare(Options(**vars_of(small_drive(carla_frames().parent))))
+    job = prepare(RunSpec(**vars_of(small_drive(carla_frames().parent))))
     stream = job.simulation.stream
     assert (stream.num_rounds, stream.changes()) == (20, [4, 8, 12, 16])
     assert [stream.present(index) for index in range(20)] == [(0, 1)] * 20
     assert stream.num_seen(0, 19) == stream.num_seen(1, 19) > 1300
 
 
-def small_drive(data_root: Path) -> Options:
-    return Options(
+def small_drive(data_root: Path) -> RunSpec:
+    return RunSpec(
         method="nudge",
         scenario="driving",
         dataset="carla-crops",

@@ -18,12 +18,13 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.presets import SETTINGS, detector_settings_for
 from replayfleet.federation.simulator import cli
-from replayfleet.federation.simulator.job import Job, Options, identity_of, prepare
+from replayfleet.federation.simulator.job import Job, identity_of, prepare
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from replayfleet.federation.simulator.measures.detection_metrics import evaluate_detector
 from replayfleet.federation.simulator.records import ClientRecord, LateChange, RoundRecord, kept_accuracy
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.streams.datasets import BoxDataset, load_any_dataset
 from replayfleet.federation.streams.driving import pictures as driving_pictures
@@ -40,7 +41,7 @@ def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driving_pictures, "IMAGE_WIDTH", 64)
 
 
-def options(tmp_path: Path, **changes: Any) -> Options:
+def options(tmp_path: Path, **changes: Any) -> RunSpec:
     if not (tmp_path / "data").exists():
         write_driving(tmp_path / "data/carla", TOWNS)
     given: dict[str, Any] = {
@@ -54,7 +55,7 @@ def options(tmp_path: Path, **changes: Any) -> Options:
         "data_root": tmp_path / "data",
         "threads": 1,
     }
-    return Options(**{**given, **changes})
+    return RunSpec(**{**given, **changes})
 
 
 def run(job: Job) -> Result:
@@ -115,9 +116,9 @@ def test_a_town_that_shows_nothing_has_no_map():
 def test_an_interrupted_run_of_buffers_goes_on_and_ends_like_another(tmp_path: Path):
     whole = run(prepare(options(tmp_path, method="der-fedgp")))
     begun = options(tmp_path, method="der-fedgp", out=tmp_path / "again")
-    fields = {name: getattr(begun, name) for name in Options.__dataclass_fields__}
-    assert prepare(Options(**{**fields, "minutes": 0.0})).run(on_round=print, on_client=print) is None
-    rest = run(prepare(Options(**{**fields, "resume": True})))
+    fields = {name: getattr(begun, name) for name in RunSpec.__dataclass_fields__}
+    assert prepare(RunSpec(**{**fields, "minutes": 0.0})).run(on_round=print, on_client=print) is None
+    rest = run(prepare(RunSpec(**{**fields, "resume": True})))
     assert rest.summary == whole.summary
 
 

@@ -16,8 +16,9 @@ from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.presets import settings_for
 from replayfleet.federation.simulator.checkpoints import Checkpoints
-from replayfleet.federation.simulator.job import Options, identity_of, simulation_of, wanted_stream
+from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
@@ -81,7 +82,7 @@ def test_a_run_whose_parameters_are_absurd_goes_on_too(tmp_path: Path) -> None:
 
 def test_a_method_that_cant_train_in_step_trains_one_by_one_and_refuses_to_be_asked() -> None:
     def identity(**asked: Any) -> dict[str, Any]:
-        options = Options(
+        options = RunSpec(
             method="mfcl", scenario="circulating", dataset="fashion-mnist", preset="tiny", out=Path("out"), **asked
         )
         data = small_dataset(train_per_class=60, test_per_class=40)

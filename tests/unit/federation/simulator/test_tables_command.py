@@ -42,7 +42,7 @@ class Inline:
         said = io.StringIO()
         try:
             with contextlib.redirect_stdout(said):
-                cli.fleet_sim.main(run.arguments(), standalone_mode=False)
+                cli.run(run.spec, run.spec.command())
             self.code = 0
         except SystemExit as stopped:
             self.code = stopped.code
@@ -154,8 +154,8 @@ def test_more_threads_are_no_other_run(table: Table, tmp_path: Path):
 def test_runs_share_the_cores_and_leave_the_number_to_the_run_on_a_gpu(table: Table, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 9)
     arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE, "--dry-run"]
-    assert "--threads 1 --workers 4 " in table(*arguments, "--jobs", "2")[1]
-    assert "--threads 1 --workers 1 " in table(*arguments, "--jobs", "64")[1]
+    assert "--threads 1 --workers 4\n" in table(*arguments, "--jobs", "2")[1]
+    assert "--threads 1 --workers 1\n" in table(*arguments, "--jobs", "64")[1]
     assert "--workers" not in table(*arguments, "--torch-device", "meta")[1]
 
 
@@ -210,13 +210,13 @@ def test_a_gpu_is_asked_for_in_every_run_and_steps_together_of_methods_that_can(
 ):
     asked = choice(tmp_path, scenario="gradual", in_step=True)
     (run,) = Planner(asked).runs(paper_table("1"))
-    assert "--in-step" not in run.arguments(), "nudge can't"
+    assert "--in-step" not in run.spec.command(), "nudge can't"
     monkeypatch.setattr(METHODS["nudge"], "local_work", None, raising=False)
     (run,) = Planner(asked).runs(paper_table("1"))
-    assert "--in-step" in run.arguments()
-    assert "--torch-device" not in run.arguments()
+    assert "--in-step" in run.spec.command()
+    assert "--torch-device" not in run.spec.command()
     (run,) = Planner(choice(tmp_path, scenario="gradual", torch_device="meta", in_step=False)).runs(paper_table("1"))
-    words = run.arguments()
+    words = run.spec.command()
     assert words[words.index("--torch-device") + 1] == "meta"
     assert "--one-by-one" in words
 
@@ -434,7 +434,7 @@ def test_a_dry_run_of_a_table_of_costs_writes_nothing(table: Table, tmp_path: Pa
 
 _CHILD = """
 import sys
-sys.argv[0] = 'fleet-sim'
+sys.argv = ['fleet-sim', '_run']
 sys.path.insert(0, {tests!r})
 from replayfleet.federation.methods import METHODS
 from support.nudge_method import NudgeMethod
@@ -460,7 +460,12 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
     monkeypatch.setenv("REPLAYFLEET_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(METHODS, "nudge", NudgeMethod)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_MAIN", _CHILD.format(tests=tests, slow_from=2))
+
+    def slow_from(round_index: int) -> None:
+        command = (sys.executable, "-c", _CHILD.format(tests=tests, slow_from=round_index))
+        monkeypatch.setattr(running, "child_command", lambda *_, **__: command)
+
+    slow_from(2)
     folder = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0"
     (run,) = Planner(choice(tmp_path, scenario="gradual")).runs(paper_table("1"))
     process = running.launch_process(run)
@@ -478,8 +483,8 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
     path.write_text(json.dumps({**run, "num_threads": 3}))
     (begun,) = Planner(choice(tmp_path, scenario="gradual")).runs(paper_table("1"))
     assert begun.state is State.BEGUN
-    assert begun.options.threads == 3
-    monkeypatch.setattr(running, "_MAIN", _CHILD.format(tests=tests, slow_from=99))
+    assert begun.spec.threads == 3
+    slow_from(99)
     assert running.Runner([begun], 1, running.launch_process, show=lambda _line: None).run_all() == []
     log = (folder / running.LOG).read_text()
     assert log.count("round 0 ") == 1

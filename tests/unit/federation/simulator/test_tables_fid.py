@@ -37,7 +37,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Choice:
         data_root=folder / "data",
     )
     run = next(run for run in Planner(choice).runs(paper_table("10")) if run.row.method == "pfedgrp")
-    cli.fleet_sim.main(run.arguments(), standalone_mode=False)
+    cli.run(run.spec, run.spec.command())
     return choice
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.simulator.job import Options
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.tables.estimate import Work, duration, seconds_left
 from replayfleet.federation.simulator.tables.paper import Column, Row
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
@@ -23,7 +23,7 @@ def planned(folder: Path, *, method: str = "fedavg", rounds: int = 4) -> Planned
     return PlannedRun(
         row=Row(label=method, method=method),
         column=Column(scenario="gradual", dataset="mnist"),
-        options=Options(method=method, scenario="gradual", dataset="mnist", preset="tiny", out=folder),
+        spec=RunSpec(method=method, scenario="gradual", dataset="mnist", preset="tiny", out=folder),
         state=State.MISSING,
         num_rounds=rounds,
         num_clients=2,
@@ -147,9 +147,9 @@ def test_when_the_minutes_are_over_nothing_begins_and_what_was_not_finished_is_n
     runs = [planned(tmp_path / str(index), rounds=50) for index in range(4)]
 
     def launch(run: PlannedRun) -> FakeProcess:
-        asked.append(run.options.minutes)
+        asked.append(run.spec.minutes)
         process = world.launch(run)
-        process.stops = world.now + 60 * (run.options.minutes or 0)
+        process.stops = world.now + 60 * (run.spec.minutes or 0)
         return process
 
     asked: list[float | None] = []
@@ -189,8 +189,8 @@ _PARENT = """
 import sys, time, types
 from pathlib import Path
 from replayfleet.federation.simulator.tables import running
-running._MAIN = "import time; time.sleep(60)"
-run = types.SimpleNamespace(folder=Path(sys.argv[1]), arguments=list)
+running.child_command = lambda *_, **__: (sys.executable, "-c", "import time; time.sleep(60)")
+run = types.SimpleNamespace(folder=Path(sys.argv[1]), spec=types.SimpleNamespace(encode=bytes))
 print(running.launch_process(run).pid, flush=True)
 time.sleep(60)
 """

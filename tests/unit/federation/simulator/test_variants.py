@@ -9,7 +9,8 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.service.variants import VARIANTS, resolved
-from replayfleet.federation.simulator.job import Options, prepare, without_variant
+from replayfleet.federation.simulator.job import prepare, without_variant
+from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from
 from tests.support.image_sets import write_fashion_mnist
 
@@ -33,9 +34,9 @@ def test_no_variant_has_the_name_of_a_method() -> None:
     assert resolved("fedavg", "paper") == ("fedavg", {})
 
 
-def options(tmp_path: Path, method: str, *overrides: str) -> Options:
+def options(tmp_path: Path, method: str, *overrides: str) -> RunSpec:
     write_fashion_mnist(tmp_path / "data", train_per_class=6, test_per_class=4)
-    return Options(
+    return RunSpec(
         method=method,
         scenario="circulating",
         dataset="fashion-mnist",
