@@ -9,7 +9,6 @@ from typing import Any
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.fleet_spec import make_spec, task_kind
-from replayfleet.federation.service.presets import task_for
 from replayfleet.federation.service.settings import read_toml, settings_from
 from replayfleet.federation.service.variants import resolved
 from replayfleet.federation.wire.protocol.limits import check_id
@@ -28,8 +27,8 @@ class AggregatorSettings:
         min_clients: at its deadline a round closes with at least this many, else it is extended.
         deadline_s: seconds that a round stays open.
         fleet: fleet name, part of every topic.
-        method: a key of ``METHODS`` or of ``VARIANTS``.
-        dataset: names the task, a key of ``TASKS``.
+        method: a key of ``ALL_METHODS`` or of ``VARIANTS``.
+        dataset: names the task, of a data set whose classes are known without reading it.
         task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``; with ``kind = "detection"`` those of
             ``DetectionSpec``.
         settings: preset of the method's settings.
@@ -99,6 +98,8 @@ class AggregatorSettings:
             SettingsError: Unknown data set, or an unusable file.
         """
         if self.task is None:
+            from replayfleet.federation.streams.datasets import task_for
+
             return task_for(self.dataset)
         kind, fields = task_kind(read_toml(self.task))
         return settings_from(kind, fields, self.task.name)

@@ -27,8 +27,8 @@ from replayfleet.federation.methods.steps.wgan_gp import (
     new_sub_generator,
     train_sub_generator,
 )
-from replayfleet.federation.service.presets import task_for
 from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.streams.datasets import task_for
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 

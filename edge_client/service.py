@@ -35,7 +35,7 @@ from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.service.presets import STORES_DATA
+from replayfleet.federation.service.presets import stores_data
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, feedback_topic, parse_topic
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -144,7 +144,7 @@ class ClientService:
             "device": identity.device,
             "provider": identity.compute.providers[0],
             "method": client.method,
-            "stores_data": client.method in STORES_DATA,
+            "stores_data": stores_data(client.method),
             "phase": client.step.value,
             "round": client.round,
             "serving_version": client.serving_version,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from replayfleet.edge_client.cameras.held_up import held_up
-from replayfleet.edge_client.cameras.opening import CAMERAS
+from replayfleet.edge_client.cameras.opening import ALL_CAMERAS
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
 from replayfleet.edge_client.flow import Camera, PictureSource, Source, View
@@ -114,7 +114,7 @@ def source_opener(
             return Source(PictureSource((scene,), WholePicture(classified), own), samples)
 
         return open_folder
-    cameras = [CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
+    cameras = [ALL_CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
     if wanted.view == "crops" and not any(camera.class_names for camera in cameras):
         raise SettingsError("view is 'crops', but no camera here brings boxes; expected 'whole'")
     return lambda task: _camera_source(cameras, task, wanted)

@@ -10,7 +10,7 @@ from typing import Any
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.presets import STORES_DATA
+from replayfleet.federation.service.presets import stores_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def read_status(folder: Path) -> Status:
     return Status(
         fleet=spec.fleet,
         method=spec.method,
-        stores_data=spec.method in STORES_DATA,
+        stores_data=stores_data(spec.method),
         seed=spec.run_seed,
         round=record.index,
         phase=record.phase.value,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from replayfleet.edge_client.cameras.opening import CAMERAS
+from replayfleet.edge_client.cameras.opening import ALL_CAMERAS
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
 from replayfleet.federation.errors import SettingsError, nearest
 
@@ -96,7 +96,7 @@ class CameraUri:
 
     Attributes:
         name: within its client; stands in every prediction.
-        scheme: a key of ``edge_client.cameras.opening.CAMERAS``.
+        scheme: a key of ``edge_client.cameras.opening.ALL_CAMERAS``.
         settings: a settings object of that kind.
     """
 
@@ -148,10 +148,8 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
             f"source {uri!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
             "'folder:///path'"
         )
-    if scheme in CAMERAS:
-        return CameraUri(name, scheme, _camera_settings(scheme, uri, rest))
     if scheme not in _SCHEMES:
-        raise SettingsError(f"unknown source scheme {scheme!r}{nearest(scheme, [*_SCHEMES, *CAMERAS])}")
+        return CameraUri(name, scheme, _camera_settings(scheme, uri, rest))
     place, query = _place_and_query(uri)
     if not place:
         raise SettingsError(f"source {uri!r} names no {scheme}; expected '{scheme}://NAME'")
@@ -165,7 +163,7 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
 
     A network stream has a query of its own, so there the settings stand behind ``#``.
     """
-    kind = CAMERAS[scheme]
+    kind = ALL_CAMERAS.named(scheme, _SCHEMES)
     settings_type = kind.settings()
     if kind.place == "url":
         address, _, fragment = uri.partition("#")

@@ -1,12 +1,15 @@
 """One file per federated continual-learning method; ``METHODS`` lists them.
 
+``ALL_METHODS`` knows those of other packages too (``federation.extensions``), and is where a name is looked up.
 Pure: no sockets, clocks, threads or paths.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from replayfleet.federation.extensions import STORING_METHODS, Extended, added
 from replayfleet.federation.methods.affcl import AFFCL
 from replayfleet.federation.methods.agem import AGEM
 from replayfleet.federation.methods.centralized import Centralized
@@ -18,6 +21,7 @@ from replayfleet.federation.methods.fedem import FedEM
 from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.fedprox import FedProx
 from replayfleet.federation.methods.ideal import Ideal
+from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.methods.lander import Lander
 from replayfleet.federation.methods.mfcl import MFCL
 from replayfleet.federation.methods.pfedgraph import PFedGraph
@@ -45,4 +49,24 @@ METHODS: dict[str, type[Any]] = {
     "target": Target,
 }
 
-__all__ = ["METHODS"]
+
+def _fault(name: str, kind: Any) -> str:
+    """Return why something can't be the method of this name, or ""."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        return f"{kind!r} is no dataclass; expected a class as replayfleet.federation.methods.kit.records.Method says"
+    wanted = [each for each in (*vars(Method), *Method.__annotations__) if not each.startswith("_")]
+    missing = [each for each in wanted if not hasattr(kind, each)]
+    if missing:
+        return f"{kind.__name__} has no {', '.join(missing)}; inherit from TaskMethod, or write all of Method"
+    of_class: Any = kind
+    if of_class.name != name:
+        return f"the name in {kind.__name__} is {of_class.name!r}"
+    if of_class.stores_data != (name in added(STORING_METHODS)):
+        return f"stores_data is {of_class.stores_data}; the group {STORING_METHODS} has exactly those where it is True"
+    return ""
+
+
+ALL_METHODS: Extended[type[Any]] = Extended("replayfleet.methods", "method", METHODS, _fault)
+"""``METHODS``, and those of other packages, which are imported when they are used."""
+
+__all__ = ["ALL_METHODS", "METHODS"]

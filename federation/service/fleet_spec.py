@@ -95,17 +95,14 @@ def task_of(spec: FleetSpec) -> AnyTaskSpec:
 
 
 def method_class(name: str) -> type[Any]:
-    """Return a class of ``METHODS`` that a fleet can run.
+    """Return a class of ``ALL_METHODS`` that a fleet can run.
 
     Raises:
         SettingsError: No such method, or one whose predictions no device can serve; names what there is.
     """
-    from replayfleet.federation.methods import METHODS
+    from replayfleet.federation.methods import ALL_METHODS, METHODS
 
-    try:
-        kind = METHODS[name]
-    except KeyError:
-        raise SettingsError(f"unknown method {name!r}{nearest(name, METHODS)}") from None
+    kind = ALL_METHODS.named(name)
     if not kind.deployable:
         usable = ", ".join(sorted(key for key, other in METHODS.items() if other.deployable))
         raise SettingsError(

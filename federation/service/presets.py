@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.extensions import STORING_METHODS, added
 from replayfleet.federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -31,6 +32,12 @@ SETTINGS = ("paper", "small", "demo", "tiny")
 
 STORES_DATA = ("agem", "centralized", "der", "fedgp", "ideal")
 """Methods whose clients keep real samples, as their ``stores_data`` says: a device tells its operator without torch."""
+
+
+def stores_data(method: str) -> bool:
+    """Return whether a method's clients keep real samples, those of other packages included; imports none of them."""
+    return method in STORES_DATA or method in added(STORING_METHODS)
+
 
 Fields = Mapping[str, Any]
 
@@ -174,18 +181,6 @@ _PIXELS_BY_IMAGE_SIZE: dict[int, Fields] = {
     64: {"pixel_mean": -0.09, "pixel_std": 0.55},
 }
 """Mean and standard deviation of photographs in the scale [-1, 1], for any preset; the defaults are Fashion-MNIST's."""
-
-
-def task_for(dataset: str) -> TaskSpec:
-    """Return the task of a data set.
-
-    Raises:
-        SettingsError: No such data set; names the nearest.
-    """
-    try:
-        return TASKS[dataset]
-    except KeyError:
-        raise SettingsError(f"unknown data set {dataset!r}{nearest(dataset, TASKS)}") from None
 
 
 def settings_for_task(

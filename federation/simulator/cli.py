@@ -26,10 +26,10 @@ _PATIENCE_S = 1.0
 def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked:
         return
-    from replayfleet.federation.methods import METHODS
+    from replayfleet.federation.methods import ALL_METHODS
     from replayfleet.federation.service.variants import VARIANTS
 
-    for name in sorted(METHODS):
+    for name in sorted(ALL_METHODS):
         click.echo(name)
     for name, (method, settings) in sorted(VARIANTS.items()):
         click.echo(f"{name}  ({' '.join([method, *(f'--set {key}={text}' for key, text in settings.items())])})")

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.methods import METHODS
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.atomic import write_atomic
@@ -272,9 +272,7 @@ def _num_workers(spec: RunSpec, *, on_gpu: bool) -> int:
 
 
 def _method(name: str) -> type[Any]:
-    if name not in METHODS:
-        raise SettingsError(f"unknown method {name!r}{nearest(name, {*METHODS, *VARIANTS})}")
-    return METHODS[name]
+    return ALL_METHODS.named(name, VARIANTS)
 
 
 def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The data sets by name: where each is found, and what task it poses to a fleet.
 
-Needs no torch, so a device without it can read them too.
+Needs no torch, so a device without it can read them too. ``ALL_DATASETS`` knows those of other packages too
+(``federation.extensions``), and is where a name is looked up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.extensions import Extended
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
@@ -71,6 +73,7 @@ class DatasetKind:
         how_to_get: the end of the sentence "not found; ...".
         places: folders to look in after the operator's own.
         download: fetches the set into a folder, or None where that would need unpickling or a login.
+        task: what it poses to a fleet; None if ``TASKS`` says it, or the names of its folders are those of the classes.
     """
 
     image_sizes: tuple[int, ...]
@@ -78,6 +81,7 @@ class DatasetKind:
     how_to_get: str
     places: tuple[Path, ...] = ()
     download: Callable[[Path], None] | None = None
+    task: TaskSpec | None = None
 
 
 def load_dataset(
@@ -89,7 +93,7 @@ def load_dataset(
     put it. Pixels of image files are decoded later, when they are needed.
 
     Args:
-        name: a key of ``DATASETS``.
+        name: a key of ``ALL_DATASETS``.
         data_root: the operator's own folder of data sets (of ``folder``: the set itself).
         image_size: side in pixels; None is the set's own.
         download: fetch what wasn't found, where the set can be fetched.
@@ -97,9 +101,7 @@ def load_dataset(
     Raises:
         SettingsError: The set is unknown, absent (says how to get it), or damaged (says which file).
     """
-    if name not in DATASETS:
-        raise SettingsError(f"unknown data set {name!r}{nearest(name, DATASETS)}")
-    kind = DATASETS[name]
+    kind = ALL_DATASETS.named(name)
     size = image_size or kind.image_sizes[0]
     if size not in kind.image_sizes:
         sizes = " or ".join(str(side) for side in kind.image_sizes)
@@ -116,7 +118,7 @@ def load_dataset(
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
-    return Dataset(name, *found, _task(name, size, found[0].class_names))
+    return Dataset(name, *found, _task(name, kind, size, found[0].class_names))
 
 
 def load_any_dataset(
@@ -145,14 +147,27 @@ def has_boxes(name: str) -> bool:
     Raises:
         SettingsError: No such data set; names the nearest.
     """
-    if name not in BOX_DATASETS and name not in DATASETS:
-        raise SettingsError(f"unknown data set {name!r}{nearest(name, (*DATASETS, *BOX_DATASETS))}")
+    if name not in BOX_DATASETS and name not in ALL_DATASETS:
+        raise SettingsError(f"unknown data set {name!r}{nearest(name, (*ALL_DATASETS, *BOX_DATASETS))}")
     return name in BOX_DATASETS
 
 
 def default_image_size(name: str) -> int:
     """Return the side in pixels that a labelled image set has unless the operator asks for another; 0 of boxes."""
-    return 0 if has_boxes(name) else DATASETS[name].image_sizes[0]
+    return 0 if has_boxes(name) else ALL_DATASETS[name].image_sizes[0]
+
+
+def task_for(name: str) -> TaskSpec:
+    """Return the task that a data set poses, without reading the set.
+
+    Raises:
+        SettingsError: No such data set, or one whose folders name its classes; names the nearest that will do.
+    """
+    task = TASKS.get(name) or (ALL_DATASETS[name].task if name in ALL_DATASETS else None)
+    if task is None:
+        usable = {*TASKS, *ALL_DATASETS} - (DATASETS.keys() - TASKS.keys())
+        raise SettingsError(f"unknown data set {name!r}{nearest(name, usable)}")
+    return task
 
 
 def _not_found(name: str, places: Sequence[Path], how_to_get: str) -> SettingsError:
@@ -160,9 +175,13 @@ def _not_found(name: str, places: Sequence[Path], how_to_get: str) -> SettingsEr
     return SettingsError(f"data set {name} not found (looked in {looked}); {how_to_get}")
 
 
-def _task(name: str, size: int, class_names: tuple[str, ...]) -> TaskSpec:
+def _task(name: str, kind: DatasetKind, size: int, class_names: tuple[str, ...]) -> TaskSpec:
     if name in TASKS:
         return TASKS[name]
+    if kind.task is not None:
+        if class_names != kind.task.class_names:
+            raise SettingsError(f"data set {name} has classes {class_names}, its task {kind.task.class_names}")
+        return kind.task
     stem, width = _FOLDER_MODELS[size]
     return TaskSpec(3, size, class_names, stem, width)
 
@@ -284,3 +303,16 @@ DATASETS: dict[str, DatasetKind] = {
         how_to_get=f"{_NAME_A_FOLDER} {{train,test}}/<class>/*.png (or *.jpg), or <class>/*.png to be split",
     ),
 }
+
+
+def _fault(_name: str, kind: object) -> str:
+    """Return why something can't be a data set, or ""."""
+    if not isinstance(kind, DatasetKind):
+        return f"{kind!r} is no DatasetKind (replayfleet.federation.streams.datasets)"
+    if kind.task is not None and kind.image_sizes != (kind.task.image_size,):
+        return f"image_sizes is {kind.image_sizes}, its task has images of {kind.task.image_size} pixels"
+    return ""
+
+
+ALL_DATASETS: Extended[DatasetKind] = Extended("replayfleet.datasets", "data set", DATASETS, _fault)
+"""``DATASETS``, and those of other packages, which are imported when they are used."""

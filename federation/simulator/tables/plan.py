@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
@@ -148,15 +148,15 @@ class Planner:
 
     def _check_types(self, names: Iterable[str]) -> None:
         """Raise SettingsError if a value of ``--set`` isn't of the type of a method's setting."""
-        for method in {VARIANTS.get(name, (name, {}))[0] for name in names} & METHODS.keys():
-            check_types(METHODS[method], self._overrides)
+        for method in {VARIANTS.get(name, (name, {}))[0] for name in names} & ALL_METHODS.keys():
+            check_types(ALL_METHODS[method], self._overrides)
 
     def rows(self, table: PaperTable) -> list[Row]:
         """Return the chosen rows; a method that the table lacks becomes a row without published numbers."""
         wanted = self._choice.methods
         if not wanted:
             return list(table.rows)
-        known = {*METHODS, *VARIANTS}
+        known = {*ALL_METHODS, *VARIANTS}
         for name in wanted:
             if name not in known and all(name != row.method for row in table.rows):
                 raise SettingsError(f"unknown method {name!r}{nearest(name, known)}")
@@ -259,7 +259,7 @@ class Planner:
             overrides=tuple(f"{key}={text}" for key, text in overrides.items()),
             workers=choice.workers,
             torch_device=choice.torch_device,
-            in_step=choice.in_step if can_train_in_step(METHODS.get(method)) else None,
+            in_step=choice.in_step if can_train_in_step(ALL_METHODS.get(method)) else None,
         )
 
     def _dataset(self, name: str) -> AnyDataset:
@@ -291,13 +291,13 @@ def _device_problem(device_name: str) -> str:
 
 def _require_built(name: str) -> None:
     method, _ = VARIANTS.get(name, (name, {}))
-    if method not in METHODS:
+    if method not in ALL_METHODS:
         raise SettingsError(f"{name} is not built" if name == method else f"{name} needs {method}, which is not built")
 
 
 def _known_settings(method: str) -> list[str]:
     stream = [field.name for field in dataclasses.fields(StreamSize)]
-    return [*stream, *(method_fields(METHODS[method]) if method in METHODS else [])]
+    return [*stream, *(method_fields(ALL_METHODS[method]) if method in ALL_METHODS else [])]
 
 
 class _Known(msgspec.Struct, frozen=True):

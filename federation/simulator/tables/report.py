@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
@@ -181,7 +181,8 @@ class Report:
         changed: dict[str, dict[str, list[str]]] = {}
         for cell in self.cells:
             for result in cell.results.values():
-                defaults = default_settings(METHODS[result.run["method"]]) if result.run["method"] in METHODS else {}
+                method = result.run["method"]
+                defaults = default_settings(ALL_METHODS[method]) if method in ALL_METHODS else {}
                 later = {key: value for key, value in LATER_SETTINGS.items() if key in defaults}
                 settings = {**later, **result.run["settings"]}
                 differing = [f"`{key}={value}`" for key, value in settings.items() if value != defaults.get(key, value)]

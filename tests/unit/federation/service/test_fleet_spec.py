@@ -6,9 +6,10 @@ import pytest
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet_spec import make_spec, method_of, task_of
-from replayfleet.federation.service.presets import SETTINGS, TASKS, detector_settings_for, settings_for, task_for
+from replayfleet.federation.service.presets import SETTINGS, TASKS, detector_settings_for, settings_for
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.settings import method_from
+from replayfleet.federation.streams.datasets import task_for
 from replayfleet.models.specs import DetectionSpec
 
 FASHION = TASKS["fashion-mnist"]

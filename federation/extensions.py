@@ -1,0 +1,115 @@
+"""What other installed packages add to this one through entry points: methods, data sets, sources.
+
+A package of its own names what it adds in its ``pyproject.toml``::
+
+    [project.entry-points."replayfleet.methods"]
+    trimmed_mean = "yardfleet.trimmed_mean:TrimmedMean"
+
+Names are known without importing the package, so that a list or a mistake costs nothing; the package is imported when
+its name is used. What it does wrong is told in one line that names it, and stops nobody who doesn't use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from replayfleet.federation.errors import SettingsError, nearest
+
+STORING_METHODS = "replayfleet.storing_methods"
+"""Group of those methods, listed in ``replayfleet.methods`` too, whose clients keep real samples: a device says so to
+its operator without importing torch."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Extended(Mapping[str, T]):
+    """Our own things by name, and those of other packages behind them.
+
+    Attributes:
+        group: of the entry points.
+        what: they are, for messages.
+        built_in: ours; their names can't be taken.
+        check: returns what is wrong with a name and what its package has for it, or "".
+    """
+
+    group: str
+    what: str
+    built_in: Mapping[str, T]
+    check: Callable[[str, Any], str]
+
+    def __getitem__(self, name: str) -> T:
+        """Return what has this name; imports its package.
+
+        Raises:
+            KeyError: Nothing has.
+            SettingsError: Its package can't be imported, isn't the only one, or has something else there.
+        """
+        if name in self.built_in:
+            return self.built_in[name]
+        points = added(self.group)[name]
+        owners = " and ".join(sorted(_package(point) for point in points))
+        if len(points) > 1:
+            raise SettingsError(f"{self.what} {name!r} is added by {owners}; uninstall all but one of them")
+        try:
+            found = points[0].load()
+        except Exception as error:  # it is not our code, and may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise SettingsError(f"{self.what} {name!r} of {owners} can't be imported ({reason})") from error
+        problem = self.check(name, found)
+        if problem:
+            raise SettingsError(f"{self.what} {name!r} of {owners} can't be used: {problem}")
+        return found  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.built_in
+        for name, points in added(self.group).items():
+            if name not in self.built_in:
+                yield name
+            else:
+                _warn(f"{self.what} {name!r} of {_package(points[0])} is left out: replayfleet has one of this name")
+
+    def __len__(self) -> int:
+        return len({*self.built_in, *added(self.group)})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in or name in added(self.group)
+
+    def named(self, name: str, others: Iterable[str] = ()) -> T:
+        """Return what has this name.
+
+        Args:
+            name: what an operator wrote.
+            others: names that the operator may have meant too.
+
+        Raises:
+            SettingsError: Nothing has it (names the nearest), or its package can't be used.
+        """
+        if name not in self:
+            raise SettingsError(f"unknown {self.what} {name!r}{nearest(name, {*self, *others})}")
+        return self[name]
+
+
+@functools.cache
+def added(group: str) -> dict[str, list[importlib.metadata.EntryPoint]]:
+    """Return the entry points of a group by name; nothing is imported."""
+    points: dict[str, list[importlib.metadata.EntryPoint]] = {}
+    for point in sorted(importlib.metadata.entry_points(group=group), key=_package):
+        points.setdefault(point.name, []).append(point)
+    return dict(sorted(points.items()))
+
+
+@functools.cache
+def _warn(line: str) -> None:
+    """Say it once a process."""
+    _log.warning("%s", line)
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value

@@ -1,0 +1,197 @@
+"""What other packages add is found by name, imported when it is used, and can't harm who doesn't use it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
+from replayfleet.federation import extensions
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.extensions import STORING_METHODS, Extended
+from replayfleet.federation.methods import ALL_METHODS, METHODS
+from replayfleet.federation.service.presets import stores_data
+from replayfleet.federation.streams.datasets import ALL_DATASETS, task_for
+
+GROUP = "replayfleet.tests"
+Install = Callable[..., None]
+
+METHOD = """
+import dataclasses
+from typing import ClassVar
+from replayfleet.federation.methods.fedavg import FedAvg
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Yard(FedAvg):
+    name: ClassVar[str] = "yard"
+    stores_data: ClassVar[bool] = {stores}
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Lay out an installed package with entry points, as pip does."""
+    before = set(sys.modules)
+
+    def add(package: str, code: str = "", version: str = "1.0", **groups: dict[str, str]) -> None:
+        root = tmp_path / package
+        information = root / f"{package}-{version}.dist-info"
+        information.mkdir(parents=True)
+        (root / f"{package}.py").write_text(code)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        lines = []
+        for group, entries in groups.items():
+            lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+        (information / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(root)
+        extensions.added.cache_clear()
+        extensions._warn.cache_clear()
+
+    yield add
+    extensions.added.cache_clear()
+    for name in set(sys.modules) - before:
+        if (tmp_path / name).is_dir():
+            del sys.modules[name]
+
+
+def of_tests(**built_in: int) -> Extended[int]:
+    return Extended(
+        GROUP, "number", built_in, lambda _, found: "" if isinstance(found, int) else f"{found!r} is no int"
+    )
+
+
+def test_a_name_is_known_without_its_package_and_imported_when_it_is_used(install: Install) -> None:
+    install("yard", "three = 3", **{GROUP: {"three": "yard:three"}})
+    numbers = of_tests(one=1)
+    assert list(numbers) == ["one", "three"]
+    assert len(numbers) == 2
+    assert "three" in numbers
+    assert "yard" not in sys.modules
+    assert numbers["three"] == 3
+    assert numbers.named("one") == 1
+
+
+def test_an_unknown_name_is_told_the_nearest_of_ours_and_theirs(install: Install) -> None:
+    install("yard", "three = 3", **{GROUP: {"three": "yard:three"}})
+    with pytest.raises(SettingsError, match=r"unknown number 'thre'; did you mean 'three'\?"):
+        of_tests(one=1).named("thre")
+    with pytest.raises(SettingsError, match="did you mean 'variant'"):
+        of_tests(one=1).named("varian", ["variant"])
+
+
+def test_ours_is_never_replaced_and_the_package_that_tries_is_told_of(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("yard", "raise SystemExit", **{GROUP: {"one": "yard:one"}})
+    numbers = of_tests(one=1)
+    with caplog.at_level(logging.WARNING):
+        assert list(numbers) == ["one"]
+        assert list(numbers) == ["one"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "number 'one' of yard 1.0 is left out: replayfleet has one of this name"
+    ]
+    assert numbers["one"] == 1
+    assert len(numbers) == 1
+
+
+def test_a_name_that_two_packages_add_is_nobody_s(install: Install) -> None:
+    install("yard", "three = 3", **{GROUP: {"three": "yard:three", "four": "yard:three"}})
+    install("barn", "three = 33", **{GROUP: {"three": "barn:three"}})
+    numbers = of_tests()
+    with pytest.raises(SettingsError, match=r"'three' is added by barn 1\.0 and yard 1\.0; uninstall all but one"):
+        _ = numbers["three"]
+    assert numbers["four"] == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import absent_library", r"can't be imported \(ModuleNotFoundError: No module named 'absent_library'\)"),
+        ("1 / 0", r"can't be imported \(ZeroDivisionError: division by zero\)"),
+        ("", r"can't be imported \(AttributeError: "),
+        ("three = 'drei'", "can't be used: 'drei' is no int"),
+    ],
+)
+def test_a_broken_package_is_one_error_for_who_uses_it_and_nothing_for_others(
+    install: Install, code: str, problem: str
+) -> None:
+    install("yard", code, **{GROUP: {"three": "yard:three"}})
+    install("barn", "four = 4", **{GROUP: {"four": "barn:four"}})
+    numbers = of_tests(one=1)
+    with pytest.raises(SettingsError, match=f"number 'three' of yard 1.0 {problem}"):
+        numbers.named("three")
+    assert [numbers["one"], numbers["four"]] == [1, 4]
+    assert list(numbers) == ["one", "four", "three"]
+
+
+def test_a_method_that_keeps_samples_is_known_as_one_without_being_imported(install: Install) -> None:
+    groups = {"replayfleet.methods": {"yard": "yard:Yard"}}
+    install("yard", METHOD.format(stores=True), **groups, **{STORING_METHODS: {"yard": "yard:Yard"}})
+    assert stores_data("yard")
+    assert stores_data("der")
+    assert not stores_data("fedavg")
+    assert "yard" not in sys.modules
+    assert ALL_METHODS["yard"].stores_data
+    assert "yard" not in METHODS
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_method_can_t_hide_that_it_keeps_samples(install: Install, stores: bool) -> None:
+    listed = {} if stores else {STORING_METHODS: {"yard": "yard:Yard"}}
+    install("yard", METHOD.format(stores=stores), **{"replayfleet.methods": {"yard": "yard:Yard"}}, **listed)
+    with pytest.raises(SettingsError, match=rf"stores_data is {stores}; the group {STORING_METHODS} has exactly those"):
+        _ = ALL_METHODS["yard"]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (METHOD.format(stores=False).replace('"yard"', '"other"'), "the name in Yard is 'other'"),
+        ("class Yard:\n    name = 'yard'", "is no dataclass"),
+        ("import dataclasses\n@dataclasses.dataclass\nclass Yard:\n    name = 'yard'", "Yard has no initial_states, "),
+    ],
+)
+def test_what_is_no_method_is_refused_before_it_is_built(install: Install, code: str, problem: str) -> None:
+    install("yard", code, **{"replayfleet.methods": {"yard": "yard:Yard"}})
+    with pytest.raises(SettingsError, match=problem):
+        _ = ALL_METHODS["yard"]
+
+
+def test_a_data_set_brings_its_task_and_a_source_its_settings(install: Install) -> None:
+    code = """
+import dataclasses
+from replayfleet.edge_client.cameras.opening import CameraKind
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.models.specs import TaskSpec
+
+YARD = DatasetKind((28,), lambda folder, size: None, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
+SMALL = dataclasses.replace(YARD, image_sizes=(32,))
+GATE = CameraKind("yard", "Settings", "Camera", "path")
+WATCHED = dataclasses.replace(GATE, supervised=True)
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    path: str
+    rate: float = 2.0
+"""
+    install(
+        "yard",
+        code,
+        **{
+            "replayfleet.datasets": {"yard": "yard:YARD", "small": "yard:SMALL"},
+            "replayfleet.sources": {"gate": "yard:GATE", "watched": "yard:WATCHED", "Gate_2": "yard:GATE"},
+        },
+    )
+    assert task_for("yard").class_names == ("gate", "cart")
+    with pytest.raises(SettingsError, match=r"image_sizes is \(32,\), its task has images of 28 pixels"):
+        _ = ALL_DATASETS["small"]
+    parsed = parse_source("gate:///left?rate=5")
+    assert isinstance(parsed, CameraUri)
+    assert parsed.settings.rate == 5.0
+    for scheme, problem in (("watched", "can be supervised"), ("Gate_2", "small letters"), ("gat", "mean 'gate'")):
+        with pytest.raises(SettingsError, match=problem):
+            parse_source(f"{scheme}:///left")
