@@ -74,6 +74,7 @@ class AggregatorService:
         self._num_connections = (0, 0)
         self._store = AggregatorStore(folder)
         self._is_new = take_up(self._store, fleet.spec)
+        self._store.set_num_rounds(fleet.rules.num_rounds)
         self._jobs = jobs(self._inbox.put)
         blobs = DiskBlobStore(folder / "blobs")
         graphs = graphs_of(self._store, blobs, fleet.exporter)

@@ -8,7 +8,8 @@ from typing import Any
 
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.fleet_spec import make_spec, task_kind
+from replayfleet.federation.service.fleet_spec import make_spec
+from replayfleet.federation.service.fleet_task import task_kind
 from replayfleet.federation.service.settings import read_toml, settings_from
 from replayfleet.federation.service.variants import resolved
 from replayfleet.federation.wire.protocol.limits import check_id

@@ -111,6 +111,15 @@ class AggregatorStore:
         with self._transaction():
             self._set_fact("graphs", graphs)
 
+    def num_rounds(self) -> int | None:
+        """After how many rounds the run is finished, as the last start of the aggregator had it; None for never."""
+        return self._fact("num_rounds", int)
+
+    def set_num_rounds(self, num_rounds: int | None) -> None:
+        """Remember when the run is finished, for those who look at it while no aggregator runs."""
+        with self._transaction():
+            self._set_fact("num_rounds", num_rounds)
+
     def state(self) -> StoredArtefacts | None:
         """The method's state after the last committed round; None before the first."""
         return self._fact("state", StoredArtefacts)
@@ -259,7 +268,7 @@ class AggregatorStore:
 
     def _fact(self, name: str, kind: type[_T]) -> _T | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else msgspec.msgpack.decode(row[0], type=kind)
+        return None if row is None else msgspec.msgpack.decode(row[0], type=kind | None)
 
     def _set_fact(self, name: str, value: object) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, msgspec.msgpack.encode(value)))

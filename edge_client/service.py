@@ -21,7 +21,7 @@ from replayfleet.edge_client.jobs import JobThread
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
 from replayfleet.edge_client.learning.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from replayfleet.edge_client.learning.training.brake import TrainingBrake
-from replayfleet.edge_client.learning.training.trainer import BLOBS
+from replayfleet.edge_client.learning.training.job import BLOBS
 from replayfleet.edge_client.operator.display.drawing import Legend
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
@@ -176,7 +176,7 @@ class ClientService:
         return {**self._frames.turns, "mqtt control": self._control.turns, "mqtt data": self._data.turns}
 
     def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
-        """Serve until the run is finished (True) or ``stop`` is set (False).
+        """Serve until the run is finished or ``stop`` is set; returns whether it is finished.
 
         Args:
             stop: set by a signal handler.
@@ -196,8 +196,8 @@ class ClientService:
                 self._report(manager)
                 last_state = self._tell_state(last_state)
                 if self.client.finished and not stay:
-                    return True
-            return False
+                    break
+            return self.client.finished
         finally:
             manager.stopping()
             self.stop()

@@ -12,8 +12,7 @@ from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
-from replayfleet.edge_client.learning.training.job import SamplerName
-from replayfleet.edge_client.learning.training.trainer import IDLE, JSON_LOGS
+from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS, SamplerName
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
@@ -36,7 +35,7 @@ log = EventLogger(__name__)
 
 
 def start(settings: ClientSettings) -> bool:
-    """Serve until the run is finished (True) or a signal comes (False).
+    """Serve until the run is finished or a signal comes; returns whether it is finished.
 
     Raises:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.

@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from replayfleet.devices.budget import Speed
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import Reason
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
@@ -262,7 +262,7 @@ class StateStore:
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
         data = _encoder.encode(record)
-        write_atomic(self._folder / name, hashlib.sha256(data).digest() + data)
+        write_atomic(self._folder / name, hashlib.sha256(data).digest() + data, private=True)
 
     def _read(self, name: str, kind: type[R]) -> R | None:
         path = self._folder / name

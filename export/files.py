@@ -1,10 +1,7 @@
-"""Files that an export reads and writes: all or nothing, and errors that name the file."""
+"""Files that an export reads: errors name the file."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,31 +11,6 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import SettingsError
 
 MAX_FILE_BYTES = 2**30
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, durably, or leave what was there; makes the folder.
-
-    (``federation.service`` has its own: services and export don't import each other.)
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read_file(path: Path) -> bytes:

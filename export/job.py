@@ -14,7 +14,6 @@ import torch
 from safetensors.numpy import save as format_safetensors
 
 from replayfleet.export.calibration import Rounding, SampleSet, gather_samples
-from replayfleet.export.files import write_atomic
 from replayfleet.export.fold import fold
 from replayfleet.export.formats import FORMATS, Format
 from replayfleet.export.gate import Verdict, check_gate, compare_answers, compare_on_labels
@@ -28,6 +27,7 @@ from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.sampler_graph import Convert
 from replayfleet.export.subject import Architecture, Subject, build_subject
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 
 
@@ -119,6 +119,7 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
         name = request.format.name
         latency = median_latencies_s({"eager": lambda: subject.eager(x), name: lambda: candidate.run(x)})
     for path, data in candidate.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
     written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in candidate.files.items())
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.presets import stores_data
@@ -46,7 +47,9 @@ class Status:
         storing = ", clients keep real samples" if self.stores_data else ""
         lines = [
             f"fleet {self.fleet}: {self.method}, seed {self.seed}{storing}",
-            f"round {self.round}: {self.phase}, uploads: {uploads}",
+            f"{self.phase} after {self.round} rounds"
+            if self.phase == Phase.FINISHED.value
+            else f"round {self.round}: {self.phase}, uploads: {uploads}",
         ]
         for client in self.clients:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
@@ -69,7 +72,8 @@ def read_status(folder: Path) -> Status:
         spec = store.spec()
         if spec is None:
             raise SettingsError(f"data dir {folder}: its run has not begun yet")
-        record = store.round()
+        record, num_rounds = store.round(), store.num_rounds()
+        finished = num_rounds is not None and record.index >= num_rounds
         clients = []
         for client_id in store.clients():
             manifest = store.download(client_id)
@@ -84,7 +88,7 @@ def read_status(folder: Path) -> Status:
         stores_data=stores_data(spec.method),
         seed=spec.run_seed,
         round=record.index,
-        phase=record.phase.value,
+        phase=(Phase.FINISHED if finished else record.phase).value,
         uploads=record.accepted,
         clients=tuple(clients),
         last_event=newest[0] if newest else {},

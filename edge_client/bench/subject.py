@@ -104,9 +104,9 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     Raises:
         SettingsError: No model was ever served there.
     """
-    from replayfleet.edge_client.learning.training.trainer import BLOBS
+    from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
-    from replayfleet.federation.service.fleet_spec import task_of
+    from replayfleet.federation.service.fleet_task import task_of
     from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
     if not (data_dir / BLOBS).is_dir():

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from replayfleet.edge_client.cameras.uri import FolderUri
 from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.frames.views.pixels import fitted, to_pixels
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import TaskSpec
 
@@ -89,7 +89,7 @@ class FolderSamples:
             names = [name for name in self._files() if name not in self._used][: self._uri.per_round]
             if not names:
                 return None
-            write_atomic(entry, json.dumps(names).encode())
+            write_atomic(entry, json.dumps(names).encode(), private=True)
             self._used.update(names)
         samples = self._load(names)
         if samples is not None:

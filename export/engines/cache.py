@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from replayfleet.export.files import write_atomic
 from replayfleet.export.running.provider_options import BatchProfile
+from replayfleet.federation.atomic import sync_folder, write_atomic
 
 DEFAULT_MAX_BYTES = 1 << 30
 """Of all entries together: a hundred engines of our networks."""
@@ -138,7 +138,7 @@ class EngineCache:
         if entry.exists():
             self._delete(entry)
         new.rename(entry)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         self._keep_timing(place)
         self._make_room(entry)
         return entry / "engine"
@@ -181,6 +181,7 @@ class EngineCache:
     def _keep_timing(self, place: Workplace) -> None:
         """Take the build's timing cache over, each file whole; without it builds take longer, nothing else."""
         with contextlib.suppress(OSError):
+            self._timing.mkdir(parents=True, exist_ok=True)
             for path in _files(place.timing):
                 write_atomic(self._timing / path.name, path.read_bytes())
 
@@ -231,15 +232,7 @@ def _used_at(entry: Path) -> float:
 def _sync(folder: Path) -> None:
     """Make a new folder durable with all that it holds."""
     for path in [*_files(folder), *(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        _sync_folder(path)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(path)
 
 
 def _remove(path: Path) -> None:

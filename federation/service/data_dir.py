@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.atomic import write_atomic
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
@@ -65,7 +65,7 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
     try:
         _lock(handle, path)
         if not read_owner(path, claimed):
-            write_atomic(path / _MARKER, json.dumps(claimed, indent=1).encode() + b"\n")
+            write_atomic(path / _MARKER, json.dumps(claimed, indent=1).encode() + b"\n", private=True)
     except BaseException as error:
         os.close(handle)
         if isinstance(error, OSError):

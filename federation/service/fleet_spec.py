@@ -1,7 +1,4 @@
-"""From names and numbers to a method, on both ends alike: the fleet's spec is all that travels.
-
-Building a method imports torch; nothing else here does.
-"""
+"""From names and numbers to a method, on both ends alike: the fleet's spec is all that travels. Needs torch."""
 
 from __future__ import annotations
 
@@ -13,16 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.fleet_task import task_fields, task_of
 from replayfleet.federation.service.presets import settings_for_task
 from replayfleet.federation.wire.protocol.messages import FleetSpec
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import AnyTaskSpec
 
 if TYPE_CHECKING:
     from replayfleet.federation.methods.kit.records import Method
-
-
-TASK_KINDS: Mapping[str, type[AnyTaskSpec]] = {"classification": TaskSpec, "detection": DetectionSpec}
-"""What ``kind`` among a task's fields may be; without one a task is a classification."""
 
 
 def make_spec(
@@ -60,38 +54,6 @@ def method_of(spec: FleetSpec) -> Method:
     """
     kind = method_class(spec.method)
     return _build(kind, task_of(spec), _converted(kind, spec.settings, strict=True))
-
-
-def task_fields(task: AnyTaskSpec) -> dict[str, Any]:
-    """Return a task's fields as they travel; those of a detection say so under ``kind``."""
-    fields = cast("dict[str, Any]", msgspec.to_builtins(task))
-    return {"kind": "detection", **fields} if isinstance(task, DetectionSpec) else fields
-
-
-def task_kind(fields: Mapping[str, Any]) -> tuple[type[AnyTaskSpec], dict[str, Any]]:
-    """Return (the class of a task's spec, its fields) from a task's fields, ``kind`` among them or not.
-
-    Raises:
-        SettingsError: Unknown kind; names the nearest.
-    """
-    rest = dict(fields)
-    name = rest.pop("kind", "classification")
-    if not isinstance(name, str) or name not in TASK_KINDS:
-        raise SettingsError(f"unknown kind of task {name!r}{nearest(str(name), TASK_KINDS)}")
-    return TASK_KINDS[name], rest
-
-
-def task_of(spec: FleetSpec) -> AnyTaskSpec:
-    """Return the task that a spec describes.
-
-    Raises:
-        SettingsError: Its fields are not those of a task.
-    """
-    kind, fields = task_kind(spec.task)
-    try:
-        return msgspec.convert(fields, type=kind)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"the fleet's task is not usable: {str(error).replace('`', '')}") from error
 
 
 def method_class(name: str) -> type[Any]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.simulator.parts import forget_parts
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.wire.protocol.tensors import digest

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.charts import accuracy_chart

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.atomic import write_atomic
 
 _PARTS = "parts.json"
 

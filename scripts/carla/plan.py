@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from replayfleet.federation.service.atomic import write_atomic
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.streams.anchors import fit_anchors
 from replayfleet.models.specs import DetectionSpec
 from replayfleet.scripts.carla.roads import HOLD_OUT, Drive, Roads

@@ -22,9 +22,9 @@ from replayfleet.edge_client.serving.loading import load_model
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import Model
 from replayfleet.edge_client.state_store import HeldDownload, StateStore
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.service.atomic import write_atomic
-from replayfleet.federation.service.fleet_spec import task_of
+from replayfleet.federation.service.fleet_task import task_of
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import DetectionSpec, TaskSpec

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.atomic import write_atomic
 
 
 def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[str]) -> None:

@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 import torch
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.simulator.measures.detection_evaluation import evaluate_boxes
 from replayfleet.federation.simulator.measures.detection_metrics import DetectionQuality
 from replayfleet.federation.simulator.round_data import round_data

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart
 from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
 from replayfleet.federation.simulator.result import Result

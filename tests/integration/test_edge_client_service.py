@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,30 @@ def test_a_restarted_aggregator_gets_the_upload_that_it_did_not_acknowledge(worl
     fleet.aggregator = fleet.start_aggregator()
     fleet.until(lambda: all(each.client.finished for each in fleet.clients.values()))
     assert len(events(fleet, "upload accepted")) == 2
+
+
+def test_a_client_that_stays_after_the_run_says_that_it_is_finished(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = world("fedavg")
+    for number, name in enumerate(("cam-0", "cam-1")):
+        fleet.start_client(name, number, spawn=TrainerThread)
+    stays, stop = fleet.clients["cam-0"], threading.Event()
+    monkeypatch.setattr(stays, "start", lambda: None)  # it runs already, pumped by the test
+    fleet.until(lambda: all(client.client.finished for client in fleet.clients.values()))
+    ends = threading.Timer(0.3, stop.set)
+    ends.start()
+    assert stays.run(stop, stay=True)
+    assert stop.is_set()  # it did stay
+
+
+def test_a_client_that_is_stopped_early_says_that_the_run_is_not_finished(world: Any) -> None:
+    fleet, stop = world("fedavg"), threading.Event()
+    fleet.start_client("cam-0", 0, spawn=TrainerThread)
+    client = fleet.clients["cam-0"]
+    client.start = lambda: None
+    stop.set()
+    assert not client.run(stop)
 
 
 def test_a_client_without_data_stays_and_serves_while_the_others_learn(world: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from replayfleet.edge_client.flow import Samples
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
 from replayfleet.edge_client.learning.training.job import (
+    BLOBS,
     RoundFile,
     TrainDone,
     TrainerReady,
@@ -24,7 +25,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainJob,
     read_round_data,
 )
-from replayfleet.edge_client.learning.training.trainer import BLOBS, run_job
+from replayfleet.edge_client.learning.training.trainer import run_job
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS

@@ -27,6 +27,13 @@ GRAPH_PREFIX = "graph/"
 
 SUB_GENERATOR_GRAPH = "graph/sub-generator"
 
+JSON_LOGS = "--json-logs"
+IDLE = "--idle"
+"""Argument of the process: take only what nobody else wants, as on a device, which has nothing else to do."""
+
+BLOBS = "blobs"
+"""The blob store's folder in a client's data dir."""
+
 
 class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     """Train one round.

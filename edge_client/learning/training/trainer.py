@@ -22,6 +22,9 @@ from replayfleet.edge_client.learning.training.guard import (
     yield_to_serving,
 )
 from replayfleet.edge_client.learning.training.job import (
+    BLOBS,
+    IDLE,
+    JSON_LOGS,
     SUB_GENERATOR_GRAPH,
     FromTrainer,
     TrainDone,
@@ -43,14 +46,6 @@ from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
-
-JSON_LOGS = "--json-logs"
-
-IDLE = "--idle"
-"""Argument of the process: take only what nobody else wants, as on a device, which has nothing else to do."""
-
-BLOBS = "blobs"
-"""The blob store's folder in a client's data dir."""
 
 
 def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone:

@@ -217,7 +217,7 @@ def _cost_table(number: str, out: Path | None, *, dry_run: bool) -> int:
     text = cost_report(number, out)
     click.echo(text, nl=False)
     if out is not None and not dry_run:
-        from replayfleet.federation.service.atomic import write_atomic
+        from replayfleet.federation.atomic import write_atomic
 
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / f"table-{number}.md", text.encode())

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.methods import ALL_METHODS
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
 from replayfleet.federation.simulator.parts import Part

@@ -11,7 +11,7 @@ from support.tiny_fleet import tiny_spec
 
 from replayfleet.aggregator.cli import main
 from replayfleet.aggregator.operator.status import read_status
-from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.service.data_dir import claim_data_dir
 
 
@@ -116,6 +116,21 @@ def test_status_shows_a_run_and_says_when_there_is_none(
     shown = capsys.readouterr().out
     assert "round 0: open, uploads: none yet" in shown
     assert "keep real samples" not in shown
+
+
+def test_status_says_that_a_run_is_finished(tmp_path: Path):
+    store = AggregatorStore(tmp_path)
+    store.found(tiny_spec(), at=1.0)
+    store.set_num_rounds(1)
+    assert read_status(tmp_path).phase == "open"
+    store.close_round(0, at=2.0)
+    assert store.commit_round(0, StoredArtefacts((), "0" * 64), {}, at=3.0)
+    assert read_status(tmp_path).lines()[1] == "finished after 1 rounds"
+    store.set_num_rounds(2)  # the next start asks for more
+    assert read_status(tmp_path).lines()[1] == "round 1: open, uploads: none yet"
+    store.set_num_rounds(None)
+    assert read_status(tmp_path).phase == "open"
+    store.close()
 
 
 def test_status_says_that_clients_keep_real_samples(tmp_path: Path):

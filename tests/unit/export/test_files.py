@@ -1,4 +1,4 @@
-"""Files are whole or absent, and errors name them."""
+"""Errors name the file that can't be read."""
 
 from __future__ import annotations
 
@@ -9,27 +9,8 @@ import pytest
 from safetensors.numpy import save
 
 from replayfleet.export import files
-from replayfleet.export.files import read_class_names, read_file, read_parameters, write_atomic
+from replayfleet.export.files import read_class_names, read_file, read_parameters
 from replayfleet.federation.errors import SettingsError
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "model.onnx"
-    write_atomic(path, b"old")
-
-    def disk_full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", disk_full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_folders_are_made_on_the_way(tmp_path: Path):
-    write_atomic(tmp_path / "a" / "b" / "model.onnx", b"new")
-    assert (tmp_path / "a" / "b" / "model.onnx").read_bytes() == b"new"
 
 
 def test_parameters_come_back_as_they_were_saved(tmp_path: Path):

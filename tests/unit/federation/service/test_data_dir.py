@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.atomic import write_atomic
 from replayfleet.federation.service.data_dir import claim_data_dir
 
 
@@ -49,17 +48,3 @@ def test_a_damaged_marker_is_refused(tmp_path: Path):
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(SettingsError, match="damaged"):
         claim_data_dir(tmp_path, fleet="f", role="client")
-
-
-def test_a_failed_atomic_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "state"
-    write_atomic(path, b"old")
-
-    def broken(handle: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` with ``data``, durably: temporary file, fsync, rename, fsync of the folder.
 
     After a crash the file holds the old or the new bytes, never a mixture. The folder must exist.
+
+    Args:
+        path: the file.
+        data: its content.
+        private: only the user may read it; else who may is the umask's to say, as for any file that a program writes.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
