@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +15,7 @@ from replayfleet.edge_client.frames.views.crops import Crops
 from replayfleet.edge_client.frames.views.detector import Detector
 from replayfleet.edge_client.frames.views.whole import WholePicture
 from replayfleet.edge_client.learning.camera_samples import CameraSamples
-from replayfleet.edge_client.learning.collector import Collector, CollectorSettings
+from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.folder_samples import FolderSamples, check_folder
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.base import Labeller
@@ -25,7 +24,8 @@ from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
 from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLessons, ClassLessons, Lessons
 from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -34,37 +34,7 @@ log = EventLogger(__name__)
 OpenSource: TypeAlias = Callable[[AnyTaskSpec], Source]
 """Raises SettingsError if the source doesn't fit the task."""
 
-VIEWS = ("auto", "whole", "crops")
-"""How classification looks at a camera's pictures; ``auto`` takes crops where a camera brings boxes."""
-
 _LEDGER = "folder-rounds"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearningSettings:
-    """What becomes of cameras' pictures beside being served.
-
-    Attributes:
-        view: one of ``VIEWS``.
-        teacher: an ONNX model that labels what nobody else does.
-        teacher_confidence: softmax probability below which it isn't believed.
-        keep_frames_s: seconds that an operator has to label a frame.
-        collector: how much a round takes.
-    """
-
-    view: str = "auto"
-    teacher: Path | None = None
-    teacher_confidence: float = 0.9
-    keep_frames_s: float = 60.0
-    collector: CollectorSettings = field(default_factory=CollectorSettings)
-
-    def __post_init__(self) -> None:
-        if self.view not in VIEWS:
-            raise SettingsError(f"unknown view {self.view!r}{nearest(self.view, VIEWS)}")
-        if not 0 < self.teacher_confidence <= 1:
-            raise SettingsError(f"teacher_confidence is {self.teacher_confidence}, expected more than 0, at most 1")
-        if not 0 < self.keep_frames_s <= 3600:
-            raise SettingsError(f"keep_frames_s is {self.keep_frames_s}, expected more than 0, at most 3600")
 
 
 def source_opener(
@@ -133,7 +103,7 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
     annotating = {camera.name: camera.class_names for camera in cameras if camera.class_names}
     annotated = [AnnotatedLabels(annotating, task.class_names)] if annotating else []
     teacher = None if learning.teacher is None else load_teacher(learning.teacher, task)
-    collector = Collector(learning.collector)
+    collector = Collector(learning)
     if isinstance(task, DetectionSpec):
         if learning.view == "crops":
             raise SettingsError(
@@ -158,7 +128,7 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
 
 def _refuse_what_cameras_learn(learning: LearningSettings) -> None:
     """Raise SettingsError where an operator asks a source with labels of its own for what only cameras do."""
-    asked = {"view": learning.view != "auto", "teacher": learning.teacher, "hold_out": learning.collector.hold_out}
+    asked = {"view": learning.view != "auto", "teacher": learning.teacher, "hold_out": learning.hold_out}
     for name, value in asked.items():
         if value:
             raise SettingsError(

@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
-from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS, SamplerName
+from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
@@ -49,7 +49,7 @@ def start(settings: ClientSettings) -> bool:
         insecure=settings.insecure,
     )
     connector.check(settings.broker)
-    open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings.learning())
+    open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
     _check_displays(settings)
     manager = ServiceManager.from_environment()
     manager.begin("proving the execution provider")
@@ -107,7 +107,7 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
         providers=without_engines((proof.provider, CPU)),
         inference_threads=profile.inference_threads,
         training_threads=settings.threads or allowance.threads(board.num_cores),
-        sampler=cast("SamplerName", settings.sampler),
+        sampler=settings.sampler,
         allowance=allowance,
         open_engines=open_desk if proof.provider == TENSORRT or (profile.tensorrt and on_gpu) else no_engines,
     )

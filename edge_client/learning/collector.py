@@ -15,11 +15,11 @@ import collections
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from replayfleet.edge_client.flow import Samples
+from replayfleet.edge_client.learning.settings import LearningSettings
 
 MAX_HELD_OUT = 4000
 """Held-out samples at most; further ones are not held out but learned from."""
@@ -31,34 +31,6 @@ MAX_ROUND_SAMPLES = 20_000
 """Of a round, whatever its source gives; 28x28x1 float32 at this count is 63 MB."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectorSettings:
-    """How much a round takes.
-
-    Attributes:
-        min_samples: fewer are no round yet.
-        min_pictures: samples of fewer pictures are no round yet either; where pictures show some one thing and others
-            ten, this is what makes rounds of one stream equally long.
-        max_samples: of a round; the newest stay, the rest is dropped and counted.
-        hold_out: every so many labelled pictures, one is held out for testing; 0 holds out none.
-    """
-
-    min_samples: int = 50
-    max_samples: int = 2000
-    hold_out: int = 0
-    min_pictures: int = 1
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.min_samples <= self.max_samples:
-            raise ValueError(
-                f"min_samples is {self.min_samples}, max_samples {self.max_samples}; expected 2 <= min <= max"
-            )
-        if self.hold_out < 0 or self.hold_out == 1:
-            raise ValueError(f"hold_out is {self.hold_out}, expected 0 (never) or at least 2")
-        if self.min_pictures < 1:
-            raise ValueError(f"min_pictures is {self.min_pictures}, expected at least 1")
-
-
 class Collector:
     """Safe across threads.
 
@@ -66,7 +38,7 @@ class Collector:
         settings: how much a round takes.
     """
 
-    def __init__(self, settings: CollectorSettings) -> None:
+    def __init__(self, settings: LearningSettings) -> None:
         self._settings = settings
         self._waiting: collections.deque[Samples] = collections.deque()
         self._num_waiting = self._waiting_bytes = self._held_out_bytes = 0

@@ -1,13 +1,137 @@
-"""How a service's command line ends: every expected error is one line on stderr and an exit code."""
+"""How a program's command line is made from settings, and how it ends: every expected error is one line on stderr."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.settings import ADVANCED, CONNECTION, Setting, joined, read_settings, settings_of
+
+HELP = {"help_option_names": ["-h", "--help"]}
+_METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
+_OTHER = "Other"
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its settings in groups, the connection first and what few people need last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group, parameters in grouped(self.get_params(ctx)).items():
+            rows = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(group or "Options"):
+                    formatter.write_dl(rows)
+
+
+class Program(click.Group):
+    """A group of commands whose help shows settings in groups."""
+
+    command_class = GroupedCommand
+
+
+class SettingOption(click.Option):
+    """An option made from a field; its value stays the text that was typed, for ``read_settings`` to understand.
+
+    Args:
+        setting: the field, with its ``Option``.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        assert setting.option is not None, f"{setting.name} has no Option"
+        is_flag = bool in setting.kinds
+        flags = setting.option.flags or (f"{setting.flag}/--no-{setting.flag[2:]}" if is_flag else setting.flag)
+        kind = next((kind for kind in setting.kinds if kind in _METAVARS), str)
+        metavar = setting.option.metavar or _METAVARS[kind]
+        super().__init__(
+            [flags, setting.name],
+            help=setting.option.help + (f"  [{told}]" if (told := facts(setting)) else ""),
+            metavar=None if is_flag else metavar,
+            type=click.BOOL if is_flag else click.STRING,
+            multiple=setting.several,
+            default=None,
+        )
+
+
+def facts(setting: Setting) -> str:
+    """Return default and range of a setting, as help and reference show them."""
+    option = setting.option
+    assert option is not None
+    unit = f" {option.unit}" if option.unit else ""
+    if setting.required:
+        default = "required"
+    elif option.unset or setting.default in (None, "", ()) or isinstance(setting.default, dict):
+        default = f"default: {option.unset}" if option.unset else ""
+    elif isinstance(setting.default, bool):
+        default = f"default: {'on' if setting.default else 'off'}"
+    else:
+        shown = f"{setting.default:g}" if isinstance(setting.default, float) else setting.default
+        default = f"default: {shown}{unit}"
+    values = joined(setting.choices) or (f"{setting.bounds}{unit}" if setting.bounds else "")
+    parts = (values, default, "repeatable" if setting.several else "")
+    return "; ".join(filter(None, parts))
+
+
+def grouped(parameters: list[click.Parameter]) -> dict[str, list[click.Parameter]]:
+    """Return group -> options: the connection first, then in the order of the fields, then ``ADVANCED`` and others.
+
+    Without any setting there is one group, and its name is empty.
+    """
+    found: dict[str, list[click.Parameter]] = {}
+    has_settings = any(isinstance(parameter, SettingOption) for parameter in parameters)
+    for parameter in parameters:
+        if isinstance(parameter, SettingOption) and parameter.setting.option is not None:
+            found.setdefault(parameter.setting.option.group, []).append(parameter)
+        elif isinstance(parameter, click.Option):
+            found.setdefault(_OTHER if has_settings else "", []).append(parameter)
+    order = {CONNECTION: 0, ADVANCED: 2, _OTHER: 3}
+    return {
+        group: sorted(found[group], key=_is_optional) for group in sorted(found, key=lambda group: order.get(group, 1))
+    }
+
+
+def _is_optional(parameter: click.Parameter) -> bool:
+    return not (isinstance(parameter, SettingOption) and parameter.setting.required)
+
+
+def with_settings(
+    kind: type[Any], *, file: str = "", file_of: type[Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command the options of ``kind``, and hands it the settings that were read.
+
+    Args:
+        kind: a frozen dataclass whose fields have an ``Option`` each.
+        file: what its ``--config`` file is usually called; empty: it has none.
+        file_of: as of ``read_settings``.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(config: Path | None = None, **values: Any) -> Any:
+            # click says () of a repeatable option that nobody gave.
+            given = {name: values.pop(name) for name in settings_of(kind)}
+            given = {name: None if value == () else value for name, value in given.items()}
+            return function(read_settings(kind, config, given, file_of=file_of), **values)
+
+        made: Callable[..., Any] = command
+        if file:
+            text = (
+                f"File like {file} with any of these, _ for -. Variables like REPLAYFLEET_FLEET win over it, and the "
+                "command line over both."
+            )
+            made = click.option("--config", metavar="PATH", type=click.Path(path_type=Path), help=text)(made)
+        parameters = [SettingOption(setting) for setting in settings_of(kind).values()]
+        known = list(getattr(made, "__click_params__", ()))
+        made.__click_params__ = [*known, *reversed(parameters)]  # type: ignore[attr-defined]
+        return made
+
+    return decorate
 
 
 def run_command(command: click.Command, name: str) -> NoReturn:

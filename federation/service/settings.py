@@ -1,21 +1,32 @@
-"""Settings as frozen dataclasses, read from a TOML file and overridden by command-line options.
+"""An option has one home: a field of a frozen dataclass.
 
-Supported field types: bool, int, float, str, ``Path``, tuples of them, optional ones, ``dict[str, Any]``, and
-dataclasses (a TOML table each). A key that nobody reads and a value of the wrong type are errors, never ignored.
+Its annotation says type, bounds, help, group and unit; the command line (``federation/service/command.py``), the keys
+of TOML files, the environment and the reference in ``docs/reference`` are made from it:
+
+    threads: Annotated[int, Meta(ge=1, le=1024), Option("Threads that training may use.", TRAINING)] = 1
+
+is ``--threads 4``, ``threads = 4`` and ``REPLAYFLEET_THREADS=4``. The command line wins over the environment, that over
+the file, that over the default. A value that can't be used is an error that names where it was written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
+import os
+import re
 import sys
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,27 +35,272 @@ else:
 
 S = TypeVar("S")
 
+CONNECTION = "Connection"
+CAMERA = "Camera"
+TRAINING = "Training"
+ADVANCED = "Advanced"
+_ENVIRONMENT = "REPLAYFLEET_"
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    tuple: "a list of texts",
+    dict: "a table",
+}
 
-def read_settings(kind: type[S], path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> S:
-    """Return the settings of ``path`` (none: the defaults) with ``overrides`` on top.
 
-    Args:
-        kind: a frozen dataclass.
-        path: a TOML file.
-        overrides: values by field name; nested fields as nested mappings. None means "not given".
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field's annotation says beside type and bounds (which are ``msgspec.Meta``'s).
+
+    Attributes:
+        help: in whole sentences.
+        group: under which heading it stands in help and reference.
+        unit: of a number.
+        unset: what happens without it, where the default's value doesn't say so ("half of the cores").
+        metavar: what stands for the value in the help; empty: made from the type.
+        check: is called with a value that isn't the default; raises ``SettingsError``, ``MalformedMessage`` or
+            ``ValueError``. What needs a heavy module imports it there.
+        variable: of the environment, where it isn't ``REPLAYFLEET_`` and the field's name.
+        flags: on the command line, where they aren't made from the field's name.
+    """
+
+    help: str
+    group: str = ADVANCED
+    unit: str = ""
+    unset: str = ""
+    metavar: str = ""
+    check: Callable[[Any], object] | None = None
+    variable: str = ""
+    flags: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field as command line, files, environment and reference see it.
+
+    Attributes:
+        name: of the field, and its key in files.
+        kinds: the types that a value may have, without None; the choices of a ``Literal`` are one.
+        can_be_none: whether None is a value.
+        meta: its bounds, if it has any.
+        option: what the annotation says; None in dataclasses that only files fill.
+        default: its value without anybody saying one; ``MISSING``: it must be given.
+    """
+
+    name: str
+    kinds: tuple[Any, ...]
+    can_be_none: bool
+    meta: msgspec.Meta | None
+    option: Option | None
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def several(self) -> bool:
+        """Whether it can be given more than once."""
+        return any(typing.get_origin(kind) in {tuple, dict} for kind in self.kinds)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it may have, if they are few."""
+        literals = (kind for kind in self.kinds if typing.get_origin(kind) is typing.Literal)
+        return tuple(str(value) for kind in literals for value in typing.get_args(kind))
+
+    @property
+    def flag(self) -> str:
+        """What it is called on the command line."""
+        own = self.option.flags if self.option else ""
+        return own.partition("/")[0] or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """What it is called in the environment."""
+        return (self.option.variable if self.option else "") or f"{_ENVIRONMENT}{self.name.upper()}"
+
+    @property
+    def bounds(self) -> str:
+        """Its range in words; empty if there is none."""
+        meta = self.meta
+        if meta is None:
+            return ""
+        if meta.ge is not None and meta.le is not None:
+            return f"{meta.ge} to {meta.le}"
+        words = (("at least", meta.ge), ("more than", meta.gt), ("at most", meta.le), ("less than", meta.lt))
+        # A bound of a billion is there to refuse infinity; nobody needs to read it.
+        return ", ".join(f"{word} {bound}" for word, bound in words if bound is not None and bound < 1e9)
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return joined(self.choices)
+        words = joined([_WORDS.get(typing.get_origin(kind) or kind, "") for kind in self.kinds])
+        return ", ".join(filter(None, (words, self.bounds)))
+
+    def convert(self, value: Any, *, text: bool) -> Any:
+        """Return a value of the field's type.
+
+        Args:
+            value: as it was written.
+            text: it was written where everything is text, as on the command line.
+
+        Raises:
+            WrongValueError: It isn't one, or isn't in the field's bounds.
+        """
+        if value is None and self.can_be_none:
+            return None
+        is_table = any(typing.get_origin(kind) is dict for kind in self.kinds)
+        # msgspec takes no bounds of something that can be None, so they are put around the rest.
+        hint: Any = functools.reduce(operator.or_, self.kinds)
+        if self.meta is not None:
+            hint = Annotated[hint, self.meta]
+        try:
+            if is_table and text and not isinstance(value, Mapping):
+                value = split_overrides(value)
+            return msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
+        except msgspec.ValidationError as error:
+            # A list is not shown: it may hold a camera's URL with its password.
+            shown = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+            expected = self.expected or str(error).replace("`", "")
+            raise WrongValueError(self.name, f"{self.name} is {shown}, expected {expected}") from error
+
+
+class WrongValueError(SettingsError):
+    """A field can't have this value; who knows where it was written adds that."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
+    """Return name -> field of a dataclass, in its order."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.init:
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            kinds, extras = _parts(hints[field.name])
+            found[field.name] = Setting(
+                field.name,
+                tuple(kind for kind in kinds if kind is not type(None)),
+                type(None) in kinds,
+                next((extra for extra in extras if isinstance(extra, msgspec.Meta)), None),
+                next((extra for extra in extras if isinstance(extra, Option)), None),
+                default,
+            )
+    return found
+
+
+def check_settings(settings: Any) -> None:
+    """Check every field's type, bounds and own check; for ``__post_init__``.
 
     Raises:
-        SettingsError: The file can't be read or parsed, a key is unknown, or a value has the wrong type or range.
+        WrongValueError: The first that can't be used.
     """
-    values: dict[str, Any] = {} if path is None else read_toml(path)
-    origin = "settings" if path is None else path.name
-    _refuse_unknown(kind, values, origin)
-    given = _given(overrides or {})
-    _refuse_unknown(kind, given, "command line")
-    if given:
-        values = _merged(values, given)
-        origin = "command line" if path is None else f"{origin} and command line"
-    return settings_from(kind, values, origin)
+    for name, setting in settings_of(type(settings)).items():
+        value = getattr(settings, name)
+        setting.convert(value, text=False)
+        if setting.option is not None and setting.option.check is not None and value != setting.default:
+            try:
+                setting.option.check(value)
+            except (ReplayfleetError, ValueError) as error:
+                raise WrongValueError(name, str(error)) from error
+
+
+def read_settings(
+    kind: type[S],
+    file: Path | None = None,
+    given: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file_of: type[Any] | None = None,
+) -> S:
+    """Return settings from a file, the environment and the command line.
+
+    Args:
+        kind: a frozen dataclass whose fields have an ``Option`` each.
+        file: TOML; None: there is none.
+        given: name -> value on the command line, texts or values of the field's type; None means "not given".
+        environment: None: the process's.
+        file_of: whose file it is, if not that of ``kind``; what only those settings have is passed over.
+
+    Raises:
+        SettingsError: The file can't be read or parsed, a key is unknown, or a value is missing or can't be used.
+    """
+    known = settings_of(kind)
+    variables = os.environ if environment is None else environment
+    file_values = {} if file is None else _from_file(file, known if file_of is None else settings_of(file_of))
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for name, setting in known.items():
+        # An empty variable is how many tools say that there is none.
+        variable = variables.get(setting.variable) or None
+        several = variable.split() if variable and setting.several else variable
+        for value, where in (
+            (file_values.get(name), file.name if file else ""),
+            (several, setting.variable),
+            ((given or {}).get(name), setting.flag),
+        ):
+            if value is not None:
+                try:
+                    taken = setting.convert(value, text=value is not file_values.get(name))
+                except WrongValueError as error:
+                    raise SettingsError(f"{where}: {error}") from error
+                # Tables are merged, key by key; of everything else the last that was said counts.
+                lower = values.get(name)
+                values[name] = {**lower, **taken} if isinstance(taken, dict) and lower else taken
+                written[name] = where
+        if setting.required and name not in values:
+            raise SettingsError(
+                f"{name} is missing: expected {setting.flag}, {name!r} in a --config file, or {setting.variable}; "
+                "nothing was started"
+            )
+    return _made(kind, values, written)
+
+
+def _from_file(file: Path, keys: Mapping[str, Setting]) -> dict[str, Any]:
+    values = read_toml(file)
+    for key in values:
+        if key not in keys:
+            raise SettingsError(f"{file.name}: unknown key {key!r}{nearest(key, keys)}")
+    return values
+
+
+def settings_from(kind: type[S], values: Mapping[str, Any], origin: str) -> S:
+    """Return ``kind(**values)`` after checking names and types.
+
+    Args:
+        kind: a dataclass.
+        values: plain values, as from TOML.
+        origin: where the operator wrote them; begins every message.
+
+    Raises:
+        SettingsError: A key is unknown or missing, or a value has the wrong type or range.
+    """
+    known = settings_of(kind)
+    for key in values:
+        if key not in known:
+            raise SettingsError(f"{origin}: unknown key {key!r}{nearest(key, known)}")
+    for name, setting in known.items():
+        if setting.required and name not in values:
+            raise SettingsError(f"{origin}: {name!r} is missing; nothing was started")
+    try:
+        return kind(**{name: known[name].convert(value, text=False) for name, value in values.items()})
+    except (SettingsError, ValueError) as error:
+        raise SettingsError(f"{origin}: {error}") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -59,29 +315,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: can't be read ({error.strerror or error}); nothing was started") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}; nothing was started") from error
-
-
-def settings_from(kind: type[S], values: Mapping[str, Any], origin: str) -> S:
-    """Return ``kind(**values)`` after checking names and types.
-
-    Args:
-        kind: a dataclass.
-        values: plain values, as from TOML.
-        origin: where the operator wrote them; begins every message.
-
-    Raises:
-        SettingsError: A key is unknown, or a value has the wrong type or range.
-    """
-    _refuse_unknown(kind, values, origin)
-    for field in dataclasses.fields(cast("type[Any]", kind)):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in values:
-            option = f"--{field.name.replace('_', '-')}"
-            raise SettingsError(f"{origin}: {field.name!r} is missing (or {option}); nothing was started")
-    try:
-        return msgspec.convert(values, type=kind, dec_hook=_decode_path)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{origin}: {_readable(str(error))}") from error
 
 
 def split_overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -101,35 +334,28 @@ def split_overrides(texts: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
-    hints = typing.get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
-    for key, value in values.items():
-        if key not in known:
-            raise SettingsError(f"{origin}: unknown key {prefix + key!r}{nearest(key, known)}")
-        if dataclasses.is_dataclass(known[key]) and isinstance(value, Mapping):
-            _refuse_unknown(cast("type[Any]", known[key]), value, origin, f"{prefix}{key}.")
+def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) -> S:
+    """Return ``kind(**values)``; what it refuses is told with where it was written."""
+    try:
+        return kind(**values)
+    except WrongValueError as error:
+        raise SettingsError(f"{written[error.name]}: {error}") from error
+    except (SettingsError, ValueError) as error:
+        # Values that don't go together: the message names their fields, and this adds where each of them stands.
+        named = [f"{name}: {where}" for name, where in written.items() if re.search(rf"\b{name}\b", str(error))]
+        raise SettingsError(f"{error} ({'; '.join(named)})" if named else str(error)) from error
 
 
-def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if isinstance(value, Mapping):
-            inner = _given(value)
-            if inner:
-                given[key] = inner
-        elif value is not None:
-            given[key] = value
-    return given
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        lower = merged.get(key)
-        both_tables = isinstance(value, Mapping) and isinstance(lower, Mapping)
-        merged[key] = _merged(lower, value) if both_tables else value  # type: ignore[arg-type]
-    return merged
+def _parts(hint: Any) -> tuple[list[Any], list[Any]]:
+    """Return the types that a hint stands for, and what is annotated to it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        kinds, inner = _parts(arguments[0])
+        return kinds, [*arguments[1:], *inner]
+    if origin in {typing.Union, types.UnionType}:
+        found = [_parts(part) for part in arguments]
+        return [kind for kinds, _ in found for kind in kinds], [extra for _, extras in found for extra in extras]
+    return [hint], []
 
 
 def _decode_path(kind: type[Any], value: Any) -> Any:
@@ -138,11 +364,3 @@ def _decode_path(kind: type[Any], value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
-
-
-def _readable(message: str) -> str:
-    """Turn msgspec's ``Expected `int`, got `str` - at `$.a.b``` into ``a.b: expected int, got str``."""
-    text, _, location = message.partition(" - at `$.")
-    text = text.replace("`", "")
-    key = location.rstrip("`")
-    return f"{key}: {text[:1].lower()}{text[1:]}" if key else text

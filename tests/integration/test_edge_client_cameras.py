@@ -13,8 +13,8 @@ import pytest
 from support.client_world import World, events
 
 from replayfleet.edge_client.flow import Shown
-from replayfleet.edge_client.learning.collector import CollectorSettings
-from replayfleet.edge_client.sources import LearningSettings, source_opener
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.wire.protocol.topics import feedback_topic
 from replayfleet.models.specs import TaskSpec
 
@@ -59,7 +59,7 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
 def drive(root: Path, tmp_path: Path, *queries: str, least: int = 20) -> Any:
     """Sources of one client: a camera per query."""
-    learning = LearningSettings(collector=CollectorSettings(min_samples=least, max_samples=max(least, 48), hold_out=4))
+    learning = LearningSettings(min_samples=least, max_samples=max(least, 48), hold_out=4)
     return source_opener([f"carla-replay://{root}?{query}" for query in queries], tmp_path, learning=learning)
 
 

@@ -18,8 +18,6 @@ from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, 
 from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
 
 SamplerName: TypeAlias = Literal["onnx", "eager"]
-
-SAMPLERS: tuple[SamplerName, ...] = ("onnx", "eager")
 """How the device draws from its sub-generators: through their exported graph, or with PyTorch."""
 
 GRAPH_PREFIX = "graph/"
@@ -44,7 +42,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         spec: which method on which task.
         manifest: the download to start from; its round is the one to train.
         version: for the upload's manifest.
-        sampler: one of ``SAMPLERS``.
+        sampler: how replay is drawn.
         num_threads: of torch and of the sampler.
         round_data: ``RoundFile.path``.
         allowance: what the board may spend, its ``memory_bytes`` filled in.

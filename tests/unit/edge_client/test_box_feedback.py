@@ -9,7 +9,6 @@ import pytest
 from replayfleet.edge_client.flow import Picture, Shown
 from replayfleet.edge_client.frames.views.detector import Detector
 from replayfleet.edge_client.learning.camera_samples import CameraSamples
-from replayfleet.edge_client.learning.collector import CollectorSettings
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.operators_word import (
     AnyFeedback,
@@ -18,7 +17,8 @@ from replayfleet.edge_client.learning.labels.operators_word import (
     FeedbackRefused,
     NamedBox,
 )
-from replayfleet.edge_client.sources import LearningSettings, source_opener
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.models.specs import DetectionSpec
 
 TASK = DetectionSpec(3, 64, 96, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=3)
@@ -92,7 +92,7 @@ def test_boxes_that_cannot_be_used_are_refused_with_the_reason(feedback: AnyFeed
 
 
 def test_a_fleet_that_learns_boxes_takes_them_from_an_operator(tmp_path: Path) -> None:
-    learning = LearningSettings(collector=CollectorSettings(min_samples=2))
+    learning = LearningSettings(min_samples=2)
     source = source_opener(["synthetic://street?rate=10"], tmp_path, learning=learning)(TASK).samples
     assert isinstance(source, CameraSamples)
     with pytest.raises(FeedbackRefused, match="not kept"):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from replayfleet.edge_client.cameras.uri import CameraUri, FolderUri, parse_source, parse_sources
-from replayfleet.edge_client.learning.collector import CollectorSettings
-from replayfleet.edge_client.sources import LearningSettings, source_opener
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
@@ -81,7 +81,7 @@ def test_sources_without_cameras_are_read_as_ever() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"view": "crop"}, "unknown view 'crop'; did you mean 'crops'"),
+        ({"view": "crop"}, "view is 'crop', expected auto, whole or crops"),
         ({"teacher_confidence": 0.0}, "teacher_confidence is 0.0"),
         ({"keep_frames_s": float("nan")}, "keep_frames_s is nan"),
     ],
@@ -96,7 +96,7 @@ def test_impossible_learning_settings_are_refused(changes: dict[str, object], me
     [
         ("folder:///srv/images", LearningSettings(teacher=Path("teacher.onnx")), "teacher is for cameras"),
         ("dataset://mnist", LearningSettings(view="whole"), "view is for cameras"),
-        ("folder:///srv/images", LearningSettings(collector=CollectorSettings(hold_out=4)), "hold_out is for cameras"),
+        ("folder:///srv/images", LearningSettings(hold_out=4), "hold_out is for cameras"),
         ("rtsp://host/street", LearningSettings(view="crops"), "no camera here brings boxes; expected 'whole'"),
     ],
 )

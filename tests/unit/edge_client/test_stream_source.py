@@ -12,13 +12,15 @@ from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Predic
 from replayfleet.edge_client.frames.views.crops import Crops
 from replayfleet.edge_client.frames.views.detector import Detector
 from replayfleet.edge_client.learning.camera_samples import MAX_WAITING, CameraSamples
-from replayfleet.edge_client.learning.collector import Collector, CollectorSettings, newest
+from replayfleet.edge_client.learning.collector import Collector, newest
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
 from replayfleet.edge_client.learning.labels.lessons import BoxLessons, ClassLessons
 from replayfleet.edge_client.learning.labels.operators_word import Feedback
+from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.sources import cameras_with_samples
+from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
@@ -29,7 +31,7 @@ def samples(*labels: int) -> Samples:
 
 
 def collector(least: int = 2, most: int = 100, hold_out: int = 0) -> Collector:
-    return Collector(CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out))
+    return Collector(LearningSettings(min_samples=least, max_samples=most, hold_out=hold_out))
 
 
 def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_only() -> None:
@@ -49,7 +51,7 @@ def test_a_round_takes_what_came_since_the_last_and_each_sample_is_in_one_round_
 
 
 def test_a_round_waits_for_so_many_pictures_also_where_each_shows_much_and_some_were_dropped() -> None:
-    found = Collector(CollectorSettings(min_samples=2, max_samples=4, min_pictures=3))
+    found = Collector(LearningSettings(min_samples=2, max_samples=4, min_pictures=3))
     for _ in range(2):
         found.add(samples(0, 1, 1))
     assert found.round_samples(0) is None
@@ -134,10 +136,10 @@ def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place()
 
 @pytest.mark.parametrize(("least", "most", "hold_out"), [(1, 9, 0), (5, 4, 0), (2, 9, 1), (2, 9, -1)])
 def test_impossible_sizes_are_refused(least: int, most: int, hold_out: int) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        CollectorSettings(min_samples=least, max_samples=most, hold_out=hold_out)
-    with pytest.raises(ValueError, match="min_pictures is 0"):
-        CollectorSettings(min_pictures=0)
+    with pytest.raises(SettingsError, match="expected"):
+        LearningSettings(min_samples=least, max_samples=most, hold_out=hold_out)
+    with pytest.raises(SettingsError, match="min_pictures is 0"):
+        LearningSettings(min_pictures=0)
 
 
 class Recording:

@@ -8,10 +8,16 @@ import pytest
 
 from replayfleet.devices.profiles import REQUIRABLE
 from replayfleet.edge_client.doctor.doctor import checks
-from replayfleet.edge_client.doctor.settings import DoctorSettings, read_doctor_settings
+from replayfleet.edge_client.doctor.settings import DoctorSettings
+from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import read_settings
 
 ROOT = Path(__file__).parents[4]
+
+
+def read_doctor_settings(path: Path | None, given: dict[str, Any]) -> DoctorSettings:
+    return read_settings(DoctorSettings, path, given, environment={}, file_of=ClientSettings)
 
 
 def test_a_clients_own_file_is_taken_as_it_is_and_the_command_line_wins(tmp_path: Path) -> None:

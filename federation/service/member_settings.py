@@ -1,0 +1,52 @@
+"""What an operator says to every member of a fleet, client or aggregator: where the broker is, how it is watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from replayfleet.federation.service.settings import ADVANCED, CONNECTION, Option
+from replayfleet.federation.wire.protocol.limits import check_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionSettings:
+    """How to reach the broker and prove who we are. The password has no option: command lines can be read by all."""
+
+    fleet: Annotated[
+        str,
+        Option("The fleet's name, which is part of every topic.", CONNECTION, check=partial(check_id, what="fleet")),
+    ] = "fleet"
+    tls_ca: Annotated[
+        Path | None,
+        Option("Certificate authority that signed the broker's certificate, PEM.", CONNECTION, unset="the system's"),
+    ] = None
+    tls_cert: Annotated[Path | None, Option("Our certificate, PEM, for a broker that asks for one.", CONNECTION)] = None
+    tls_key: Annotated[Path | None, Option("The private key of --tls-cert, PEM.", CONNECTION)] = None
+    password_file: Annotated[
+        Path | None,
+        Option(
+            "File with the user on its first line and the password on its second. Without it the variables "
+            "REPLAYFLEET_MQTT_USER and REPLAYFLEET_MQTT_PASSWORD are used, if they are set.",
+            CONNECTION,
+        ),
+    ] = None
+    insecure: Annotated[bool, Option("Allow plaintext to a broker on another machine.", CONNECTION)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """How a service is watched."""
+
+    health_port: Annotated[
+        int,
+        Meta(ge=-1, le=65535),
+        Option(
+            "Port on loopback that answers /healthz and /metrics; -1 switches them off.", ADVANCED, unset="a free port"
+        ),
+    ] = 0
+    json_logs: Annotated[bool, Option("Log JSON, an object a line.", ADVANCED)] = False

@@ -1,0 +1,84 @@
+"""The command line that is made from settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+from msgspec import Meta
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.command import HELP, Program, with_settings
+from replayfleet.federation.service.settings import ADVANCED, CONNECTION, TRAINING, Option, check_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    depth: Annotated[int, Meta(ge=1), Option("How deep it is.", ADVANCED)] = 3
+    deadline_s: Annotated[float, Meta(gt=0, le=60), Option("How long it waits.", TRAINING, unit="s")] = 6.0
+    threads: Annotated[int, Option("Threads that it uses.", TRAINING, unset="half of the cores")] = 0
+    view: Annotated[Literal["whole", "crops"], Option("What it sees.", TRAINING)] = "whole"
+    source: Annotated[tuple[str, ...], Option("Cameras.", TRAINING, metavar="URI")] = ()
+    secret: Annotated[Path | None, Option("File with the password.", CONNECTION)] = None
+    broker: Annotated[str, Option("Where it is.", CONNECTION, metavar="URL")]
+    stay: Annotated[bool, Option("Stay afterwards.", ADVANCED)] = True
+    set: Annotated[dict[str, Any], Option("Changes.", ADVANCED, metavar="KEY=VALUE")] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@click.group(cls=Program, context_settings=HELP)
+def program() -> None:
+    """Do it."""
+
+
+@program.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_settings(Settings, file="it.toml")
+def run(settings: Settings, as_json: bool) -> None:
+    """Run it."""
+    click.echo(f"{settings} {as_json}")
+
+
+@program.command()
+@click.option("--json", is_flag=True, help="Print JSON.")
+def status(json: bool) -> None:
+    """Show it."""
+
+
+def test_settings_and_what_is_the_commands_own_reach_the_function(tmp_path: Path) -> None:
+    config = tmp_path / "it.toml"
+    config.write_text("depth = 5\nstay = true\n")
+    words = ["--config", str(config), "--broker", "b", "--no-stay", "--source", "a", "--source", "b", "--set", "k=v"]
+    done = CliRunner().invoke(program, ["run", *words, "--json"], catch_exceptions=False)
+    wanted = Settings(broker="b", depth=5, stay=False, source=("a", "b"), set={"k": "v"})
+    assert done.output == f"{wanted} True\n"
+
+
+def test_what_cannot_be_used_is_refused_by_its_option() -> None:
+    with pytest.raises(SettingsError, match=r"^--depth: depth is 'x', expected a whole number, at least 1$"):
+        program.main(["run", "--broker", "b", "--depth", "x"], standalone_mode=False)
+
+
+def test_help_stands_in_groups_with_defaults_ranges_and_units() -> None:
+    text = CliRunner().invoke(program, ["run", "--help"]).output
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Connection:", "Training:", "Advanced:", "Other:"]
+    words = " ".join(text.split())
+    assert "--broker URL Where it is. [required] --secret PATH File with the password. Training:" in words
+    assert "--deadline-s NUMBER How long it waits. [more than 0, at most 60 s; default: 6 s]" in words
+    assert "--threads N Threads that it uses. [default: half of the cores]" in words
+    assert "--view NAME What it sees. [whole or crops; default: whole]" in words
+    assert "--source URI Cameras. [repeatable]" in words
+    assert "--stay / --no-stay Stay afterwards. [default: on]" in words
+
+
+def test_a_command_without_settings_has_one_group() -> None:
+    text = CliRunner().invoke(program, ["status", "--help"]).output
+    assert "Options:" in text
+    assert "Other:" not in text
