@@ -77,11 +77,11 @@ def test_a_required_provider_that_does_not_compute_stops_the_start(place: Path) 
         ({"client_id": "cam 0"}, "client id"),
         ({"broker": "mqtt://example.org"}, "not encrypted"),
         ({"broker": "http://localhost"}, "expected mqtts://host:port"),
-        ({"sampler": "onx"}, "unknown sampler 'onx'; did you mean 'onnx'?"),
+        ({"sampler": "onx"}, "--sampler: sampler is 'onx', expected onnx or eager"),
         ({"password_file": "nothing"}, "can't be read"),
         ({"config": "edge.toml"}, "edge.toml: unknown key 'frame_rat'"),
         ({"data_dir": "images/dark/0.png"}, "not a folder"),
-        ({"threads": "many"}, "'many' is not a valid integer"),
+        ({"threads": "many"}, "--threads: threads is 'many', expected a whole number, 0 to 1024"),
     ],
 )
 def test_bad_input_gives_one_clear_line_and_writes_nothing(changes: dict[str, str], message: str, place: Path) -> None:
