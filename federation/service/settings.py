@@ -164,12 +164,20 @@ class Setting:
         try:
             if is_table and text and not isinstance(value, Mapping):
                 value = split_overrides(value)
-            return msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
+            found = msgspec.convert(value, type=hint, strict=not text, dec_hook=_decode_path)
         except msgspec.ValidationError as error:
-            # A list is not shown: it may hold a camera's URL with its password.
-            shown = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
-            expected = self.expected or str(error).replace("`", "")
-            raise WrongValueError(self.name, f"{self.name} is {shown}, expected {expected}") from error
+            raise self._wrong(value, str(error)) from error
+        # msgspec compares with the least number above the bound. Above 0 that is a denormal one, which a library that
+        # was built with -ffast-math makes 0 for the whole process.
+        if self.meta is not None and self.meta.gt is not None and not found > self.meta.gt:
+            raise self._wrong(value, "more")
+        return found
+
+    def _wrong(self, value: Any, otherwise: str) -> WrongValueError:
+        # A list is not shown: it may hold a camera's URL with its password.
+        shown = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+        expected = self.expected or otherwise.replace("`", "")
+        return WrongValueError(self.name, f"{self.name} is {shown}, expected {expected}")
 
 
 class WrongValueError(SettingsError):
