@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from replayfleet.aggregator.admission import decode_upload
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
-from replayfleet.aggregator.sync.admission import decode_upload
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import (

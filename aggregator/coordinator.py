@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 
 from replayfleet.aggregator.aggregation import RoundResult
-from replayfleet.aggregator.operator.chronicle import Chronicle
+from replayfleet.aggregator.chronicle import Chronicle
 from replayfleet.aggregator.parts import Outcome, Parts
+from replayfleet.aggregator.presence import Change
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import PREPARE, DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
-from replayfleet.aggregator.sync.presence import Change
 from replayfleet.aggregator.sync.uploads import UploadDesk
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.sync.admission import Caps
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.service.logs import EventLogger

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, Blobs
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.sync.admission import Gate
-from replayfleet.aggregator.sync.presence import PresenceTable
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest
 from replayfleet.federation.wire.transport.interfaces import Courier

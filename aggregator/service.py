@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
@@ -18,11 +19,10 @@ from replayfleet.aggregator.jobs import ThreadJobs
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Outcome, Parts
+from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.sync.admission import Gate
-from replayfleet.aggregator.sync.presence import PresenceTable
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.rounds import Phase, Rounds
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.sync.presence import PresenceTable
 
 GRACE_S = 30.0
 SETTLE_S = 1.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from replayfleet.aggregator.admission import decode_upload, rejection_line, what_next
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Rounds
 from replayfleet.aggregator.steps import Step
-from replayfleet.aggregator.sync.admission import decode_upload, rejection_line, what_next
 from replayfleet.federation.errors import Reason, UploadRejected
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Manifest, Offer

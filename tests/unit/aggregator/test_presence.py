@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from replayfleet.aggregator.sync.presence import DEAD_AFTER_S, Change, PresenceTable
+from replayfleet.aggregator.presence import DEAD_AFTER_S, Change, PresenceTable
 from replayfleet.federation.wire.protocol.messages import Presence
 
 
