@@ -40,7 +40,7 @@ from replayfleet.federation.simulator.measures.evaluation import evaluate
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.federation.streams.stream import Stream, StreamSettings, client_id
-from replayfleet.scripts.report.facts import stored_state
+from replayfleet.scripts.demo.facts import stored_state
 
 DATASET = "fashion-mnist"
 

@@ -34,7 +34,7 @@ from benchmarks.environment import write_result
 from benchmarks.live_camera import cpu_s
 from replayfleet.edge_client.learning.local_training import IDLE_S
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.scripts.demo.processes import Child, Children, script
+from replayfleet.scripts.launch.processes import Child, Children, script
 from tests.support.image_sets import idx_bytes
 
 NUM_CORES = 2

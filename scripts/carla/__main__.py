@@ -6,27 +6,24 @@ First they learn what the objects are that they meet (pFedGRP), then where objec
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.logs import configure_logging
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.simulator.result import hardware
 from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
-from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
-from replayfleet.scripts.carla.phase import PhaseEnd, run_phase
+from replayfleet.federation.wire.transport.broker import BrokerHandle
+from replayfleet.scripts.carla.drive import places, stranding
 from replayfleet.scripts.carla.plan import FAST, FULL, MARKER, OWN, VEHICLES, Plan, Size, Work
 from replayfleet.scripts.carla.roads import STREET_TOWNS, Roads, StreetRoads, find_recording, thin
-from replayfleet.scripts.demo.command import run_demo
-from replayfleet.scripts.demo.folder import clear_folder
-from replayfleet.scripts.demo.table import rounds_table
-from replayfleet.scripts.demo.watch import Limit
+from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.table import rounds_table
 from replayfleet.scripts.words import clock
 
 TIME_LIMIT_S = 3600.0
@@ -65,14 +62,14 @@ def demo_carla(
     limit = Limit(time.monotonic(), time_limit_s)
     plan = make_plan(out, FAST if fast else FULL, seed, synthetic=synthetic, data_root=data_root, slower=slower)
     plan.write_tasks()
-    plan.note(command=["python", "-m", "replayfleet.scripts.carla", *sys.argv[1:]])
-    configure_logging(stream=(plan.logs / "demo.log").open("w", encoding="utf-8", buffering=1))
-    with open_broker(None, log=logging.getLogger("demo"), port=port) as broker:
-        plan.note(broker=broker.description)
-        console.print(opening(plan, broker), soft_wrap=True)
+    plan.note(command=this_command())
+    log_to(plan.logs / "demo.log")
+    with Broker(port) as broker:
+        plan.note(broker=broker.handle.description)
+        console.print(opening(plan, broker.handle), soft_wrap=True)
         for work in plan.size.works:
             console.print(f"\n{clock(limit.elapsed_s)}  {work.name}: {work.method}", soft_wrap=True)
-            _tell(plan, work, run_phase(plan, work, broker.url, console, limit), console)
+            _drive(plan, work, broker, console, limit)
     plan.note(seconds=round(limit.elapsed_s, 1), hardware=hardware())
     console.print(f"\n{clock(limit.elapsed_s)}  writing the report")
     from replayfleet.scripts.carla.report import write_report
@@ -122,15 +119,25 @@ def make_plan(out: Path, size: Size, seed: int, *, synthetic: bool, data_root: P
     return Plan(out=out, size=size, roads=roads, seed=seed, slower=slower)
 
 
-def _tell(plan: Plan, work: Work, end: PhaseEnd, console: Console) -> None:
-    plan.note(**{f"{work.name}_s": round(end.seconds, 1), f"{work.name}_complete": end.complete})
-    if not end.complete:
+def _drive(plan: Plan, work: Work, broker: Broker, console: Console, limit: Limit) -> None:
+    """Run one part from its start to its end, which is also where the road ends."""
+    began = time.monotonic()
+    fleet = RunningFleet(plan.fleet(work), broker, console, limit, lambda: places(plan, work))
+    complete = fleet.run(enough=stranding(plan, work))
+    num_done = len(fleet.record.committed_rounds())
+    if not num_done:
+        raise ReplayfleetError(
+            f"{work.name}: the road was over before the first round was done; this machine needs slower vehicles, "
+            f"for example --slower {3 * plan.slower:g}"
+        )
+    plan.note(**{f"{work.name}_s": round(time.monotonic() - began, 1), f"{work.name}_complete": complete})
+    if not complete:
         console.print(
-            f"{work.name}: the road was over after {len(end.record.committed_rounds())} of {plan.size.num_rounds} "
-            f"rounds, because this machine trains slower than planned; --slower {2 * plan.slower:g} gives it time.",
+            f"{work.name}: the road was over after {num_done} of {plan.size.num_rounds} rounds, because this machine "
+            f"trains slower than planned; --slower {2 * plan.slower:g} gives it time.",
             soft_wrap=True,
         )
-    console.print(rounds_table(end.record))
+    console.print(rounds_table(fleet.record))
 
 
 def main() -> None:

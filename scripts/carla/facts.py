@@ -15,7 +15,7 @@ from replayfleet.edge_client.operator.status import read_status
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.scripts.carla.plan import MARKER, VEHICLES
 from replayfleet.scripts.carla.quality import EVERYWHERE, Qualities, Quality, read_quality
-from replayfleet.scripts.fleet.record import ClientRound, FleetRecord, JournalTail
+from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalTail
 
 PARTS = ("crops", "detection")
 

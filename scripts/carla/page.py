@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from replayfleet.scripts.carla.facts import Facts, Part, Vehicle
 from replayfleet.scripts.carla.quality import EVERYWHERE, Quality
 from replayfleet.scripts.carla.stills import Still
-from replayfleet.scripts.report.line_chart import Line, line_chart
-from replayfleet.scripts.report.parts import definitions, document, section, tiles
+from replayfleet.scripts.pages.line_chart import Line, line_chart
+from replayfleet.scripts.pages.parts import definitions, document, section, tiles
 from replayfleet.scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent
 
 _CHART = (440, 300)

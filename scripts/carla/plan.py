@@ -14,7 +14,8 @@ from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.streams.anchors import fit_anchors
 from replayfleet.models.specs import DetectionSpec
 from replayfleet.scripts.carla.roads import HOLD_OUT, Drive, Roads
-from replayfleet.scripts.demo.folder import note_facts
+from replayfleet.scripts.launch.folder import note_facts
+from replayfleet.scripts.launch.plan import FleetPlan, aggregator_command, client_command
 
 VEHICLES = ("vehicle-1", "vehicle-2")
 MARKER = "demo-carla.json"
@@ -145,20 +146,11 @@ class Plan:
 
     @property
     def logs(self) -> Path:
-        """One log per process."""
         return self.out / "logs"
-
-    def aggregator_dir(self, work: Work) -> Path:
-        """The aggregator's data dir."""
-        return self.out / work.name / "aggregator"
 
     def vehicle_dir(self, work: Work, vehicle: str) -> Path:
         """A vehicle's data dir."""
         return self.out / work.name / vehicle
-
-    def film(self, work: Work, vehicle: str) -> Path:
-        """What a vehicle saw, drawn."""
-        return self.out / film_name(work.name, vehicle)
 
     def drive(self, work: Work, index: int) -> Drive:
         """Return a vehicle's way: the same towns, each vehicle beginning somewhere else."""
@@ -166,25 +158,32 @@ class Plan:
         start = -index % len(towns)
         return Drive(towns=towns[start:] + towns[:start], rate_hz=work.rate_hz / self.slower, seed=self.seed + index)
 
-    def aggregator(self, work: Work, broker: str) -> list[str]:
-        """The aggregator's command line."""
+    def fleet(self, work: Work) -> FleetPlan:
+        """Return one part's aggregator and vehicles."""
         settings = [word for key, value in work.overrides.items() for word in ("--set", f"{key}={value}")]
         task = ["--task", str(self._task_file(work))] if work.detector else ["--dataset", "carla-crops"]
-        return [
-            "aggregator", "serve", "--broker", broker, "--fleet", work.name,
-            "--data-dir", str(self.aggregator_dir(work)), "--clients", str(len(VEHICLES)),
-            "--rounds", str(self.size.num_rounds), "--method", work.method, *task, "--settings", work.preset, *settings,
-            "--seed", str(self.seed), "--threads", "1",
-        ]  # fmt: skip
+        data_dir = self.out / work.name / "aggregator"
+        aggregator = aggregator_command(
+            data_dir,
+            work.name,
+            clients=len(VEHICLES),
+            rounds=self.size.num_rounds,
+            method=work.method,
+            task=[*task, *settings],
+            preset=work.preset,
+            seed=self.seed,
+        )
+        clients = {name: self._vehicle(work, index) for index, name in enumerate(VEHICLES)}
+        prefix = f"{work.name}-"
+        return FleetPlan(logs=self.logs, data_dir=data_dir, aggregator=aggregator, clients=clients, prefix=prefix)
 
-    def vehicle(self, work: Work, index: int, broker: str) -> list[str]:
-        """The command line of one vehicle."""
+    def _vehicle(self, work: Work, index: int) -> list[str]:
         name, drive = VEHICLES[index], self.drive(work, index)
+        film = self.out / film_name(work.name, name)
         return [
-            "edge-client", "start", "--device", "cpu", "--broker", broker, "--fleet", work.name, "--client-id", name,
-            "--source", f"front={self.roads.source(drive)}", "--data-dir", str(self.vehicle_dir(work, name)),
+            *client_command(self.vehicle_dir(work, name), work.name, f"front={self.roads.source(drive)}"),
             "--hold-out", str(HOLD_OUT), "--min-samples", "4", "--min-pictures", str(self.min_pictures(drive)),
-            "--max-samples", str(work.max_samples), "--record", str(self.film(work, name)), "--threads", "1",
+            "--max-samples", str(work.max_samples), "--record", str(film),
         ]  # fmt: skip
 
     def min_pictures(self, drive: Drive) -> int:

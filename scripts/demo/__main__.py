@@ -5,8 +5,6 @@ Beside them FedAvg runs over the same stream in the simulator. At the end ``runs
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from replayfleet.federation.service.logs import configure_logging
-from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
-from replayfleet.scripts.demo.command import run_demo
-from replayfleet.scripts.demo.plan import BASELINE, Plan, clear, find_data, make_plan
-from replayfleet.scripts.demo.processes import Children
-from replayfleet.scripts.demo.table import rounds_table
-from replayfleet.scripts.demo.watch import Limit, Watch, seconds_from_now
-from replayfleet.scripts.fleet.record import FleetRecord
+from replayfleet.federation.simulator.settings import SIZES
+from replayfleet.federation.wire.transport.broker import BrokerHandle
+from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, find_data, make_plan
+from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.table import rounds_table
 from replayfleet.scripts.words import clock
 
 TIME_LIMIT_S = 840.0
-LEAVE_S = 30.0
-"""Clients leave by themselves within this time after the aggregator did."""
 _PATH = click.Path(path_type=Path)
 
 
@@ -44,44 +39,26 @@ def demo(preset: str, fast: bool, port: int | None, time_limit_s: float, **sizes
     """Let a fleet of real processes learn a stream over MQTT, and write a report beside FedAvg's."""
     plan = make_plan(preset="tiny" if fast else preset, **sizes)
     console = Console(highlight=False)
-    started = time.monotonic()
+    limit = Limit(time.monotonic(), time_limit_s)
     data = find_data(plan.data_root, console.print)
-    clear(plan.out)
-    plan.note(command=["python", "-m", "replayfleet.scripts.demo", *sys.argv[1:]])
-    _log_to(plan.logs / "demo.log")
-    with open_broker(None, log=logging.getLogger("demo"), port=port) as broker, Children(plan.logs) as children:
-        console.print(_opening(plan, broker), soft_wrap=True)
-        record = _fleet(plan, broker.url, children, console, Limit(started, time_limit_s))
-    plan.note(broker=broker.description, fleet_s=time.monotonic() - started)
-    console.print(f"{clock(time.monotonic() - started)}  writing the report")
-    from replayfleet.scripts.report import write_report
+    clear_folder(plan.out, MARKER, OWN, ("logs", "clients"))
+    plan.note(command=this_command())
+    log_to(plan.logs / "demo.log")
+    with Broker(port) as broker:
+        console.print(_opening(plan, broker.handle), soft_wrap=True)
+        fleet = RunningFleet(plan.fleet(), broker, console, limit, lambda: _baseline_note(plan))
+        fleet.run()
+        plan.note(broker=broker.handle.description, fleet_s=limit.elapsed_s)
+    console.print(f"{clock(limit.elapsed_s)}  writing the report")
+    from replayfleet.scripts.demo.report import write_report
 
     report = write_report(plan.out, data)
     console.print()
-    console.print(rounds_table(record))
+    console.print(rounds_table(fleet.record))
     for line in report.summary:
         console.print(line, soft_wrap=True)
     console.print(f"\nreport: {report.path.resolve()}", soft_wrap=True)
-    console.print(f"elapsed: {clock(time.monotonic() - started)} minutes")
-
-
-def _fleet(plan: Plan, broker: str, children: Children, console: Console, limit: Limit) -> FleetRecord:
-    """Run the fleet and the baseline from their start to their end, and return what happened.
-
-    Raises:
-        ChildFailed: A process ended before its time.
-        ReplayfleetError: The time is up.
-    """
-    watch = Watch(plan.aggregator_dir / "events.jsonl", children, console, limit, lambda: _baseline_note(plan))
-    aggregator = children.start("aggregator", plan.aggregator(broker))
-    clients = [children.start(name, plan.client(index, broker)) for index, name in enumerate(plan.names)]
-    baseline = children.start(BASELINE, plan.baseline(), niceness=10)
-    fleet = [aggregator, *clients]
-    with watch.shown():
-        watch.wait_for([aggregator], may_end=fleet, beside=[baseline])
-        watch.wait_for(clients, may_end=fleet, beside=[baseline], until=seconds_from_now(LEAVE_S))
-        watch.wait_for([baseline], may_end=fleet, beside=[baseline])
-    return watch.record
+    console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
 
 
 def _baseline_note(plan: Plan) -> str:
@@ -96,17 +73,14 @@ def _baseline_note(plan: Plan) -> str:
 def _opening(plan: Plan, broker: BrokerHandle) -> str:
     lines = [
         f"{plan.clients} clients and an aggregator learn Fashion-MNIST as a stream, {plan.rounds} rounds, "
-        f"{plan.samples} images per class and round, settings {plan.preset!r}, seed {plan.seed}.",
+        f"{SIZES[plan.preset].samples_per_class} images per class and round, settings {plan.preset!r}, "
+        f"seed {plan.seed}.",
         f"Broker: {broker.description}.",
     ]
     if broker.pid is None:
         lines.append("  `sudo apt install mosquitto` gets the real one; the demo takes it by itself.")
     lines.append(f"Logs: {plan.logs}")
     return "\n".join(lines)
-
-
-def _log_to(path: Path) -> None:
-    configure_logging(stream=path.open("w", encoding="utf-8", buffering=1))
 
 
 def main() -> None:

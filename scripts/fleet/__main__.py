@@ -7,7 +7,6 @@ through. Nothing needs a GPU or a camera, and nothing is left running.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from replayfleet.federation.service.logs import configure_logging
-from replayfleet.scripts.demo.command import run_demo
-from replayfleet.scripts.demo.folder import note_facts
 from replayfleet.scripts.demo.plan import find_data
-from replayfleet.scripts.demo.processes import Children
-from replayfleet.scripts.demo.table import rounds_table
-from replayfleet.scripts.demo.watch import Limit
 from replayfleet.scripts.fleet.faults import check_faults
-from replayfleet.scripts.fleet.plan import DATASET, MARKER, FleetPlan
-from replayfleet.scripts.fleet.processes import Broker, RunningFleet
+from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
+from replayfleet.scripts.fleet.troubled import TroubledFleet
+from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.folder import note_facts
+from replayfleet.scripts.launch.table import rounds_table
 from replayfleet.scripts.words import clock
 
 _PATH = click.Path(path_type=Path)
@@ -48,29 +45,30 @@ SMALLER = "--clients and --rounds ask"
 @click.option("--time-limit-s", type=float, default=600.0, help="Give up after this many seconds.")
 def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     """Run a fleet on this machine, with faults or without; exit code 0: every round and every client came through."""
-    plan, wanted = FleetPlan(**sizes), check_faults(faults)
+    yard, wanted = Yard(**sizes), check_faults(faults)
     console = Console(highlight=False)
-    if plan.source == DATASET:
-        find_data(plan.data_root, console.print)
-    plan.prepare()
-    configure_logging(stream=(plan.logs / "fleet.log").open("w", encoding="utf-8", buffering=1))
+    if yard.source == DATASET:
+        find_data(yard.data_root, console.print)
+    yard.prepare()
     limit = Limit(time.monotonic(), time_limit_s, SMALLER)
-    with Broker() as broker, Children(plan.logs) as children:
+    log_to(yard.logs / "fleet.log")
+    with Broker() as broker:
         console.print(
-            f"{plan.clients} clients, {plan.rounds} rounds of {plan.method}, source {plan.source!r}, faults: "
-            f"{', '.join(wanted) or 'none'}. {broker.description}. Logs: {plan.logs}",
+            f"{yard.clients} clients, {yard.rounds} rounds of {yard.method}, source {yard.source!r}, faults: "
+            f"{', '.join(wanted) or 'none'}. Broker: {broker.handle.description}. Logs: {yard.logs}",
             soft_wrap=True,
         )
-        running = RunningFleet(plan, wanted, broker, children, console)
-        running.run(limit)
+        running = RunningFleet(yard.fleet(wanted), broker, console, limit)
+        troubled = TroubledFleet(yard, wanted, broker, running)
+        troubled.run()
     console.print()
     console.print(rounds_table(running.record))
-    console.print(running.table())
-    summary = running.summary()
-    note_facts(plan.out / MARKER, {"command": ["python", "-m", "replayfleet.scripts.fleet", *sys.argv[1:]], **summary})
+    console.print(troubled.table())
+    summary = {**troubled.summary(), "elapsed_s": round(limit.elapsed_s, 1)}
+    note_facts(yard.out / MARKER, {"command": this_command(), **summary})
     killed = sum(client["killed"] for client in summary["clients"])
     console.print(
-        f"all {plan.rounds} rounds and all {plan.clients} clients came through; killed clients: {killed}, killed "
+        f"all {yard.rounds} rounds and all {yard.clients} clients came through; killed clients: {killed}, killed "
         f"brokers: {summary['broker_restarts']}, cut connections: {summary['cut_connections']}",
         soft_wrap=True,
     )

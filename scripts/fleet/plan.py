@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import json
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.simulator.settings import SIZES, unknown_settings
 from replayfleet.federation.streams.stream import client_id
 from replayfleet.federation.streams.street.street import Street
-from replayfleet.scripts.demo.folder import clear_folder
+from replayfleet.federation.streams.street.towns import TOWNS
+from replayfleet.scripts.fleet.faults import BAD_LINE
+from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.plan import (
+    FASHION_MNIST,
+    FleetPlan,
+    aggregator_command,
+    check_sizes,
+    client_command,
+    stream_source,
+)
 
 DATASET = "dataset"
 SYNTHETIC = "synthetic"
 SOURCES = (DATASET, SYNTHETIC)
-SET = "fashion-mnist"
-FLEET = "yard"
 MARKER = "fleet.json"
+_FLEET = "yard"
 _TASK_FILE = "task.toml"
 _OWN = ("aggregator", "clients", "logs", _TASK_FILE)
 _CROP_SIZE = 32
 _MIN_SAMPLES = 20
+_LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FleetPlan:
+class Yard:
     """A checked simulated fleet.
 
     Attributes:
@@ -56,13 +67,7 @@ class FleetPlan:
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise SettingsError(f"unknown source {self.source!r}{nearest(self.source, SOURCES)}")
-        if self.preset not in SIZES:
-            raise unknown_settings(self.preset)
-        for name in ("clients", "rounds"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"--{name} is {getattr(self, name)}, expected at least 1")
-        if self.seed < 0:
-            raise SettingsError(f"--seed is {self.seed}, expected 0 or more")
+        check_sizes(self.preset, clients=self.clients, rounds=self.rounds, seed=self.seed)
 
     @property
     def names(self) -> list[str]:
@@ -71,13 +76,7 @@ class FleetPlan:
 
     @property
     def logs(self) -> Path:
-        """One log per process."""
         return self.out / "logs"
-
-    @property
-    def journal(self) -> Path:
-        """The aggregator's events."""
-        return self.out / "aggregator" / "events.jsonl"
 
     def data_dir(self, name: str) -> Path:
         """One client's."""
@@ -95,38 +94,28 @@ class FleetPlan:
             text = f"image_channels = 3\nimage_size = {_CROP_SIZE}\nclass_names = {names}\n"
             (self.out / _TASK_FILE).write_text(text, encoding="utf-8")
 
-    def aggregator(self, broker: str) -> list[str]:
-        """The aggregator's command line."""
-        task = ["--dataset", SET] if self.source == DATASET else ["--task", str(self.out / _TASK_FILE)]
-        return [
-            "aggregator", "serve", "--broker", broker, "--fleet", FLEET, "--data-dir", str(self.out / "aggregator"),
-            "--clients", str(self.clients), "--rounds", str(self.rounds), "--deadline-s", f"{self.deadline_s:g}",
-            "--method", self.method, *task, "--settings", self.preset, "--seed", str(self.seed), "--threads", "1",
-        ]  # fmt: skip
-
-    def client(self, name: str, broker: str) -> list[str]:
-        """The command line of one client."""
-        data = ["--data-root", str(self.data_root)] if self.data_root is not None else []
-        return [
-            "edge-client", "start", "--device", "cpu", "--broker", broker, "--fleet", FLEET, "--client-id", name,
-            "--source", self._source(self.names.index(name)), "--data-dir", str(self.data_dir(name)),
-            "--threads", "1", "--min-samples", str(_MIN_SAMPLES), *data,
-        ]  # fmt: skip
-
-    def _source(self, index: int) -> str:
-        if self.source == SYNTHETIC:
-            towns = ("sunny", "night", "rain", "highway")
-            query: dict[str, object] = {"town": towns[index % len(towns)], "seed": self.seed + index, "rate": self.rate}
-            return f"synthetic://street?{urllib.parse.urlencode(query)}"
-        size = SIZES[self.preset]
-        query = {
-            "scenario": "circulating",
-            "clients": self.clients,
-            "client": index,
-            "rounds": self.rounds,
-            "samples": size.samples_per_class,
-            "test": size.test_samples_per_class or 0,
-            "seed": self.seed,
-            "rate": self.rate,
-        }
-        return f"dataset://{SET}?{urllib.parse.urlencode(query)}"
+    def fleet(self, faults: Sequence[str] = ()) -> FleetPlan:
+        """Return the fleet, with a bad line to its broker if the faults have one."""
+        data_dir = self.out / "aggregator"
+        task = ["--dataset", FASHION_MNIST] if self.source == DATASET else ["--task", str(self.out / _TASK_FILE)]
+        sizes = {"clients": self.clients, "rounds": self.rounds, "seed": self.seed}
+        aggregator = aggregator_command(data_dir, _FLEET, **sizes, method=self.method, task=task, preset=self.preset)
+        data = [] if self.data_root is None else ["--data-root", str(self.data_root)]
+        clients = {}
+        for index, name in enumerate(self.names):
+            source = stream_source(self.preset, index, **sizes, rate=self.rate)
+            if self.source == SYNTHETIC:
+                town = list(TOWNS)[index % len(TOWNS)]
+                query = urllib.parse.urlencode({"town": town, "seed": self.seed + index, "rate": self.rate})
+                source = f"synthetic://street?{query}"
+            command = client_command(self.data_dir(name), _FLEET, source)
+            clients[name] = [*command, "--min-samples", str(_MIN_SAMPLES), *data]
+        line = child_command("replayfleet.scripts.fleet.tcp_link", "--seed", str(self.seed), program="bad-line")
+        return FleetPlan(
+            logs=self.logs,
+            data_dir=data_dir,
+            aggregator=[*aggregator, "--deadline-s", f"{self.deadline_s:g}"],
+            clients=clients,
+            line=line if BAD_LINE in faults else (),
+            leave_s=_LEAVE_S,
+        )

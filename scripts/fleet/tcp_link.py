@@ -119,7 +119,10 @@ class TcpLink:
 @click.option("--seed", type=int, default=0, help="Of delays and cuts.")
 def main(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: float, seed: int) -> None:
     """Be a bad line to a broker until stopped."""
-    quality = LineQuality(delay_ms / 1000, rate_kb * 1000, cut_every_s)
+    try:
+        quality = LineQuality(delay_ms / 1000, rate_kb * 1000, cut_every_s)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     link = TcpLink(target, quality, random.Random(seed), _say)  # noqa: S311 - not a secret
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(link.serve(port, lambda found: _say(f"port {found}")))

@@ -18,7 +18,7 @@ from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
 from replayfleet.scripts.carla.plan import Plan, Size, Work
 from replayfleet.scripts.carla.roads import find_recording, thin
-from replayfleet.scripts.fleet.record import ClientRound
+from replayfleet.scripts.launch.record import ClientRound
 
 RATE_HZ = 10.0
 FRAMES_PER_TOWN = 100

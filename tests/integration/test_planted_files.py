@@ -30,7 +30,7 @@ from replayfleet.export.engines.maker import EngineFailed
 from replayfleet.export.running.provider_options import BatchProfile
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ArtefactRejected
-from replayfleet.scripts.demo.processes import Children
+from replayfleet.scripts.launch.processes import Children
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = (

@@ -14,8 +14,8 @@ from typing import Any
 
 from replayfleet.scripts.carla.plan import Plan, Work
 from replayfleet.scripts.carla.roads import HOLD_OUT
-from replayfleet.scripts.demo.processes import Child, Children
-from replayfleet.scripts.fleet.record import FleetRecord, JournalTail
+from replayfleet.scripts.launch.processes import Child, Children
+from replayfleet.scripts.launch.record import FleetRecord, JournalTail
 
 POLL_S = 0.5
 
@@ -82,13 +82,13 @@ def stream(
     ports = {name: _free_port() for name in ways}
     started = time.monotonic()
     with Children(plan.logs) as children:
-        processes = {"aggregator": children.start("aggregator", plan.aggregator(work, broker))}
+        processes = {"aggregator": children.start("aggregator", [*plan.fleet(work).aggregator, "--broker", broker])}
         for name, way in ways.items():
             command = _vehicle(plan, work, name, way, broker)
             options = ["--min-pictures", str(min_pictures), "--health-port", str(ports[name])]
             processes[name] = children.start(name, [*command, *options])
         looks = _watch(processes, ports, started + timeout_s)
-        record = FleetRecord(JournalTail(plan.aggregator_dir(work) / "events.jsonl").new_events())
+        record = FleetRecord(JournalTail(plan.fleet(work).data_dir / "events.jsonl").new_events())
         streamed = Streamed(record, looks=looks, seconds=time.monotonic() - started)
         for name, child in processes.items():
             code = child.process.poll()

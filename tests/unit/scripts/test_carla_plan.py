@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.streams.files.picture_files import read_picture
 from replayfleet.models.specs import DetectionSpec
 from replayfleet.scripts.carla.__main__ import make_plan
-from replayfleet.scripts.carla.phase import STRANDED_S, places, stranding
+from replayfleet.scripts.carla.drive import STRANDED_S, places, stranding
 from replayfleet.scripts.carla.plan import FAST, FULL, VEHICLES, Plan, Size
 from replayfleet.scripts.carla.roads import HOLD_OUT, STREET_TOWNS, Roads, StreetRoads, find_recording, thin
 
@@ -42,7 +43,7 @@ def plan(roads: Roads, out: Path, size: Size = FAST, **changes: Any) -> Plan:
     return Plan(out=out, size=size, roads=roads, **changes)
 
 
-def value(command: list[str], option: str) -> str:
+def value(command: Sequence[str], option: str) -> str:
     return command[command.index(option) + 1]
 
 
@@ -132,7 +133,7 @@ def test_command_lines_are_ones_that_the_programs_take(recorded: Roads, tmp_path
         found = plan(recorded, tmp_path, dataclasses.replace(size, num_towns=3), seed=5)
         found.write_tasks()
         for work in found.size.works:
-            command = found.aggregator(work, BROKER)
+            command = found.fleet(work).aggregator
             chosen = [command[place + 1] for place, word in enumerate(command) if word == "--set"]
             task: dict[str, Any] = {"task": Path(value(command, "--task"))} if "--task" in command else {}
             task = task or {"dataset": value(command, "--dataset")}
@@ -147,7 +148,7 @@ def test_command_lines_are_ones_that_the_programs_take(recorded: Roads, tmp_path
                 **task,
             ).spec()
             assert (spec.run_seed, spec.fleet) == (5, "fleet")
-            vehicle = found.vehicle(work, 1, BROKER)
+            vehicle = found.fleet(work).clients["vehicle-2"]
             settings = ClientSettings(
                 broker=BROKER,
                 client_id=value(vehicle, "--client-id"),
@@ -159,7 +160,7 @@ def test_command_lines_are_ones_that_the_programs_take(recorded: Roads, tmp_path
                 hold_out=int(value(vehicle, "--hold-out")),
                 record=Path(value(vehicle, "--record")),
             )
-            assert settings.learning().collector.hold_out == HOLD_OUT
+            assert settings.hold_out == HOLD_OUT
 
 
 def test_a_detectors_task_fits_the_boxes_on_the_road(recorded: Roads, tmp_path: Path):

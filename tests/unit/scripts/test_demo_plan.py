@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
 from replayfleet.federation.errors import SettingsError
 from replayfleet.scripts.demo import plan as demo_plan
-from replayfleet.scripts.demo.plan import Plan, clear, find_data, make_plan
+from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, find_data, make_plan
+from replayfleet.scripts.launch.folder import clear_folder
 
 
 def plan(tmp_path: Path, **changes: Any) -> Plan:
@@ -17,12 +19,16 @@ def plan(tmp_path: Path, **changes: Any) -> Plan:
     return make_plan(tmp_path / "demo", **{**options, **changes})
 
 
-def value(command: list[str], option: str) -> str:
+def clear(out: Path) -> None:
+    clear_folder(out, MARKER, OWN, ("logs", "clients"))
+
+
+def value(command: Sequence[str], option: str) -> str:
     return command[command.index(option) + 1]
 
 
 def test_sizes_are_those_of_the_preset_unless_asked_for(tmp_path: Path):
-    assert (plan(tmp_path).clients, plan(tmp_path).rounds, plan(tmp_path).samples) == (2, 3, 20)
+    assert (plan(tmp_path).clients, plan(tmp_path).rounds) == (2, 3)
     assert (plan(tmp_path, clients=5).clients, plan(tmp_path, rounds=4).rounds) == (5, 4)
 
 
@@ -42,31 +48,31 @@ def test_impossible_plans_are_refused(tmp_path: Path, changes: dict[str, Any], m
 
 def test_fleet_and_baseline_meet_the_same_stream(tmp_path: Path):
     found = plan(tmp_path, data_root=tmp_path)
-    uri = parse_source(value(found.client(1, "mqtt://127.0.0.1:1"), "--source"))
+    uri = parse_source(value(found.fleet().clients["client-1"], "--source"))
     assert isinstance(uri, DatasetUri)
-    baseline = found.baseline()
+    baseline = found.fleet().beside[BASELINE]
     assert (uri.client, uri.seed, uri.samples) == (1, 3, 20)
     assert value(baseline, "--set") == f"samples_per_class={uri.samples}"
     assert (uri.test, baseline.count("--set")) == (0, 1)
     assert value(baseline, "--scenario") == uri.scenario
     for option, number in (("--clients", uri.clients), ("--rounds", uri.rounds), ("--seed", uri.seed)):
         assert value(baseline, option) == str(number)
-    aggregator = found.aggregator("mqtt://127.0.0.1:1")
+    aggregator = found.fleet().aggregator
     assert value(aggregator, "--settings") == value(baseline, "--settings")
     assert value(aggregator, "--seed") == value(baseline, "--seed")
 
 
 def test_the_demos_test_part_is_the_same_for_fleet_and_baseline(tmp_path: Path):
     found = make_plan(tmp_path, "demo", 0, clients=None, rounds=None, data_root=None)
-    uri = parse_source(value(found.client(0, "mqtt://h"), "--source"))
+    uri = parse_source(value(found.fleet().clients["client-0"], "--source"))
     assert isinstance(uri, DatasetUri)
     assert uri.test == 100
-    assert f"test_samples_per_class={uri.test}" in found.baseline()
+    assert f"test_samples_per_class={uri.test}" in found.fleet().beside[BASELINE]
 
 
 def test_every_process_computes_with_one_thread(tmp_path: Path):
     found = plan(tmp_path)
-    for command in (found.aggregator("mqtt://h"), found.client(0, "mqtt://h"), found.baseline()):
+    for command in (found.fleet().aggregator, *found.fleet().clients.values(), *found.fleet().beside.values()):
         assert value(command, "--threads") == "1"
 
 

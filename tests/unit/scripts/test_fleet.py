@@ -7,6 +7,7 @@ import re
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from replayfleet.aggregator.settings import AggregatorSettings
@@ -21,8 +23,6 @@ from replayfleet.edge_client.cameras.uri import parse_sources
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.settings import read_settings
-from replayfleet.scripts.demo.processes import Children
-from replayfleet.scripts.demo.watch import Limit, Watch
 from replayfleet.scripts.fleet.__main__ import SMALLER, fleet
 from replayfleet.scripts.fleet.faults import (
     AFTER_S,
@@ -33,13 +33,15 @@ from replayfleet.scripts.fleet.faults import (
     Faults,
     check_faults,
 )
-from replayfleet.scripts.fleet.plan import FleetPlan
-from replayfleet.scripts.fleet.tcp_link import LineQuality
+from replayfleet.scripts.fleet.plan import Yard
+from replayfleet.scripts.fleet.tcp_link import LineQuality, main
+from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
+from replayfleet.scripts.launch.plan import FleetPlan
 
 ROOT = Path(__file__).parents[3]
 
 
-def a_plan(out: Path, **changes: object) -> FleetPlan:
+def a_plan(out: Path, **changes: object) -> Yard:
     options: dict[str, object] = {
         "out": out,
         "clients": 3,
@@ -52,14 +54,14 @@ def a_plan(out: Path, **changes: object) -> FleetPlan:
         "seed": 1,
         **changes,
     }
-    return FleetPlan(**options)  # type: ignore[arg-type]
+    return Yard(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", ["dataset", "synthetic"])
 def test_every_client_has_a_source_and_a_data_dir_of_its_own(tmp_path: Path, source: str) -> None:
     plan = a_plan(tmp_path / "fleet", source=source)
     plan.prepare()
-    words = [plan.client(name, "mqtt://127.0.0.1:1") for name in plan.names]
+    words = list(plan.fleet().clients.values())
     sources = [parse_sources([line[line.index("--source") + 1]]) for line in words]
     assert len({str(source) for source in sources}) == 3
     assert len({line[line.index("--data-dir") + 1] for line in words}) == 3
@@ -68,7 +70,7 @@ def test_every_client_has_a_source_and_a_data_dir_of_its_own(tmp_path: Path, sou
 def test_the_synthetic_fleet_has_a_task_that_the_aggregator_understands(tmp_path: Path) -> None:
     plan = a_plan(tmp_path / "fleet", source="synthetic")
     plan.prepare()
-    words = plan.aggregator("mqtt://127.0.0.1:1")
+    words = plan.fleet().aggregator
     task = Path(words[words.index("--task") + 1])
     settings = read_settings(AggregatorSettings, None, {"data_dir": tmp_path, "clients": 3, "task": task})
     assert "vehicle" in settings.task_spec().class_names
@@ -223,14 +225,18 @@ def test_an_impossible_line_is_refused() -> None:
         LineQuality(delay_s=float("nan"))
 
 
+def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
+    for words in (["--delay-ms", "-4"], ["--rate-kb", "nan"]):
+        done = CliRunner().invoke(main, ["--to", "1", *words])
+        assert done.exit_code == 2
+        assert "expected 0 or more" in done.output
+
+
 def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    limit = Limit(time.monotonic(), 0.0, SMALLER)
-    with Children(tmp_path / "logs") as children:
-        sleeper = children.start("sleeper", ["python", "-c", "import time; time.sleep(60)"])
-        watch = Watch(tmp_path / "events.jsonl", children, Console(file=io.StringIO()), limit)
-        with pytest.raises(ReplayfleetError) as late:
-            watch.wait_for([sleeper], may_end=[])
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    plan = FleetPlan(logs=tmp_path, data_dir=tmp_path, aggregator=sleeper, clients={})
+    with Broker() as broker, pytest.raises(ReplayfleetError) as late:
+        RunningFleet(plan, broker, Console(file=io.StringIO()), Limit(time.monotonic(), 0.0, SMALLER)).run()
     known = {option for parameter in fleet.params for option in parameter.opts}
     named = set(re.findall(r"--[a-z-]+", str(late.value)))
     assert named == {"--time-limit-s", "--clients", "--rounds"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.demo_journal import CLIENTS, journal, report
 
-from replayfleet.scripts.fleet.record import FleetRecord, JournalTail
+from replayfleet.scripts.launch.record import FleetRecord, JournalTail
 
 
 def test_a_report_counts_for_the_round_before_its_download():

@@ -14,13 +14,13 @@ from support.demo_journal import baseline_result, journal
 from support.finished_demo import finished_demo, tiny_images
 
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.scripts.fleet.record import FleetRecord
-from replayfleet.scripts.report import write_report
-from replayfleet.scripts.report.facts import BlobSizes, Facts, read_facts
-from replayfleet.scripts.report.line_chart import Line, line_chart
-from replayfleet.scripts.report.page import page
-from replayfleet.scripts.report.samples import Picture, contact_sheet, data_uri, generated_pictures
-from replayfleet.scripts.report.sentences import headline, revisit_sentence, summary
+from replayfleet.scripts.demo.facts import BlobSizes, Facts, read_facts
+from replayfleet.scripts.demo.page import page
+from replayfleet.scripts.demo.report import write_report
+from replayfleet.scripts.demo.samples import Picture, contact_sheet, data_uri, generated_pictures
+from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
+from replayfleet.scripts.launch.record import FleetRecord
+from replayfleet.scripts.pages.line_chart import Line, line_chart
 
 PICTURES = [Picture(class_id, "data:image/png;base64,AA==", 0.5) for class_id in range(4)]
 

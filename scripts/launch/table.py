@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from replayfleet.scripts.fleet.record import ClientRound, FleetRecord, Round
+from replayfleet.scripts.launch.record import ClientRound, FleetRecord, Round
 from replayfleet.scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent, short_name
 
 _MAX_CLIENT_COLUMNS = 4
@@ -53,28 +53,24 @@ def event_line(event: Mapping[str, Any], record: FleetRecord) -> str:
     kind = str(event.get("event"))
     if kind in _TROUBLES:
         return f"{kind}: " + ", ".join(f"{key} {value}" for key, value in event.items() if key not in {"event", "time"})
-    line = _LINES.get(kind)
-    return "" if line is None else line(event, record)
+    if kind == "upload accepted":
+        return _upload_line(event, record)
+    if kind == "client report":
+        return _report_line(event, record)
+    return _LINES.get(kind, "").format_map(
+        {"device": None, "provider": None, "reason": None, "aggregate_s": 0, **event}
+    )
 
 
-def _started_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"aggregator: {event['method']}, {event['num_rounds']} rounds of {event['clients']} clients"
-
-
-def _opened_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"round {event['round']}: open, {event['expected']} uploads expected"
-
-
-def _online_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"{event['client']}: online, {event.get('device')} with {event.get('provider')}"
-
-
-def _gone_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"{event['client']}: gone ({event.get('reason')})"
-
-
-def _committed_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"round {event['round']}: aggregated in {event.get('aggregate_s', 0):.1f} s"
+_TROUBLES = frozenset({"upload rejected", "download refused", "download failed", "round extended", "transfer failed"})
+_LINES = {
+    "aggregator started": "aggregator: {method}, {num_rounds} rounds of {clients} clients",
+    "round opened": "round {round}: open, {expected} uploads expected",
+    "client online": "{client}: online, {device} with {provider}",
+    "client gone": "{client}: gone ({reason})",
+    "round committed": "round {round}: aggregated in {aggregate_s:.1f} s",
+    "run finished": "run finished after {rounds} rounds",
+}
 
 
 def _upload_line(event: Mapping[str, Any], record: FleetRecord) -> str:
@@ -101,23 +97,6 @@ def _report_line(event: Mapping[str, Any], record: FleetRecord) -> str:
     if found.mean_accuracy is not None:
         line += f"; mean of the fleet {percent(found.mean_accuracy)}"
     return line
-
-
-def _finished_line(event: Mapping[str, Any], _: FleetRecord) -> str:
-    return f"run finished after {event.get('rounds')} rounds"
-
-
-_LINES: dict[str, Callable[[Mapping[str, Any], FleetRecord], str]] = {
-    "aggregator started": _started_line,
-    "round opened": _opened_line,
-    "client online": _online_line,
-    "client gone": _gone_line,
-    "upload accepted": _upload_line,
-    "round committed": _committed_line,
-    "client report": _report_line,
-    "run finished": _finished_line,
-}
-_TROUBLES = frozenset({"upload rejected", "download refused", "download failed", "round extended", "transfer failed"})
 
 
 def _headline(record: FleetRecord, elapsed_s: float) -> str:

@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.scripts.demo.processes import ChildFailed
+from replayfleet.federation.service.logs import configure_logging
+from replayfleet.scripts.launch.processes import ChildFailed
 
 interrupted = threading.Event()
 """Set by Ctrl-C and SIGTERM; whoever waits for processes looks at it."""
@@ -40,6 +42,19 @@ def run_demo(command: click.Command, name: str) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _fail(name, "stopped; all its processes are ended", 130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def log_to(path: Path) -> None:
+    """Write this process's own log to a file, for standard output is for people."""
+    configure_logging(stream=path.open("w", encoding="utf-8", buffering=1))
+
+
+def this_command() -> list[str]:
+    """Return this process's command line as somebody would type it again."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", f"replayfleet.scripts.{program.parent.name}", *sys.argv[1:]]
+    return [program.name, *sys.argv[1:]]
 
 
 def _interrupt(*_: object) -> None:

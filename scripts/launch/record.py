@@ -17,66 +17,36 @@ _STREAM = "stream_accuracy"
 
 @dataclass(slots=True)
 class ClientRound:
-    """One client in one round; None is "not known yet".
+    """One client in one round; None is "not known yet". Bytes are those on the wire."""
 
-    Attributes:
-        classes: class ids of its round data.
-        known_before: it had met all of these classes in earlier rounds.
-        sent: sub-generators that went up.
-        held: sub-generators that it has.
-        bytes_up: of its upload, on the wire.
-        bytes_down: of the download that answers it, on the wire, its copy of what all clients share included.
-        accuracy: of the model that it serves after the round, on its cumulative test data; of a detector the share of
-            boxes that it finds.
-        num_test: size of these data.
-        stream_accuracy: the same measure on what came during the round, of the model served then, before it learned it.
-        num_stream: objects that this share is of.
-        place_accuracy: the same by place, for example by town.
-        train_s: wall time of its local round.
-        swap_s: loading, probing and swapping the model that came back.
-        frames: frames answered so far.
-        latency_p95_s: of an answer.
-    """
-
-    classes: tuple[int, ...] = ()
-    known_before: bool = False
-    sent: int | None = None
-    held: int | None = None
+    classes: tuple[int, ...] = ()  # class ids of its round data
+    known_before: bool = False  # it had met all of these classes in earlier rounds
+    sent: int | None = None  # sub-generators that went up
+    held: int | None = None  # sub-generators that it has
     bytes_up: int | None = None
-    bytes_down: int | None = None
-    accuracy: float | None = None
-    num_test: int | None = None
-    stream_accuracy: float | None = None
-    num_stream: int = 0
-    place_accuracy: dict[str, float] = field(default_factory=dict)
+    bytes_down: int | None = None  # of the download that answers it, its copy of what all clients share included
+    accuracy: float | None = None  # of what it serves afterwards, on its test data so far; a detector's: boxes found
+    num_test: int | None = None  # size of these data
+    stream_accuracy: float | None = None  # the same measure on what came meanwhile, before it was learned
+    num_stream: int = 0  # objects that this share is of
+    place_accuracy: dict[str, float] = field(default_factory=dict)  # the same by place, for example by town
     train_s: float | None = None
-    swap_s: float | None = None
-    frames: int | None = None
+    swap_s: float | None = None  # loading, probing and swapping the model that came back
+    frames: int | None = None  # answered so far
     latency_p95_s: float | None = None
 
 
 @dataclass(slots=True)
 class Round:
-    """One round of the fleet.
-
-    Attributes:
-        index: counted from 0.
-        expected: uploads that close it at once.
-        opened_at: seconds since the epoch.
-        is_committed: its result is durable.
-        aggregate_s: wall time of the aggregation.
-        round_s: from opening to commit.
-        weights: client -> client -> share in its personalised model.
-        clients: client -> what it did.
-    """
+    """One round of the fleet."""
 
     index: int
-    expected: int
-    opened_at: float = 0.0
-    is_committed: bool = False
+    expected: int  # uploads that close it at once
+    opened_at: float = 0.0  # seconds since the epoch
+    is_committed: bool = False  # its result is durable
     aggregate_s: float | None = None
-    round_s: float | None = None
-    weights: dict[str, dict[str, float]] = field(default_factory=dict)
+    round_s: float | None = None  # from opening to commit
+    weights: dict[str, dict[str, float]] = field(default_factory=dict)  # client -> client -> share in its model
     clients: dict[str, ClientRound] = field(default_factory=dict)
 
     @property
@@ -97,23 +67,13 @@ class Round:
 
 @dataclass(slots=True)
 class Client:
-    """One client now.
+    """One client now."""
 
-    Attributes:
-        state: a few words for the live table.
-        round: the round that it works on; None before the first and after the last.
-        device: device profile and execution provider.
-        version: of the model that it serves; 0 before the first.
-        first_bytes: what it received before round 0: graphs and the first model.
-        seen: class id -> samples met so far.
-    """
-
-    state: str = "starting"
-    round: int | None = None
-    device: str = ""
-    version: int = 0
-    first_bytes: int = 0
-    seen: dict[int, int] = field(default_factory=dict)
+    state: str = "starting"  # a few words for the live table
+    round: int | None = None  # that it works on; None before the first and after the last
+    version: int = 0  # of the model that it serves; 0 before the first
+    first_bytes: int = 0  # what it received before round 0: graphs and the first model
+    seen: dict[int, int] = field(default_factory=dict)  # class id -> samples met so far
 
 
 class FleetRecord:
@@ -142,31 +102,17 @@ class FleetRecord:
         self.finished = False
         self.troubles: list[str] = []
         self._expected = 0
-        self._handlers = {
-            "aggregator started": self._started,
-            "round opened": self._opened,
-            "client online": self._online,
-            "client gone": self._gone,
-            "upload accepted": self._uploaded,
-            "upload rejected": self._refused,
-            "download refused": self._refused,
-            "download failed": self._refused,
-            "round closed": self._closed,
-            "round committed": self._committed,
-            "client report": self._reported,
-            "run finished": self._finished,
-        }
         for event in events:
             self.add(event)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take the next event."""
+        """Take the next event: ``round opened`` is for ``_round_opened``."""
         at = float(event.get("time", 0.0))
         self.started_at = self.started_at or at
         self.ended_at = max(self.ended_at, at)
-        handler = self._handlers.get(str(event.get("event")))
-        if handler is not None:
-            handler(event)
+        take = getattr(self, f"_{str(event.get('event')).replace(' ', '_')}", None)
+        if take is not None:
+            take(event)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -206,26 +152,24 @@ class FleetRecord:
     def _client_round(self, event: Mapping[str, Any], index: int) -> ClientRound:
         return self._round(index).clients.setdefault(str(event["client"]), ClientRound())
 
-    def _started(self, event: Mapping[str, Any]) -> None:
+    def _aggregator_started(self, event: Mapping[str, Any]) -> None:
         self.spec = dict(event.get("spec") or {})
         self.stores_data = bool(event.get("stores_data"))
         self.num_rounds = int(event.get("num_rounds") or 0)
         self._expected = int(event.get("clients", 0))
 
-    def _opened(self, event: Mapping[str, Any]) -> None:
+    def _round_opened(self, event: Mapping[str, Any]) -> None:
         opened = self._round(int(event["round"]))
         opened.expected = int(event.get("expected", opened.expected))
         opened.opened_at = opened.opened_at or float(event.get("time", 0.0))
 
-    def _online(self, event: Mapping[str, Any]) -> None:
-        client = self._client(event)
-        client.state = "online"
-        client.device = f"{event.get('device', '')} ({event.get('provider', '')})"
+    def _client_online(self, event: Mapping[str, Any]) -> None:
+        self._client(event).state = "online"
 
-    def _gone(self, event: Mapping[str, Any]) -> None:
+    def _client_gone(self, event: Mapping[str, Any]) -> None:
         self._client(event).state = "done" if self.finished else f"gone ({event.get('reason', '')})"
 
-    def _uploaded(self, event: Mapping[str, Any]) -> None:
+    def _upload_accepted(self, event: Mapping[str, Any]) -> None:
         client, found = self._client(event), self._client_round(event, int(event["round"]))
         client.state, client.round = "uploaded", int(event["round"])
         found.bytes_up = int(event.get("bytes", 0))
@@ -237,23 +181,25 @@ class FleetRecord:
         found.held = len(seen)
         client.seen = seen
 
-    def _refused(self, event: Mapping[str, Any]) -> None:
+    def _upload_rejected(self, event: Mapping[str, Any]) -> None:
         reason = event.get("detail") or event.get("reason") or "no reason given"
         self.troubles.append(f"round {event.get('round')}, {event.get('client')}: {event.get('event')} ({reason})")
         self._client(event).state = str(event["event"])
 
-    def _closed(self, event: Mapping[str, Any]) -> None:
+    _download_refused = _download_failed = _upload_rejected
+
+    def _round_closed(self, event: Mapping[str, Any]) -> None:
         for client in self.clients.values():
             if client.state == "uploaded":
                 client.state = "waiting"
 
-    def _committed(self, event: Mapping[str, Any]) -> None:
+    def _round_committed(self, event: Mapping[str, Any]) -> None:
         found = self._round(int(event["round"]))
         found.is_committed = True
         found.weights = {who: dict(shares) for who, shares in (event.get("weights") or {}).items()}
         found.aggregate_s, found.round_s = event.get("aggregate_s"), event.get("round_s")
 
-    def _reported(self, event: Mapping[str, Any]) -> None:
+    def _client_report(self, event: Mapping[str, Any]) -> None:
         client, metrics = self._client(event), event.get("metrics") or {}
         client.version = int(event.get("version", 0))
         received = int(metrics.get("bytes_down", 0))
@@ -276,7 +222,7 @@ class FleetRecord:
         found.frames = int(metrics.get("frames", 0))
         found.held = int(metrics.get("sub_generators_held", found.held or 0))
 
-    def _finished(self, event: Mapping[str, Any]) -> None:
+    def _run_finished(self, event: Mapping[str, Any]) -> None:
         self.finished = True
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from replayfleet.scripts.fleet.record import Client, ClientRound, Round
-from replayfleet.scripts.report.facts import Facts, Traffic
-from replayfleet.scripts.report.line_chart import Line, line_chart
-from replayfleet.scripts.report.parts import document, section, tiles
-from replayfleet.scripts.report.samples import Picture, draws_all_classes, why_nothing_is_drawn
-from replayfleet.scripts.report.sentences import headline, is_quiet, revisit_sentence
-from replayfleet.scripts.report.settings_section import settings_section
+from replayfleet.scripts.demo.facts import Facts, Traffic
+from replayfleet.scripts.demo.samples import Picture, draws_all_classes, why_nothing_is_drawn
+from replayfleet.scripts.demo.sentences import headline, is_quiet, revisit_sentence
+from replayfleet.scripts.demo.settings_section import settings_section
+from replayfleet.scripts.launch.record import Client, ClientRound, Round
+from replayfleet.scripts.pages.line_chart import Line, line_chart
+from replayfleet.scripts.pages.parts import document, section, tiles
 from replayfleet.scripts.words import UNKNOWN, megabytes, milliseconds, percent, short_name
 
 _WIDE, _NARROW = (880, 380), (400, 300)

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from replayfleet.scripts.report.facts import Facts
-from replayfleet.scripts.report.parts import definitions
+from replayfleet.scripts.demo.facts import Facts
+from replayfleet.scripts.pages.parts import definitions
 from replayfleet.scripts.words import clock
 
 

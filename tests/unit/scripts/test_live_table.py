@@ -6,8 +6,8 @@ import re
 from rich.console import Console, RenderableType
 from support.demo_journal import journal
 
-from replayfleet.scripts.demo.table import event_line, live_view, rounds_table
-from replayfleet.scripts.fleet.record import FleetRecord
+from replayfleet.scripts.launch.record import FleetRecord
+from replayfleet.scripts.launch.table import event_line, live_view, rounds_table
 
 
 def shown(what: RenderableType, width: int = 80) -> str:

@@ -21,7 +21,7 @@ from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.scripts.demo.plan import BASELINE, MARKER
-from replayfleet.scripts.fleet.record import ClientRound, FleetRecord, JournalTail, Round
+from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalTail, Round
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.scripts.demo import processes as demo_processes
-from replayfleet.scripts.demo.processes import Child, ChildFailed, Children, environment, script, tail
+from replayfleet.scripts.launch import processes
+from replayfleet.scripts.launch.processes import Child, ChildFailed, Children, environment, script, tail
 
 
 @pytest.fixture(autouse=True)
 def _any_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_processes, "script", lambda name: name)
+    monkeypatch.setattr(processes, "script", lambda name: name)
 
 
 def python(code: str) -> list[str]:
@@ -97,7 +97,7 @@ def test_what_a_crashed_process_started_is_ended_too(tmp_path: Path):
 
 
 def test_a_process_that_ignores_the_polite_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo_processes, "_STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(processes, "_STOP_TIMEOUT_S", 0.2)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); time.sleep(60)"
     with Children(tmp_path) as children:
         child = children.start("client-0", python(code))

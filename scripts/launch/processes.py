@@ -1,4 +1,4 @@
-"""The demo's children: started through their command lines, watched, and ended by their ids, whatever happens."""
+"""Children: started through their command lines, watched, and ended by their ids, whatever happens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
@@ -45,19 +44,9 @@ class Child:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; kill it and its group when that doesn't come."""
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _signal_group(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def failure(self) -> ChildFailed:
-        """Say how it ended."""
-        code = self.process.returncode
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return ChildFailed(f"{self.name} {how} before the demo was done; its log is {self.log}", tail(self.log))
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
 
 
 class Children:
@@ -74,9 +63,7 @@ class Children:
     def __enter__(self) -> Children:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_all()
 
     def start(self, name: str, command: Sequence[str], *, niceness: int = 0) -> Child:
@@ -106,12 +93,27 @@ class Children:
         self._children.append(child)
         return child
 
-    def check(self, may_end: Sequence[Child] = ()) -> None:
-        """Raise ChildFailed if a process failed, or ended although it isn't one of ``may_end``."""
-        for child in self._children:
-            code = child.process.poll()
-            if code is not None and (code != 0 or child not in may_end):
-                raise child.failure()
+    def ended(self) -> list[Child]:
+        """Return those that have ended by now."""
+        return [child for child in self._children if child.is_over]
+
+    def check(self, may_end: Sequence[Child] = (), ended: Sequence[Child] | None = None) -> None:
+        """Raise ChildFailed if a process failed, or ended although it isn't one of ``may_end``.
+
+        Args:
+            may_end: those that may.
+            ended: looked at instead of those that have ended by now.
+        """
+        for child in self.ended() if ended is None else ended:
+            code = child.process.returncode
+            if code != 0 or child not in may_end:
+                how = f"ended with exit code {code}"
+                if code < 0:
+                    known = signal.Signals if -code in set(signal.Signals) else None
+                    how = f"was ended by {known(-code).name if known else f'signal {-code}'}"
+                raise ChildFailed(
+                    f"{child.name} {how} before the demo was done; its log is {child.log}", tail(child.log)
+                )
 
     def kill(self, child: Child) -> None:
         """End a process and all that it started with SIGKILL; nobody misses it afterwards."""
@@ -121,7 +123,7 @@ class Children:
 
     def end_all(self) -> None:
         """End what still runs, politely first. Idempotent; a second Ctrl-C doesn't interrupt it."""
-        running = [child for child in self._children if child.process.poll() is None]
+        running = [child for child in self._children if not child.is_over]
         for child in self._children:
             if child.process.returncode:
                 _signal_group(child.process.pid, signal.SIGKILL)  # what a crashed process left behind
@@ -131,7 +133,11 @@ class Children:
                 _signal_group(child.process.pid, signal.SIGTERM)
             deadline = time.monotonic() + _STOP_TIMEOUT_S
             for child in running:
-                child.wait(max(0.0, deadline - time.monotonic()))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, deadline - time.monotonic()))
+                if not child.is_over:
+                    _signal_group(child.process.pid, signal.SIGKILL)
+                    child.process.wait()
         finally:
             signal.signal(signal.SIGINT, before)
         self._children.clear()
@@ -167,10 +173,3 @@ def tail(path: Path, num_lines: int = TAIL_LINES) -> str:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -20,7 +20,7 @@ from replayfleet.federation.service.fleet_spec import method_of
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.federation.wire.protocol.messages import FleetSpec
-from replayfleet.scripts.report.facts import stored_state
+from replayfleet.scripts.demo.facts import stored_state
 
 NUM_COLUMNS = 2
 NUM_ROWS = 3

@@ -1,0 +1,122 @@
+"""A fleet with which things go wrong, and what became of every client."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.scripts.fleet.faults import RESTART_BROKER, Faults
+from replayfleet.scripts.fleet.plan import Yard
+from replayfleet.scripts.launch.fleet import Broker, RunningFleet
+from replayfleet.scripts.words import UNKNOWN, milliseconds, percent
+
+_COUNTS = ("killed", "frames", "dropped", "failed")
+
+
+class TroubledFleet:
+    """Does to a running fleet what ``Faults`` decides; implements ``faults.Acts``.
+
+    Args:
+        yard: what is run.
+        faults: what goes wrong.
+        broker: running.
+        fleet: whose clients are killed.
+
+    Raises:
+        SettingsError: The broker can't be killed, for it is a thread of this process.
+    """
+
+    def __init__(self, yard: Yard, faults: Sequence[str], broker: Broker, fleet: RunningFleet) -> None:
+        if RESTART_BROKER in faults and broker.handle.pid is None:
+            raise SettingsError("restart-broker needs mosquitto, which is not on this machine (apt install mosquitto)")
+        self._yard = yard
+        self._broker = broker
+        self._fleet = fleet
+        self._faults = Faults(faults, yard.names, yard.rounds, self, random.Random(yard.seed))  # noqa: S311 - no secret
+
+    def run(self) -> None:
+        """Run the fleet from its start to its end.
+
+        Raises:
+            ChildFailed: A process ended before its time.
+            ReplayfleetError: The time is up, or a client didn't end.
+        """
+
+        def step() -> None:
+            current = self._fleet.record.current
+            self._faults.step(None if current is None else current.index)
+
+        self._fleet.run(step=step)
+        if self._fleet.late:
+            raise ReplayfleetError(f"{', '.join(self._fleet.late)} did not end in time after the aggregator")
+
+    def kill_client(self, name: str) -> bool:
+        """End a client with SIGKILL, unless it is done or only waits for the last download."""
+        record = self._fleet.record
+        current = record.current
+        is_last = current is not None and current.index == self._yard.rounds - 1
+        uploaded = current is not None and name in current.clients and current.clients[name].bytes_up is not None
+        if record.finished or (is_last and uploaded) or self._fleet.clients[name].is_over:
+            return False
+        self._fleet.say(f"{name}: killed")
+        self._fleet.kill_client(name)
+        return True
+
+    def start_client(self, name: str) -> None:
+        self._fleet.start_client(name, again=f"-{self._faults.num_kills[name]}")
+        self._fleet.say(f"{name}: started again")
+
+    def kill_broker(self) -> None:
+        self._fleet.say("broker: killed")
+        self._broker.kill()
+
+    def start_broker(self) -> None:
+        self._broker.start()
+        self._fleet.say("broker: started again")
+
+    def table(self) -> Table:
+        """Return what became of every client."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title="clients", title_justify="left")
+        for heading in ("client", "uploads", *_COUNTS, "p95", "accuracy"):
+            table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
+        for row in self.summary()["clients"]:
+            table.add_row(
+                row["client"],
+                f"{row['uploads']} of {self._yard.rounds}",
+                *(str(row[name]) for name in _COUNTS),
+                milliseconds(row["latency_p95_s"]),
+                UNKNOWN if row["accuracy"] is None else percent(row["accuracy"]),
+            )
+        return table
+
+    def summary(self) -> dict[str, Any]:
+        """Return the same for programs."""
+        line = self._yard.logs / "line.log"
+        return {
+            "rounds": len(self._fleet.record.committed_rounds()),
+            "broker_restarts": self._faults.num_broker_restarts,
+            "cut_connections": line.read_text().splitlines().count("cut a connection") if line.exists() else 0,
+            "clients": [self._client(name) for name in self._yard.names],
+        }
+
+    def _client(self, name: str) -> dict[str, Any]:
+        mine = [found.clients[name] for found in self._fleet.record.committed_rounds() if name in found.clients]
+        try:
+            status = json.loads((self._yard.data_dir(name) / "status.json").read_bytes())
+        except (OSError, ValueError):
+            status = {}
+        return {
+            "client": name,
+            "uploads": sum(client.bytes_up is not None for client in mine),
+            "killed": self._faults.num_kills[name],
+            **{key: status.get(key) for key in ("frames", "dropped", "failed", "latency_p95_s")},
+            "bytes_up": sum(client.bytes_up or 0 for client in mine),
+            "bytes_down": sum(client.bytes_down or 0 for client in mine),
+            "accuracy": next((found.accuracy for found in reversed(mine) if found.accuracy is not None), None),
+        }
