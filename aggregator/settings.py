@@ -1,82 +1,94 @@
-"""What an operator can say about an aggregator, in ``aggregator.toml`` or on the command line."""
+"""What an operator can say about an aggregator, in ``aggregator.toml``, in the environment or on the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from replayfleet.aggregator.rounds import RoundRules
-from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.fleet_spec import make_spec
 from replayfleet.federation.service.fleet_task import task_kind
-from replayfleet.federation.service.settings import read_toml, settings_from
+from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
+from replayfleet.federation.service.presets import SETTINGS, STORES_DATA, TASKS
+from replayfleet.federation.service.settings import (
+    CONNECTION,
+    TRAINING,
+    Option,
+    check_settings,
+    joined,
+    read_toml,
+    settings_from,
+)
 from replayfleet.federation.service.variants import resolved
-from replayfleet.federation.wire.protocol.limits import check_id
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 
+ROUNDS = "Rounds"
+
 
 @dataclass(frozen=True, kw_only=True)
-class AggregatorSettings:
-    """Settings of ``aggregator serve``.
+class AggregatorSettings(WatchSettings, ConnectionSettings):
+    """Settings of ``aggregator serve``."""
 
-    Attributes:
-        data_dir: everything that the aggregator keeps.
-        clients: a round closes at once with uploads from this many clients.
-        rounds: end after this many; None serves for ever.
-        min_clients: at its deadline a round closes with at least this many, else it is extended.
-        deadline_s: seconds that a round stays open.
-        fleet: fleet name, part of every topic.
-        method: a key of ``ALL_METHODS`` or of ``VARIANTS``.
-        dataset: names the task, of a data set whose classes are known without reading it.
-        task: a TOML file with the fields of ``TaskSpec``, instead of ``dataset``; with ``kind = "detection"`` those of
-            ``DetectionSpec``.
-        settings: preset of the method's settings.
-        set: method settings on top of the preset.
-        seed: what all randomness of the run derives from.
-        broker: URL; None starts a private broker.
-        tls_ca: certificate authority of the broker, PEM; None uses the system's.
-        tls_cert: client certificate, PEM.
-        tls_key: its key, PEM.
-        password_file: user on the first line, password on the second.
-        insecure: allow plaintext to a broker that isn't on loopback.
-        health_port: port of ``/healthz`` and ``/metrics`` on loopback; 0 picks one, -1 switches them off.
-        threads: of one tensor operation, as ``fleet-sim --threads``; results depend on it.
-        json_logs: log JSON lines.
-    """
-
-    data_dir: Path
-    clients: int
-    rounds: int | None = None
-    min_clients: int = 1
-    deadline_s: float = 600.0
-    fleet: str = "fleet"
-    method: str = "pfedgrp"
-    dataset: str = "fashion-mnist"
-    task: Path | None = None
-    settings: str = "small"
-    set: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    broker: str | None = None
-    tls_ca: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    password_file: Path | None = None
-    insecure: bool = False
-    health_port: int = 0
-    threads: int = 2
-    json_logs: bool = False
+    broker: Annotated[
+        str | None,
+        Option(
+            "The broker's address, mqtts://host:port; mqtt:// is for a broker on this machine.",
+            CONNECTION,
+            metavar="URL",
+            unset="a private broker is started",
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path,
+        Option("Everything that the aggregator keeps; after a restart it goes on there.", ROUNDS, metavar="DIR"),
+    ]
+    clients: Annotated[int, Meta(ge=1), Option("A round closes at once with uploads from this many clients.", ROUNDS)]
+    min_clients: Annotated[
+        int,
+        Meta(ge=1),
+        Option("At its deadline a round closes with at least this many uploads; with fewer it is extended.", ROUNDS),
+    ] = 1
+    deadline_s: Annotated[
+        float, Meta(gt=0, le=30 * 86400), Option("How long a round stays open.", ROUNDS, unit="s")
+    ] = 600.0
+    rounds: Annotated[
+        int | None, Meta(ge=1), Option("The run ends after this many rounds.", ROUNDS, unset="it serves for ever")
+    ] = None
+    method: Annotated[
+        str,
+        Option(
+            "Method that the fleet runs: pfedgrp, fedavg, fedgp, der-fedgp, ...; `fleet-sim --list` shows all. With "
+            f"{joined(sorted(STORES_DATA))} clients keep real samples.",
+            TRAINING,
+        ),
+    ] = "pfedgrp"
+    settings: Annotated[str, Option(f"Preset of the method's settings: {joined(list(SETTINGS))}.", TRAINING)] = "small"
+    set: Annotated[
+        dict[str, Any], Option("Changes one setting of the method's preset.", TRAINING, metavar="KEY=VALUE")
+    ] = field(default_factory=dict)
+    dataset: Annotated[str, Option(f"The task by its data set: {joined(list(TASKS))}.", TRAINING)] = "fashion-mnist"
+    task: Annotated[
+        Path | None,
+        Option(
+            # With kind = "detection" the fields are DetectionSpec's.
+            "The task from a TOML file with the fields of TaskSpec, in place of --dataset.",
+            TRAINING,
+            metavar="FILE",
+        ),
+    ] = None
+    seed: Annotated[int, Option("What all randomness of the run derives from.", TRAINING)] = 0
+    threads: Annotated[
+        int,
+        Meta(ge=1, le=1024),
+        Option("Threads of one tensor operation, as of fleet-sim; results depend on their number.", TRAINING),
+    ] = 2
 
     def __post_init__(self) -> None:
-        try:
-            check_id(self.fleet, "fleet")
-        except MalformedMessage as error:
-            raise SettingsError(str(error)) from error
-        if not -1 <= self.health_port <= 65535:
-            raise SettingsError(f"health_port is {self.health_port}, expected -1 (off), 0 (any) or a port")
-        if not 1 <= self.threads <= 1024:
-            raise SettingsError(f"threads is {self.threads}, expected 1 to 1024")
+        check_settings(self)
         self.rules()
 
     def rules(self) -> RoundRules:
