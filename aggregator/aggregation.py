@@ -15,6 +15,7 @@ import msgspec
 from replayfleet.aggregator.admission import decode_upload
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
+from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import (
@@ -156,7 +157,7 @@ def restore_artefacts(stored: StoredArtefacts, blobs: BlobReader) -> Artefacts:
 def _weights(downloads: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found = {}
     for client_id, download in sorted(downloads.items()):
-        weights = download.pack().facts.get("aggregation_weights")
+        weights = weights_among(type(download), download.pack().facts)
         if weights:
             found[client_id] = dict(weights)
     return found

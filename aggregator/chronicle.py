@@ -7,6 +7,7 @@ import msgspec
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
+from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.wire.protocol.facts import decode_facts
 
 COMMITTED = "round committed"
@@ -104,7 +105,7 @@ class Chronicle:
             return
         manifests = [parts.store.download(client_id) for client_id in parts.store.clients()]
         current = [manifest for manifest in manifests if manifest is not None and manifest.round == self._rounds.index]
-        weights = {m.client_id: decode_facts(m.facts).get("aggregation_weights") for m in current}
+        weights = {m.client_id: weights_among(parts.method.Download, decode_facts(m.facts)) for m in current}
         parts.journal.add(
             COMMITTED,
             details={"weights": {client: share for client, share in weights.items() if share}},

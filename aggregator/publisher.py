@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.service.artefact_codec import BlobWriter, encode_parameters
 from replayfleet.federation.wire.protocol.facts import encode_facts
@@ -65,15 +66,16 @@ class Publisher:
     def _draft(self, client_id: str, download: Any, round_index: int, written: _Written) -> Manifest:
         packed = download.pack()
         entries = {name: written.entry(name, packed.parameter_sets[name]) for name in sorted(packed.parameter_sets)}
-        served = download.task_parameters
-        parameters = _served_name(entries, written.entry("", served).digest)
+        served = served_name(type(download))
+        if served is None or served not in entries:
+            raise ReplayfleetError(f"the download serves {served}, which isn't one of its sets ({', '.join(entries)})")
         blobs = (*self._graphs, *entries.values())
         names = [entry.name for entry in blobs]
         if len(set(names)) != len(names):
             raise ReplayfleetError(f"a parameter set of the download is named like a graph: {names}")
         serving = None
         if any(entry.name == TASK_GRAPH for entry in self._graphs):
-            serving = Serving(TASK_GRAPH, parameters, written.probe(served))
+            serving = Serving(TASK_GRAPH, served, written.probe(packed.parameter_sets[served]))
         return Manifest(
             direction="down",
             fleet=self._fleet,
@@ -116,13 +118,6 @@ class _Written:
         if digest not in self._probes:
             self._probes[digest] = self._exporter.probe(parameters)
         return self._probes[digest]
-
-
-def _served_name(entries: Mapping[str, BlobEntry], digest: str) -> str:
-    for name, entry in entries.items():
-        if entry.digest == digest:
-            return name
-    raise ReplayfleetError("a download's task_parameters are none of its packed parameter sets; the method is wrong")
 
 
 def _with_shared_marked(drafts: Mapping[str, Manifest]) -> dict[str, Manifest]:

@@ -291,7 +291,7 @@ class Client:
         self._trained_round = commit.round
         self._downloads.measures = {
             "train_s": commit.train_s,
-            "sub_generators_sent": float(sum(entry.name.startswith("sub-generator/") for entry in commit.upload)),
+            "sub_generators_sent": float(commit.num_sub_generators_sent),
             "sub_generators_held": float(commit.num_sub_generators),
         }
         self._uploads.reload()

@@ -49,6 +49,7 @@ class TrainingCommit(msgspec.Struct, frozen=True):
         train_s: seconds that ``local_round`` took.
         num_samples: real samples it learned from.
         num_sub_generators: in the state.
+        num_sub_generators_sent: in the upload.
     """
 
     round: int
@@ -61,6 +62,7 @@ class TrainingCommit(msgspec.Struct, frozen=True):
     train_s: float
     num_samples: int
     num_sub_generators: int
+    num_sub_generators_sent: int = 0
 
 
 class Settled(msgspec.Struct, frozen=True):

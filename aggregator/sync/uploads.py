@@ -9,6 +9,7 @@ from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import Reason, UploadRejected
+from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Manifest, Offer
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
@@ -111,7 +112,7 @@ class UploadDesk:
             client=event.peer,
             version=manifest.version,
             blobs=len(manifest.blobs),
-            sub_generators=sum(blob.name.startswith("sub-generator/") for blob in manifest.blobs),
+            sub_generators=len(sub_generators_among(parts.method.Upload, (blob.name for blob in manifest.blobs))),
             bytes=event.bytes_on_wire,
             uploads=len(self._rounds.accepted),
         )

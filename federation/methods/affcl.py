@@ -164,9 +164,9 @@ class AFFCL:
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return the layout of ``task`` or ``flow``; None for other names."""
-        if name == packing.TASK:
+        if name == "task":
             return packing.layout(build_resnet_plus(self.task))
-        return packing.layout(build_flow(self.task, self.flow_hidden)) if name == aff.FLOW else None
+        return packing.layout(build_flow(self.task, self.flow_hidden)) if name == "flow" else None
 
     def check_upload(self, upload: aff.Upload) -> None:
         """Raise ValueError if counts are impossible."""

@@ -12,13 +12,13 @@ Differences from the paper, which describes it in one sentence:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from replayfleet.federation.methods.fedavg import FedAvg
-from replayfleet.federation.methods.kit import packing
-from replayfleet.federation.methods.kit.records import Artefacts, RoundData, Sampler
+from replayfleet.federation.methods.kit.packing import COUNT
+from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.methods.lockstep import TrainSubGenerators, Work
@@ -43,22 +43,8 @@ class Upload(TaskUpload):
         num_filled: replayed samples that the filter didn't recognise.
     """
 
-    num_updates: int = 0
-    num_filled: int = 0
-
-    def pack(self) -> Artefacts:
-        """Return ``task``."""
-        plain = TaskUpload.pack(self)
-        counts = {"num_updates": self.num_updates, "num_filled": self.num_filled}
-        return Artefacts(plain.parameter_sets, {**plain.facts, **counts})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Upload:
-        """Return the upload again."""
-        plain, facts = TaskUpload.unpack(artefacts), artefacts.facts
-        num_updates = packing.whole_number(facts.get("num_updates"), "num_updates")
-        num_filled = packing.whole_number(facts.get("num_filled"), "num_filled")
-        return cls(plain.task_parameters, plain.num_samples, num_updates, num_filled)
+    num_updates: Annotated[int, COUNT] = 0
+    num_filled: Annotated[int, COUNT] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

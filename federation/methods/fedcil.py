@@ -162,7 +162,7 @@ class FedCIL:
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return the layout of ``generator`` or ``critic``; None for other names."""
-        modules = dict(zip((cil.GENERATOR, cil.CRITIC), build_acgan(self.task, self.width), strict=True))
+        modules = dict(zip(("generator", "critic"), build_acgan(self.task, self.width), strict=True))
         return packing.layout(modules[name]) if name in modules else None
 
     def check_upload(self, upload: cil.Upload) -> None:

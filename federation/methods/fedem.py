@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from replayfleet.federation.methods import fedem_records as em
-from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
-from replayfleet.federation.methods.kit.task_records import NoState, task_upload_layout
+from replayfleet.federation.methods.kit.task_records import NoState
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.task_model import Optimisation, descend, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
@@ -112,13 +112,12 @@ class FedEM(TaskMethod):
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return the layout of ``task/0`` to ``task/<M - 1>``, each a task model; None for other names."""
-        known = {f"{em.LEARNER}{index}" for index in range(self.num_learners)}
-        return task_upload_layout(self.task, "task") if name in known else None
+        place = packing.place_of(em.Upload, name)
+        return self.task_layout() if place and 0 <= place[1] < self.num_learners else None
 
     def check_upload(self, upload: em.Upload) -> None:
         """Raise ValueError if a learner is missing, the shares are no distribution, or there were no samples."""
-        if upload.num_samples < 1:
-            raise ValueError("num_samples is 0, expected at least 1")
+        TaskMethod.check_upload(self, upload)
         if len(upload.learners) != self.num_learners:
             raise ValueError(f"got {len(upload.learners)} learners, expected {self.num_learners}")
         em.check_shares(upload.shares, self.num_learners)

@@ -6,14 +6,12 @@ Axes: M learners.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, Any, TypeAlias
 
-from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.packing import COUNT, ByClient, Fact, OneSet, Record, SetsByClass
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
-
-LEARNER = "task/"
 
 Learners: TypeAlias = tuple[Parameters, ...]
 """M task models."""
@@ -23,7 +21,32 @@ Shares: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class _InOrder(SetsByClass):
+    """``task/0``, ``task/1`` and so on, without a gap."""
+
+    name: str = "task/"
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        return SetsByClass.pack(self, dict(enumerate(value)), name)
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Learners:
+        found = SetsByClass.unpack(self, artefacts, name, default)
+        count = max(len(found), 1 if default is MISSING else 0)
+        return tuple(OneSet().unpack(artefacts, f"{name}{index}", MISSING) for index in range(count))
+
+
+def _shares(raw: Any, name: str) -> Shares:
+    if not isinstance(raw, (list, tuple)) or not all(isinstance(share, float) for share in raw):
+        raise ValueError(f"{name} are {raw!r}, expected a list of numbers")
+    return tuple(raw)
+
+
+LEARNERS = _InOrder()
+SHARES = Fact("shares", _shares, list)
+
+
+@dataclass(frozen=True, slots=True)
+class Download(Record):
     """What a client gets for a round.
 
     Attributes:
@@ -31,8 +54,8 @@ class Download:
         shares: this client's mixture of them.
     """
 
-    learners: Learners
-    shares: Shares
+    learners: Annotated[Learners, LEARNERS]
+    shares: Annotated[Shares, SHARES]
 
     def __post_init__(self) -> None:
         check_shares(self.shares, len(self.learners))
@@ -42,18 +65,9 @@ class Download:
         """The learner with the largest share, the first one of equals: the nearest that one task model gets."""
         return self.learners[max(range(len(self.shares)), key=self.shares.__getitem__)]
 
-    def pack(self) -> Artefacts:
-        """Return ``task/0``, ``task/1``, ..."""
-        return Artefacts(_sets(self.learners), {"shares": list(self.shares)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Download:
-        """Return the download again."""
-        return cls(_learners(artefacts), _shares(artefacts.facts.get("shares"), "shares"))
-
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Record):
     """What a client sends after its local round.
 
     Attributes:
@@ -62,26 +76,13 @@ class Upload:
         num_samples: real samples they were trained on in this round.
     """
 
-    learners: Learners
-    shares: Shares
-    num_samples: int
-
-    def pack(self) -> Artefacts:
-        """Return ``task/0``, ``task/1``, ..."""
-        return Artefacts(_sets(self.learners), {"shares": list(self.shares), "num_samples": self.num_samples})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Upload:
-        """Return the upload again."""
-        return cls(
-            _learners(artefacts),
-            _shares(artefacts.facts.get("shares"), "shares"),
-            packing.whole_number(artefacts.facts.get("num_samples"), "num_samples"),
-        )
+    learners: Annotated[Learners, LEARNERS]
+    shares: Annotated[Shares, SHARES]
+    num_samples: Annotated[int, COUNT]
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatorState:
+class AggregatorState(Record):
     """What the aggregator remembers between rounds.
 
     Attributes:
@@ -89,18 +90,8 @@ class AggregatorState:
         clients: client id -> the shares that it last uploaded.
     """
 
-    learners: Learners = ()
-    clients: Mapping[ClientId, Shares] = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        """Return ``task/0``, ``task/1``, ..."""
-        return Artefacts(_sets(self.learners), {"clients": {c: list(shares) for c, shares in self.clients.items()}})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> AggregatorState:
-        """Return the state again."""
-        clients = artefacts.facts.get("clients", {})
-        return cls(_learners(artefacts), {str(c): _shares(shares, f"shares of {c}") for c, shares in clients.items()})
+    learners: Annotated[Learners, LEARNERS] = ()
+    clients: Annotated[Mapping[ClientId, Shares], ByClient(part=SHARES)] = field(default_factory=dict)
 
 
 def uniform_shares(num_learners: int) -> Shares:
@@ -114,17 +105,3 @@ def check_shares(shares: Shares, num_learners: int) -> None:
         raise ValueError(f"got {len(shares)} shares, expected one for each of {num_learners} learners")
     if not (abs(math.fsum(shares) - 1) <= 1e-5 and min(shares) >= 0):
         raise ValueError(f"shares must be non-negative and sum to 1, got {shares}")
-
-
-def _sets(learners: Sequence[Parameters]) -> dict[str, Parameters]:
-    return {f"{LEARNER}{index}": parameters for index, parameters in enumerate(learners)}
-
-
-def _learners(artefacts: Artefacts) -> Learners:
-    return tuple(packing.required(artefacts, f"{LEARNER}{index}") for index in range(len(artefacts.parameter_sets)))
-
-
-def _shares(raw: Any, what: str) -> Shares:
-    if not isinstance(raw, (list, tuple)) or not all(isinstance(share, float) for share in raw):
-        raise ValueError(f"{what} are {raw!r}, expected a list of numbers")
-    return tuple(raw)

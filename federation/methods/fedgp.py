@@ -45,12 +45,11 @@ from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import forked_generator
-from replayfleet.federation.methods.kit.task_records import task_upload_layout
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
 from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined
 from replayfleet.federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
-from replayfleet.federation.methods.task_method import in_order_with_shares
+from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
 
 
@@ -94,7 +93,7 @@ class FedGP(BufferedMethod):
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return the layout of ``task`` and of ``gradient``; None for other names."""
-        return gradient_layout(self.task) if name == fleet.GRADIENT else task_upload_layout(self.task, name)
+        return gradient_layout(self.task) if name == "gradient" else TaskMethod.upload_layout(self, name)
 
     def local_round(
         self,

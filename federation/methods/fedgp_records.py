@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from replayfleet.federation.methods.kit import packing
-from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
-
-GRADIENT = "gradient"
-REFERENCE = "reference"
+from replayfleet.federation.methods.kit.packing import CLIENT_IDS, COUNT, OneSet, Record
+from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Record):
     """What a client sends after its local round.
 
     Attributes:
@@ -22,25 +20,13 @@ class Upload:
             buffer; empty where the buffer was.
     """
 
-    task_parameters: Parameters
-    num_samples: int
-    gradient: Parameters = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        """Return ``task`` and perhaps ``gradient``."""
-        sets = {packing.TASK: self.task_parameters} | ({GRADIENT: self.gradient} if self.gradient else {})
-        return Artefacts(sets, {"num_samples": self.num_samples})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Upload:
-        """Return the upload again."""
-        num_samples = packing.whole_number(artefacts.facts.get("num_samples"), "num_samples")
-        gradient = artefacts.parameter_sets.get(GRADIENT, {})
-        return cls(packing.required(artefacts, packing.TASK), num_samples, gradient)
+    task_parameters: Annotated[Parameters, OneSet("task")]
+    num_samples: Annotated[int, COUNT]
+    gradient: Annotated[Parameters, OneSet()] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class Download(Record):
     """What every client gets for a round.
 
     Attributes:
@@ -48,21 +34,12 @@ class Download:
         reference: g_ref by parameter name, which its steps must not work against; empty before there is one.
     """
 
-    task_parameters: Parameters
-    reference: Parameters = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        """Return ``task`` and perhaps ``reference``."""
-        return Artefacts({packing.TASK: self.task_parameters} | ({REFERENCE: self.reference} if self.reference else {}))
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Download:
-        """Return the download again."""
-        return cls(packing.required(artefacts, packing.TASK), artefacts.parameter_sets.get(REFERENCE, {}))
+    task_parameters: Annotated[Parameters, OneSet("task", served=True)]
+    reference: Annotated[Parameters, OneSet()] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatorState:
+class AggregatorState(Record):
     """What the aggregator remembers between rounds; it never sees a sample.
 
     Attributes:
@@ -71,18 +48,6 @@ class AggregatorState:
         reference: the last g_ref; empty before there was one.
     """
 
-    clients: tuple[ClientId, ...] = ()
-    average: Parameters = field(default_factory=dict)
-    reference: Parameters = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        """Return ``average`` and perhaps ``reference``."""
-        sets = {packing.AVERAGE: self.average, REFERENCE: self.reference}
-        return Artefacts({name: found for name, found in sets.items() if found}, {"clients": list(self.clients)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> AggregatorState:
-        """Return the state again."""
-        clients = tuple(str(client_id) for client_id in artefacts.facts.get("clients", []))
-        sets = artefacts.parameter_sets
-        return cls(clients, sets.get(packing.AVERAGE, {}), sets.get(REFERENCE, {}))
+    clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()
+    average: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    reference: Annotated[Parameters, OneSet()] = field(default_factory=dict)

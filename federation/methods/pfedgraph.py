@@ -33,7 +33,7 @@ from replayfleet.federation.methods import pfedgraph_records as graph
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
-from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload, task_upload_layout
+from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload
 from replayfleet.federation.methods.steps.averaging import check_distribution, weighted_average
 from replayfleet.federation.methods.steps.simplex import project_to_simplex
 from replayfleet.federation.methods.steps.task_model import Optimisation, descend
@@ -44,19 +44,6 @@ from replayfleet.models.specs import TaskSpec
 
 SAME_CLUSTER = 0.9
 """Updates with a larger cosine count as equal (released code)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """One client's personalised model.
-
-    Attributes:
-        parameters: the mix of all clients' task models.
-        weights: client id -> share in it, its row of the collaboration graph.
-    """
-
-    parameters: Parameters
-    weights: Mapping[ClientId, float]
 
 
 def collaboration_weights(distances: Tensor, sample_shares: Tensor, strength: float) -> Tensor:
@@ -120,7 +107,7 @@ def mixed_by_similarity(
     strength: float,
     *,
     names: Collection[str],
-) -> dict[ClientId, Mixture]:
+) -> dict[ClientId, graph.Mixture]:
     """Return every client's personalised model: the whole server step of pFedGraph.
 
     Args:
@@ -139,7 +126,7 @@ def mixed_by_similarity(
     distances = update_distances(ordered, start, names)
     shares = collaboration_weights(distances, volumes / volumes.sum(), strength)
     return {
-        client_id: Mixture(weighted_average(ordered, row), dict(zip(client_ids, row.tolist(), strict=True)))
+        client_id: graph.Mixture(weighted_average(ordered, row), dict(zip(client_ids, row.tolist(), strict=True)))
         for client_id, row in zip(client_ids, shares, strict=True)
     }
 
@@ -199,12 +186,9 @@ class PFedGraph(TaskMethod):
     ) -> graph.Download:
         """Return a client's latest download; a client never heard of gets the plain average."""
         if client_id in state.clients:
-            return state.clients[client_id]
+            mixed = state.clients[client_id]
+            return graph.Download(mixed.task_parameters, mixed.weights)
         return graph.Download(state.common) if state.common else initial
-
-    def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of ``task`` and ``initial``, which are both task models; None for other names."""
-        return task_upload_layout(self.task, "task") if name in ("task", "initial") else None
 
     def local_round(
         self,
@@ -257,7 +241,7 @@ class PFedGraph(TaskMethod):
         models = {client_id: upload.task_parameters for client_id, upload in uploads.items()}
         sizes = {client_id: upload.num_samples for client_id, upload in uploads.items()}
         mixtures = mixed_by_similarity(models, sizes, initial, self.strength, names=parameter_names(self.task))
-        latest = {client_id: graph.Download(mixed.parameters, mixed.weights) for client_id, mixed in mixtures.items()}
-        clients = dict(sorted({**state.clients, **latest}.items()))
+        clients = dict(sorted({**state.clients, **mixtures}.items()))
         average = average_by_volume({c: TaskUpload(models[c], sizes[c]) for c in models})
-        return graph.AggregatorState(clients, average, initial), dict(clients)
+        new_state = graph.AggregatorState(clients, average, initial)
+        return new_state, {c: graph.Download(mixed.task_parameters, mixed.weights) for c, mixed in clients.items()}

@@ -198,10 +198,12 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return what an upload's parameter set must consist of, on the meta device; None for unknown names."""
-        if name == packing.TASK:
-            return packing.layout(build_task_model(self.task, device="meta"))
-        key = packing.class_key(name)
-        return self.sub_generator_kind().layout() if key is not None and self.holds(key) else None
+        match packing.place_of(grp.Upload, name):
+            case "task", _:
+                return self.task_layout()
+            case _, class_id if self.holds(class_id):
+                return self.sub_generator_kind().layout()
+        return None
 
     def check_upload(self, upload: grp.Upload) -> None:
         """Raise ValueError if counts are impossible, or a class that was never met has a sub-generator."""

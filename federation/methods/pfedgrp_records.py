@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from replayfleet.federation.methods.kit import packing
-from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.kit.packing import (
+    COUNT,
+    COUNTS,
+    WEIGHTS,
+    ByClient,
+    Inline,
+    OneSet,
+    Record,
+    SetsByClass,
+    SubGenerators,
+)
+from replayfleet.federation.methods.kit.records import ClientId, Parameters
 from replayfleet.federation.methods.steps.memory import Memory
 
 ClientState: TypeAlias = Memory
 """What a client remembers between rounds."""
 
-_DONOR = "donor/"
-
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class Download(Record):
     """What a client gets for a round.
 
     Attributes:
@@ -29,40 +37,21 @@ class Download:
         donors: class id -> another client's sub-generator, with ``warm_start`` only.
     """
 
-    personalised: Parameters
-    average: Parameters
-    sub_generators: Mapping[int, Parameters] = field(default_factory=dict)
-    seen: Mapping[int, int] = field(default_factory=dict)
-    weights: Mapping[ClientId, float] = field(default_factory=dict)
-    donors: Mapping[int, Parameters] = field(default_factory=dict)
+    personalised: Annotated[Parameters, OneSet(served=True)]
+    average: Annotated[Parameters, OneSet()]
+    sub_generators: Annotated[Mapping[int, Parameters], SubGenerators()] = field(default_factory=dict)
+    seen: Annotated[Mapping[int, int], COUNTS] = field(default_factory=dict)
+    weights: Annotated[Mapping[ClientId, float], WEIGHTS] = field(default_factory=dict)
+    donors: Annotated[Mapping[int, Parameters], SetsByClass("donor/")] = field(default_factory=dict)
 
     @property
     def task_parameters(self) -> Parameters:
         """The personalised model: what the device serves."""
         return self.personalised
 
-    def pack(self) -> Artefacts:
-        """Return ``personalised``, ``average``, ``sub-generator/*`` and ``donor/*``."""
-        sets = {"personalised": self.personalised, packing.AVERAGE: self.average}
-        sets |= packing.named_by_class(self.sub_generators)
-        sets |= packing.named_by_class(self.donors, _DONOR)
-        return Artefacts(sets, {"seen": packing.counts_to_facts(self.seen), "aggregation_weights": dict(self.weights)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Download:
-        """Return the download again."""
-        return cls(
-            personalised=packing.required(artefacts, "personalised"),
-            average=packing.required(artefacts, packing.AVERAGE),
-            sub_generators=packing.by_class(artefacts),
-            seen=packing.counts_from_facts(artefacts.facts, "seen"),
-            weights={str(k): float(v) for k, v in artefacts.facts.get("aggregation_weights", {}).items()},
-            donors=packing.by_class(artefacts, _DONOR),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Record):
     """What a client sends after its local round.
 
     Attributes:
@@ -74,40 +63,16 @@ class Upload:
         num_filled: replayed samples that the filter didn't recognise.
     """
 
-    task_parameters: Parameters
-    sub_generators: Mapping[int, Parameters]
-    seen: Mapping[int, int]
-    num_samples: int
-    num_updates: int = 0
-    num_filled: int = 0
-
-    def pack(self) -> Artefacts:
-        """Return ``task`` and ``sub-generator/*``."""
-        sets = {packing.TASK: self.task_parameters, **packing.named_by_class(self.sub_generators)}
-        facts = {
-            "seen": packing.counts_to_facts(self.seen),
-            "num_samples": self.num_samples,
-            "num_updates": self.num_updates,
-            "num_filled": self.num_filled,
-        }
-        return Artefacts(sets, facts)
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Upload:
-        """Return the upload again."""
-        facts = artefacts.facts
-        return cls(
-            task_parameters=packing.required(artefacts, packing.TASK),
-            sub_generators=packing.by_class(artefacts),
-            seen=packing.counts_from_facts(facts, "seen"),
-            num_samples=packing.whole_number(facts.get("num_samples"), "num_samples"),
-            num_updates=packing.whole_number(facts.get("num_updates"), "num_updates"),
-            num_filled=packing.whole_number(facts.get("num_filled"), "num_filled"),
-        )
+    task_parameters: Annotated[Parameters, OneSet("task")]
+    sub_generators: Annotated[Mapping[int, Parameters], SubGenerators()]
+    seen: Annotated[Mapping[int, int], COUNTS]
+    num_samples: Annotated[int, COUNT]
+    num_updates: Annotated[int, COUNT] = 0
+    num_filled: Annotated[int, COUNT] = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ClientRecord:
+class ClientRecord(Record):
     """What the aggregator holds of one client.
 
     Attributes:
@@ -118,11 +83,11 @@ class ClientRecord:
         weights: client id -> share in ``personalised``.
     """
 
-    task_parameters: Parameters
-    sub_generators: Mapping[int, Parameters]
-    seen: Mapping[int, int]
-    personalised: Parameters = field(default_factory=dict)
-    weights: Mapping[ClientId, float] = field(default_factory=dict)
+    task_parameters: Annotated[Parameters, OneSet("task")]
+    sub_generators: Annotated[Mapping[int, Parameters], SubGenerators()]
+    seen: Annotated[Mapping[int, int], COUNTS]
+    personalised: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    weights: Annotated[Mapping[ClientId, float], replace(WEIGHTS, name="weights")] = field(default_factory=dict)
 
     @classmethod
     def merged(cls, earlier: ClientRecord | None, upload: Upload) -> ClientRecord:
@@ -142,35 +107,10 @@ class ClientRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatorState:
+class AggregatorState(Record):
     """What the aggregator remembers between rounds: every client's cache, and the average model."""
 
-    clients: Mapping[ClientId, ClientRecord] = field(default_factory=dict)
-    average: Parameters = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        """Return ``average`` and ``clients/<id>/{task,personalised,sub-generator/*}``."""
-        sets: dict[str, Parameters] = {packing.AVERAGE: self.average} if self.average else {}
-        facts: dict[str, object] = {}
-        for client_id, client in self.clients.items():
-            root = f"clients/{client_id}/"
-            sets[f"{root}{packing.TASK}"] = client.task_parameters
-            sets[f"{root}personalised"] = client.personalised
-            sets |= packing.named_by_class(client.sub_generators, f"{root}{packing.SUB_GENERATOR}")
-            facts[client_id] = {"seen": packing.counts_to_facts(client.seen), "weights": dict(client.weights)}
-        return Artefacts(sets, {"clients": facts})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> AggregatorState:
-        """Return the state again."""
-        clients: dict[ClientId, ClientRecord] = {}
-        for client_id, facts in artefacts.facts.get("clients", {}).items():
-            root = f"clients/{client_id}/"
-            clients[client_id] = ClientRecord(
-                task_parameters=packing.required(artefacts, f"{root}{packing.TASK}"),
-                sub_generators=packing.by_class(artefacts, f"{root}{packing.SUB_GENERATOR}"),
-                seen=packing.counts_from_facts(facts, "seen"),
-                personalised=packing.required(artefacts, f"{root}personalised"),
-                weights={str(k): float(v) for k, v in facts["weights"].items()},
-            )
-        return cls(clients=dict(sorted(clients.items())), average=artefacts.parameter_sets.get(packing.AVERAGE, {}))
+    clients: Annotated[Mapping[ClientId, ClientRecord], ByClient(part=Inline(kind=ClientRecord))] = field(
+        default_factory=dict
+    )
+    average: Annotated[Parameters, OneSet()] = field(default_factory=dict)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 
-from replayfleet.federation.methods.kit import packing
-from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Facts, Parameters
+from replayfleet.federation.methods.kit.packing import (
+    CLASS_IDS,
+    CLIENT_IDS,
+    COUNTS,
+    OneSet,
+    Record,
+    check_counts,
+)
+from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
-GENERATOR = "generator"
-SYNTHETIC = "synthetic"
 IMAGES = "images"
 """The one tensor of the set ``synthetic``."""
 
 
 @dataclass(frozen=True, slots=True)
-class CountedUpload:
+class CountedUpload(Record):
     """A trained task model and what it was trained on.
 
     Attributes:
@@ -25,33 +31,23 @@ class CountedUpload:
         counts: class id -> real samples of this round.
     """
 
-    task_parameters: Parameters
-    counts: Mapping[int, int]
+    task_parameters: Annotated[Parameters, OneSet("task")]
+    counts: Annotated[Mapping[int, int], COUNTS]
 
     @property
     def num_samples(self) -> int:
-        """Real samples of this round."""
         return sum(self.counts.values())
-
-    def pack(self) -> Artefacts:
-        """Return ``task``."""
-        return Artefacts({packing.TASK: self.task_parameters}, {"counts": packing.counts_to_facts(self.counts)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> CountedUpload:
-        """Return the upload again."""
-        return cls(packing.required(artefacts, packing.TASK), packing.counts_from_facts(artefacts.facts, "counts"))
 
     def check(self, num_classes: int) -> None:
         """Raise ValueError if a class doesn't exist, or one was counted without samples, or there are none at all."""
-        packing.check_counts(self.counts, num_classes)
+        check_counts(self.counts, num_classes)
         empty = [class_id for class_id, count in self.counts.items() if count == 0]
         if empty:
             raise ValueError(f"class {empty[0]} was counted with 0 samples, expected at least 1")
 
 
 @dataclass(frozen=True, slots=True)
-class SynthesisDownload:
+class SynthesisDownload(Record):
     """What a client gets for a round.
 
     Attributes:
@@ -61,29 +57,21 @@ class SynthesisDownload:
         seen: classes that any client met so far, in rising order.
     """
 
-    task_parameters: Parameters
-    generator: Parameters = field(default_factory=dict)
-    synthetic: Parameters = field(default_factory=dict)
-    seen: tuple[int, ...] = ()
+    task_parameters: Annotated[Parameters, OneSet("task", served=True)]
+    generator: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    synthetic: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    seen: Annotated[tuple[int, ...], CLASS_IDS] = ()
 
-    def pack(self) -> Artefacts:
-        """Return ``task``, ``generator`` and ``synthetic``."""
-        sets = {packing.TASK: self.task_parameters, GENERATOR: self.generator, SYNTHETIC: self.synthetic}
-        return Artefacts({name: parameters for name, parameters in sets.items() if parameters}, {"seen": [*self.seen]})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> SynthesisDownload:
-        """Return the download again."""
-        return cls(
-            task_parameters=packing.required(artefacts, packing.TASK),
-            generator=artefacts.parameter_sets.get(GENERATOR, {}),
-            synthetic=_synthetic_from(artefacts),
-            seen=seen_from_facts(artefacts.facts),
-        )
+    def __post_init__(self) -> None:
+        images = self.synthetic.get(IMAGES)
+        if self.synthetic and (
+            images is None or len(self.synthetic) > 1 or images.dtype != torch.uint8 or images.ndim != 4
+        ):
+            raise ValueError(f"parameter set 'synthetic' must be one tensor {IMAGES!r} (B, C, H, W) uint8")
 
 
 @dataclass(frozen=True, slots=True)
-class SynthesisState:
+class SynthesisState(Record):
     """What the aggregator remembers between rounds. Optimisers are made anew in every round.
 
     Attributes:
@@ -94,51 +82,8 @@ class SynthesisState:
         clients: ids of all clients that ever uploaded, sorted.
     """
 
-    average: Parameters = field(default_factory=dict)
-    generator: Parameters = field(default_factory=dict)
-    synthetic: Parameters = field(default_factory=dict)
-    seen: tuple[int, ...] = ()
-    clients: tuple[ClientId, ...] = ()
-
-    def pack(self) -> Artefacts:
-        """Return ``average``, ``generator`` and ``synthetic``."""
-        sets = {packing.AVERAGE: self.average, GENERATOR: self.generator, SYNTHETIC: self.synthetic}
-        return Artefacts(
-            {name: parameters for name, parameters in sets.items() if parameters},
-            {"seen": [*self.seen], "clients": [*self.clients]},
-        )
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> SynthesisState:
-        """Return the state again."""
-        return cls(
-            average=artefacts.parameter_sets.get(packing.AVERAGE, {}),
-            generator=artefacts.parameter_sets.get(GENERATOR, {}),
-            synthetic=_synthetic_from(artefacts),
-            seen=seen_from_facts(artefacts.facts),
-            clients=tuple(str(client_id) for client_id in artefacts.facts.get("clients", [])),
-        )
-
-
-def seen_from_facts(facts: Facts) -> tuple[int, ...]:
-    """Return the class ids of fact ``seen``.
-
-    Raises:
-        ValueError: Not a list of whole numbers in rising order.
-    """
-    raw = facts.get("seen")
-    if not isinstance(raw, (list, tuple)):
-        raise ValueError(f"fact 'seen' is {type(raw).__name__}, expected a list of class ids")
-    seen = tuple(packing.whole_number(class_id, "a class id of 'seen'") for class_id in raw)
-    if list(seen) != sorted(set(seen)):
-        raise ValueError(f"fact 'seen' is {list(seen)[:8]}, expected class ids in rising order")
-    return seen
-
-
-def _synthetic_from(artefacts: Artefacts) -> Parameters:
-    found = artefacts.parameter_sets.get(SYNTHETIC, {})
-    if not found:
-        return {}
-    if set(found) != {IMAGES} or found[IMAGES].dtype != torch.uint8 or found[IMAGES].ndim != 4:
-        raise ValueError(f"parameter set {SYNTHETIC!r} must be one tensor {IMAGES!r} (B, C, H, W) uint8")
-    return found
+    average: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    generator: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    synthetic: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    seen: Annotated[tuple[int, ...], CLASS_IDS] = ()
+    clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()

@@ -8,16 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from replayfleet.federation.methods.kit import checks
+from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, Sampler
-from replayfleet.federation.methods.kit.task_records import (
-    NoState,
-    TaskDownload,
-    TaskModels,
-    TaskUpload,
-    check_task_upload,
-    task_upload_layout,
-)
+from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.models.build import build_task_model, initialise
@@ -73,12 +66,17 @@ class TaskMethod:
         return TaskDownload(parameters) if parameters else initial
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of the one set, ``task``."""
-        return task_upload_layout(self.task, name)
+        """Return the layout of a task model for every set that an upload declares."""
+        return self.task_layout() if packing.place_of(self.Upload, name) else None
+
+    def task_layout(self) -> Parameters:
+        """Return the task model's names, shapes and dtypes."""
+        return packing.layout(build_task_model(self.task, device="meta"))
 
     def check_upload(self, upload: Any) -> None:
         """Raise ValueError if the upload says that it was trained on nothing."""
-        check_task_upload(upload)
+        if upload.num_samples < 1:
+            raise ValueError("num_samples is 0, expected at least 1")
 
     def predictor(self, download: Any) -> Judge:
         """Return what a device with this download answers."""

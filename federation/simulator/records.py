@@ -27,7 +27,7 @@ class ClientRecord:
         bytes_down: of its download, what it didn't hold yet; also of a client that is absent from the round and is
             served from the aggregator's cache.
         bytes_down_everything: all of its download.
-        sub_generators_sent: those (names after ``sub-generator/``) that went up.
+        sub_generators_sent: the classes (or ``all``) whose sub-generators went up.
         num_sub_generators_held: how many it has.
         present: whether it took part; an absent client is measured with what the aggregator has for it.
         num_updates: sub-generators trained in this round, where the method reports it.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from replayfleet.federation.methods.kit.each import spread_by
-from replayfleet.federation.methods.kit.packing import SUB_GENERATOR
+from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
@@ -285,7 +285,7 @@ class Simulation:
         held = {
             set_name: state.sizes.of(parameters)
             for set_name, parameters in state.clients[name].pack().parameter_sets.items()
-            if set_name.startswith(SUB_GENERATOR)
+            if sub_generators_among(type(state.clients[name]), [set_name])
         }
         return ClientRecord(
             classes=self.stream.class_ids(index, round_index),
@@ -300,14 +300,10 @@ class Simulation:
             bytes_up_everything=local.size_of_everything(held) if local else 0,
             bytes_down=down.num_bytes,
             bytes_down_everything=down.everything_bytes,
-            sub_generators_sent=tuple(
-                sent.removeprefix(SUB_GENERATOR)
-                for sent in (local.traffic.sent if local else ())
-                if sent.startswith(SUB_GENERATOR)
-            ),
+            sub_generators_sent=sub_generators_among(type(local.upload), local.traffic.sent) if local else (),
             num_sub_generators_held=len(held),
             present=local is not None,
-            num_updates=local.upload.pack().facts.get("num_updates") if local else 0,
+            num_updates=getattr(local.upload, "num_updates", None) if local else 0,
         )
 
     def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:

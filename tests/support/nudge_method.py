@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
+from replayfleet.federation.methods.kit.packing import OneSet, Record, SubGenerators
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.models.build import build_task_model, initialise
@@ -17,37 +18,24 @@ BIAS = "head.bias"
 
 
 @dataclass(frozen=True)
-class NudgeUpload:
-    task: Parameters
-    generators: Mapping[int, Parameters]
-
-    def pack(self) -> Artefacts:
-        return Artefacts({"task": self.task, **{f"sub-generator/{c}": p for c, p in self.generators.items()}})
+class NudgeUpload(Record):
+    task: Annotated[Parameters, OneSet()]
+    generators: Annotated[Mapping[int, Parameters], SubGenerators()]
 
 
 @dataclass(frozen=True)
-class NudgeDownload:
+class NudgeDownload(Record):
     """From round 1 on it carries a set that never changes, so only its first transfer costs anything."""
 
-    task_parameters: Parameters
-    constant: Parameters = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        return Artefacts({"task": self.task_parameters} | ({"constant": self.constant} if self.constant else {}))
+    task_parameters: Annotated[Parameters, OneSet("task", served=True)]
+    constant: Annotated[Parameters, OneSet()] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class NudgeClient:
+class NudgeClient(Record):
     """One sub-generator per class met, which holds how many samples there were when it was made."""
 
-    generators: Mapping[int, Parameters] = field(default_factory=dict)
-
-    def pack(self) -> Artefacts:
-        return Artefacts({f"sub-generator/{c}": p for c, p in self.generators.items()})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> NudgeClient:
-        return cls({int(name.rpartition("/")[2]): p for name, p in artefacts.parameter_sets.items()})
+    generators: Annotated[Mapping[int, Parameters], SubGenerators()] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

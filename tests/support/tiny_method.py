@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
+from replayfleet.federation.methods.kit.packing import COUNT, WEIGHTS, OneSet, Record, SubGenerators
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.models.specs import TaskSpec
 
@@ -15,44 +16,18 @@ TASK = TaskSpec(1, 28, ("left", "right"))
 
 
 @dataclass(frozen=True)
-class TinyUpload:
-    task: Parameters
-    generators: Mapping[int, Parameters] = field(default_factory=dict)
-    count: int = 1
-
-    def pack(self) -> Artefacts:
-        sets = {"task": self.task, **{f"sub-generator/{c}": p for c, p in self.generators.items()}}
-        return Artefacts(sets, {"count": self.count})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> TinyUpload:
-        if "task" not in artefacts.parameter_sets:
-            raise ValueError("parameter set 'task' is missing")
-        return cls(artefacts.parameter_sets["task"], generators_of(artefacts), artefacts.facts["count"])
+class TinyUpload(Record):
+    task: Annotated[Parameters, OneSet()]
+    generators: Annotated[Mapping[int, Parameters], SubGenerators()] = field(default_factory=dict)
+    count: Annotated[int, COUNT] = 1
 
 
 @dataclass(frozen=True)
-class TinyDownload:
-    personalised: Parameters
-    average: Parameters
-    generators: Mapping[int, Parameters] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def task_parameters(self) -> Parameters:
-        return self.personalised
-
-    def pack(self) -> Artefacts:
-        sets = {"personalised": self.personalised, "average": self.average}
-        sets |= {f"sub-generator/{c}": p for c, p in self.generators.items()}
-        return Artefacts(sets, {"aggregation_weights": dict(self.weights)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> TinyDownload:
-        sets = artefacts.parameter_sets
-        return cls(
-            sets["personalised"], sets["average"], generators_of(artefacts), artefacts.facts["aggregation_weights"]
-        )
+class TinyDownload(Record):
+    personalised: Annotated[Parameters, OneSet(served=True)]
+    average: Annotated[Parameters, OneSet()]
+    generators: Annotated[Mapping[int, Parameters], SubGenerators()] = field(default_factory=dict)
+    weights: Annotated[Mapping[str, float], WEIGHTS] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,12 +58,6 @@ class TinyState:
                 client, _, c = rest.partition("/")
                 generators.setdefault(client, {})[int(c)] = parameters
         return cls(sums, generators, artefacts.facts["times"], artefacts.parameter_sets.get("average", {}))
-
-
-def generators_of(artefacts: Artefacts) -> dict[int, Parameters]:
-    prefix = "sub-generator/"
-    sets = artefacts.parameter_sets
-    return {int(n.removeprefix(prefix)): p for n, p in sorted(sets.items()) if n.startswith(prefix)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     import torch
 
     from replayfleet.edge_client.learning.training.pacing import PacedRound
+    from replayfleet.federation.methods.kit.packing import sub_generators_among
     from replayfleet.federation.methods.kit.records import RoundData
     from replayfleet.federation.methods.kit.seeding import seeded_generator
 
@@ -106,7 +107,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
             upload_facts=sent.facts,
             train_s=train_s,
             num_samples=len(samples),
-            num_sub_generators=sum(name.startswith("sub-generator/") for name in packed.parameter_sets),
+            num_sub_generators=len(sub_generators_among(type(state), packed.parameter_sets)),
+            num_sub_generators_sent=len(sub_generators_among(type(upload), [blob.name for blob in sent.blobs])),
         )
     )
     speed = known.speed.mixed_with(paced.finish())

@@ -1,59 +1,344 @@
-"""Helpers that turn a method's typed values into ``Artefacts`` and back, with clear errors."""
+"""Records: what crosses a method's boundary says once what it consists of, and all the rest reads that.
+
+A record is a frozen dataclass, each of whose fields is annotated with what it is in ``Artefacts``::
+
+    @dataclass(frozen=True, slots=True)
+    class Download(Record):
+        personalised: Annotated[Parameters, OneSet(served=True)]
+        sub_generators: Annotated[Mapping[int, Parameters], SubGenerators()] = field(default_factory=dict)
+        seen: Annotated[Mapping[int, int], COUNTS] = field(default_factory=dict)
+        weights: Annotated[Mapping[ClientId, float], WEIGHTS] = field(default_factory=dict)
+
+From that follow ``pack`` and ``unpack``, the checks of input that may be hostile, which set an upload's blob is
+(``place_of``), what the publisher marks as served, and what operators see. A set whose field has a default may be
+empty, and then isn't packed; facts always are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from replayfleet.federation.methods.kit.records import Artefacts, Facts, Parameters
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Facts, Parameters
 
-TASK = "task"
-AVERAGE = "average"
-SUB_GENERATOR = "sub-generator/"
 ALL_CLASSES = -1
 """The key of a generator that draws every class, where others have a class id; in names it is ``all``."""
 
-_ALL = "all"
-
 MAX_SAMPLES = 2**40
 """More samples than any stream has: a larger count is an error or an attack."""
+
+Place: TypeAlias = tuple[str, int]
+"""A declared name, and which of the sets under it: a class id or an index; 0 where there is only one."""
+
+R = TypeVar("R", bound="Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one field of a record is among artefacts.
+
+    Attributes:
+        name: of its set or fact, or what its sets' names begin with; the field's own name if empty.
+    """
+
+    name: str = ""
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        """Return a value as artefacts."""
+        raise NotImplementedError
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        """Return the value again; ``default`` is ``MISSING`` for a field that has none.
+
+        Raises:
+            ValueError: A set or fact is missing or impossible; says which.
+        """
+        raise NotImplementedError
+
+    def place(self, _set_name: str, _name: str) -> Place | None:
+        """Say which of its sets is so called; None: none of them."""
+        return None
+
+    def fact_names(self, _name: str) -> tuple[str, ...]:
+        """Return the names of its facts."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    field: str
+    part: Part
+    name: str
+    default: Any
+
+
+class Record:
+    """Base of uploads, downloads and states that declare what they consist of."""
+
+    __slots__ = ()
+
+    def pack(self) -> Artefacts:
+        """Return the record as parameter sets and facts."""
+        sets: dict[str, Parameters] = {}
+        facts: dict[str, Any] = {}
+        for declared in _declared(type(self)):
+            value = getattr(self, declared.field)
+            if isinstance(declared.part, OneSet) and declared.default is not MISSING and not value:
+                continue
+            packed = declared.part.pack(value, declared.name)
+            sets |= packed.parameter_sets
+            facts |= packed.facts
+        return Artefacts(sets, facts)
+
+    @classmethod
+    def unpack(cls: type[R], artefacts: Artefacts) -> R:
+        """Return the record again.
+
+        Raises:
+            ValueError: A set or fact is missing or impossible; says which.
+        """
+        return cls(**{d.field: d.part.unpack(artefacts, d.name, d.default) for d in _declared(cls)})
+
+
+_DECLARED: dict[type[Any], tuple[_Declared, ...]] = {}
+"""What has been read so far; annotations are strings, so reading them takes a while."""
+
+
+def _declared(kind: type[Any]) -> tuple[_Declared, ...]:
+    """Return what the fields of a record are; nothing for a class that declares nothing."""
+    if kind in _DECLARED or not issubclass(kind, Record):
+        return _DECLARED.get(kind, ())
+    hints = typing.get_type_hints(kind, include_extras=True)
+    declared = []
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        part = next((extra for extra in getattr(hints[one.name], "__metadata__", ()) if isinstance(extra, Part)), None)
+        if part is None:
+            raise TypeError(f"{kind.__name__}.{one.name} is not declared, expected Annotated[..., OneSet()] or so")
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        declared.append(_Declared(one.name, part, part.name or one.name, default))
+    _DECLARED[kind] = tuple(declared)
+    return _DECLARED[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class OneSet(Part):
+    """One model's parameters; ``served``: they are the task model that a device with this download answers with."""
+
+    served: bool = False
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        return Artefacts({name: value})
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        if name not in artefacts.parameter_sets and default is MISSING:
+            present = ", ".join(sorted(artefacts.parameter_sets)) or "none"
+            raise ValueError(f"parameter set {name!r} is missing; present: {present}")
+        return artefacts.parameter_sets.get(name, default)
+
+    def place(self, set_name: str, name: str) -> Place | None:
+        return (name, 0) if set_name == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class SetsByClass(Part):
+    """Class id (or ``ALL_CLASSES``) -> parameters, under ``<name><class id>``; unpacked in rising order."""
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        return Artefacts({f"{name}{'all' if c == ALL_CLASSES else c}": parameters for c, parameters in value.items()})
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        del default
+        keys = {set_name: class_key(set_name, name) for set_name in artefacts.parameter_sets}
+        found = {key: artefacts.parameter_sets[set_name] for set_name, key in keys.items() if key is not None}
+        return dict(sorted(found.items()))
+
+    def place(self, set_name: str, name: str) -> Place | None:
+        key = class_key(set_name, name)
+        return None if key is None else (name, key)
+
+
+@dataclass(frozen=True, slots=True)
+class SubGenerators(SetsByClass):
+    """The generators of single classes (or of all), which operators see counted."""
+
+    name: str = "sub-generator/"
+
+
+@dataclass(frozen=True, slots=True)
+class Inline(Part):
+    """A record whose sets and facts stand among those of the outer one; None, if that is the default, is nothing."""
+
+    kind: type[Record] = Record
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        del name
+        return Artefacts() if value is None else value.pack()
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        del name
+        absent = not any(self.place(set_name, "") for set_name in artefacts.parameter_sets)
+        return None if default is None and absent else self.kind.unpack(artefacts)
+
+    def place(self, set_name: str, _name: str) -> Place | None:
+        return place_of(self.kind, set_name)
+
+    def fact_names(self, _name: str) -> tuple[str, ...]:
+        return tuple(fact for d in _declared(self.kind) for fact in d.part.fact_names(d.name))
+
+
+@dataclass(frozen=True, slots=True)
+class ByClient(Part):
+    """Client id -> the same part for each: sets under ``clients/<id>/``, facts under its id in the fact ``clients``.
+
+    Of a part with one fact that fact's value stands there, and of one without facts the ids alone.
+    """
+
+    name: str = "clients"
+    part: Part = OneSet()
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        packed = {client_id: self.part.pack(own, self.part.name) for client_id, own in value.items()}
+        sets = {f"{name}/{c}/{key}": one for c, own in packed.items() for key, one in own.parameter_sets.items()}
+        match self.part.fact_names(self.part.name):
+            case ():
+                return Artefacts(sets, {name: sorted(packed)})
+            case (single,):
+                return Artefacts(sets, {name: {c: own.facts[single] for c, own in packed.items()}})
+        return Artefacts(sets, {name: {c: dict(own.facts) for c, own in packed.items()}})
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        del default
+        names = self.part.fact_names(self.part.name)
+        listed = artefacts.facts.get(name, {})
+        raw: Mapping[ClientId, Any] = listed if names else dict.fromkeys(listed)
+        sets: dict[str, dict[str, Parameters]] = {str(client_id): {} for client_id in raw}
+        for set_name, parameters in artefacts.parameter_sets.items():
+            root, _, rest = set_name.partition("/")
+            client_id, _, own_name = rest.partition("/")
+            if root == name and client_id in sets:
+                sets[client_id][own_name] = parameters
+        found = {}
+        for client_id in sorted(sets):
+            facts = raw[client_id] if len(names) > 1 else dict.fromkeys(names, raw[client_id])
+            found[client_id] = self.part.unpack(Artefacts(sets[client_id], facts), self.part.name, MISSING)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Part):
+    """A small value that stands in the manifest itself.
+
+    Attributes:
+        decoded: (raw value, name for messages) -> the value; raises ValueError if it is impossible.
+        encoded: the value -> None, bool, int, float, str, or lists and str-keyed dicts of them.
+    """
+
+    decoded: Callable[[Any, str], Any] = lambda raw, _name: raw
+    encoded: Callable[[Any], Any] = lambda value: value
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        return Artefacts(facts={name: self.encoded(value)})
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        del default
+        return self.decoded(artefacts.facts.get(name), name)
+
+    def fact_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+
+def _expect(raw: Any, kinds: type[Any] | tuple[type[Any], ...], name: str, what: str) -> None:
+    if not isinstance(raw, kinds):
+        raise ValueError(f"fact {name!r} is {type(raw).__name__}, expected {what}")
+
+
+def _count(raw: Any, name: str) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw <= MAX_SAMPLES:
+        raise ValueError(f"{name} is {raw!r}, expected a whole number from 0 to {MAX_SAMPLES}")
+    return raw
+
+
+def _counts(raw: Any, name: str) -> dict[int, int]:
+    _expect(raw, Mapping, name, "a map from class id to count")
+    counts: dict[int, int] = {}
+    for class_id, count in raw.items():
+        if not (str(class_id).isdecimal() and len(str(class_id)) <= 6):
+            raise ValueError(f"fact {name!r} has class id {class_id!r}, expected a non-negative whole number")
+        counts[int(class_id)] = _count(count, f"{name}[{class_id}]")
+    return counts
+
+
+def _class_ids(raw: Any, name: str) -> tuple[int, ...]:
+    _expect(raw, (list, tuple), name, "a list of class ids")
+    class_ids = tuple(_count(class_id, f"a class id of {name!r}") for class_id in raw)
+    if list(class_ids) != sorted(set(class_ids)):
+        raise ValueError(f"fact {name!r} is {list(class_ids)[:8]}, expected class ids in rising order")
+    return class_ids
+
+
+def _client_ids(raw: Any, name: str) -> tuple[ClientId, ...]:
+    _expect(raw, (list, tuple), name, "a list of client ids")
+    return tuple(str(client_id) for client_id in raw)
+
+
+def _weights(raw: Any, name: str) -> dict[ClientId, float]:
+    _expect(raw, Mapping, name, "a map from client id to share")
+    shares = {str(client_id): float(share) for client_id, share in raw.items()}
+    if not all(math.isfinite(share) and share >= 0 for share in shares.values()):
+        raise ValueError(f"fact {name!r} holds a negative or infinite share")
+    return shares
+
+
+COUNT = Fact(decoded=_count)
+"""A whole number from 0 to ``MAX_SAMPLES``; bool, float and NaN are not."""
+
+COUNTS = Fact(decoded=_counts, encoded=lambda counts: {str(c): count for c, count in sorted(counts.items())})
+"""Class id -> samples."""
+
+CLASS_IDS = Fact(decoded=_class_ids, encoded=list)
+"""A tuple of class ids in rising order."""
+
+CLIENT_IDS = Fact(decoded=_client_ids, encoded=list)
+"""A tuple of client ids."""
+
+WEIGHTS = Fact("aggregation_weights", _weights, dict)
+"""Client id -> share of its model in the one that this download serves, which operators see."""
+
+
+def place_of(kind: type[Any], set_name: str) -> Place | None:
+    """Return which declared set of a record is so called, or None: ``sub-generator/3`` is ``("sub-generator/", 3)``."""
+    places = (declared.part.place(set_name, declared.name) for declared in _declared(kind))
+    return next((place for place in places if place is not None), None)
+
+
+def served_name(kind: type[Any]) -> str | None:
+    """Return the name of the set that a device with such a download serves; None if the record declares none."""
+    served = (d.name for d in _declared(kind) if isinstance(d.part, OneSet) and d.part.served)
+    return next(served, None)
+
+
+def sub_generators_among(kind: type[Any], set_names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of a packed record's sets that are sub-generators, as operators know them: ``3``, or ``all``."""
+    parts = [(d.part, d.name) for d in _declared(kind) if isinstance(d.part, SubGenerators)]
+    return tuple(name.removeprefix(own) for name in set_names for part, own in parts if part.place(name, own))
+
+
+def weights_among(kind: type[Any], facts: Facts) -> Mapping[ClientId, float]:
+    """Return whose models are mixed in what a packed download serves, and how; empty if its record doesn't say."""
+    name = next((d.name for d in _declared(kind) if d.part is WEIGHTS), "")
+    return _weights(facts.get(name, {}), name)
 
 
 def layout(module: nn.Module) -> Parameters:
     """Return a module's state dict on the meta device: names, shapes and dtypes."""
     return {name: tensor.detach().to("meta") for name, tensor in module.state_dict().items()}
-
-
-def counts_to_facts(counts: Mapping[int, int]) -> dict[str, int]:
-    """Return class counts with string keys, classes in rising order."""
-    return {str(class_id): count for class_id, count in sorted(counts.items())}
-
-
-def counts_from_facts(facts: Facts, key: str) -> dict[int, int]:
-    """Return class counts again.
-
-    Raises:
-        ValueError: Not a map of class ids to counts.
-    """
-    raw = facts.get(key)
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"fact {key!r} is {type(raw).__name__}, expected a map from class id to count")
-    counts: dict[int, int] = {}
-    for class_id, count in raw.items():
-        if not (str(class_id).isdecimal() and len(str(class_id)) <= 6):
-            raise ValueError(f"fact {key!r} has class id {class_id!r}, expected a non-negative whole number")
-        counts[int(class_id)] = whole_number(count, f"{key}[{class_id}]")
-    return counts
-
-
-def whole_number(value: Any, what: str) -> int:
-    """Return ``value`` if it is a count between 0 and ``MAX_SAMPLES``; bool, float and NaN are not."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SAMPLES:
-        raise ValueError(f"{what} is {value!r}, expected a whole number from 0 to {MAX_SAMPLES}")
-    return value
 
 
 def check_counts(counts: Mapping[int, int], num_classes: int) -> None:
@@ -65,45 +350,18 @@ def check_counts(counts: Mapping[int, int], num_classes: int) -> None:
         raise ValueError("no samples were counted")
 
 
-def required(artefacts: Artefacts, name: str) -> Parameters:
-    """Return the parameter set ``name``.
-
-    Raises:
-        ValueError: It is not there.
-    """
-    if name not in artefacts.parameter_sets:
-        raise ValueError(
-            f"parameter set {name!r} is missing; present: {', '.join(sorted(artefacts.parameter_sets)) or 'none'}"
-        )
-    return artefacts.parameter_sets[name]
-
-
-def by_class(artefacts: Artefacts, prefix: str = SUB_GENERATOR) -> dict[int, Parameters]:
-    """Return the sets named ``<prefix><class id>``, classes in rising order; ``<prefix>all`` is ``ALL_CLASSES``."""
-    keys = {name: class_key(name, prefix) for name in artefacts.parameter_sets}
-    found = {key: artefacts.parameter_sets[name] for name, key in keys.items() if key is not None}
-    return dict(sorted(found.items()))
-
-
-def named_by_class(parameter_sets: Mapping[int, Parameters], prefix: str = SUB_GENERATOR) -> dict[str, Parameters]:
-    """Return sets under the names that ``by_class`` reads."""
-    return {f"{prefix}{_ALL if c == ALL_CLASSES else c}": parameters for c, parameters in parameter_sets.items()}
-
-
-def class_key(name: str, prefix: str = SUB_GENERATOR) -> int | None:
-    """Return the class id in a name, or ``ALL_CLASSES``; None unless ``named_by_class`` would spell it so."""
+def class_key(name: str, prefix: str) -> int | None:
+    """Return the class id in a name, or ``ALL_CLASSES``; None unless ``SetsByClass`` would spell it so."""
     text = name.removeprefix(prefix)
     if text == name:
         return None
-    if text == _ALL:
+    if text == "all":
         return ALL_CLASSES
     return int(text) if text.isdecimal() and len(text) <= 6 and str(int(text)) == text else None
 
 
 def same_bits(left: Parameters, right: Parameters) -> bool:
     """Whether two parameter sets are equal to the bit."""
-    return left.keys() == right.keys() and all(_equal(tensor, right[name]) for name, tensor in left.items())
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and bool(torch.equal(left, right))
+    return left.keys() == right.keys() and all(
+        tensor.dtype == right[name].dtype and bool(torch.equal(tensor, right[name])) for name, tensor in left.items()
+    )

@@ -96,34 +96,12 @@ class Artefacts:
     facts: Facts = field(default_factory=dict)
 
 
-class Packable(Protocol):
-    """A method's typed state, upload or download; ``unpack(pack(x))`` equals ``x`` to the bit."""
-
-    def pack(self) -> Artefacts:
-        """Return the value as parameter sets and facts."""
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Any:
-        """Return the value again.
-
-        Raises:
-            ValueError: A set or fact is missing, unexpected or out of range; says which.
-        """
-
-
-class Download(Packable, Protocol):
-    """What a client gets for a round."""
-
-    @property
-    def task_parameters(self) -> Parameters:
-        """The task model that the device serves."""
-
-
 class Method(Protocol):
     """What the simulator and the services rely on; a method need not inherit from anything.
 
     A method is a frozen dataclass: ``task: TaskSpec``, or an ``AnyTaskSpec``, first, then its settings, all with
-    defaults. Both functions are pure: same arguments, same bits, arguments untouched.
+    defaults. Both functions are pure: same arguments, same bits, arguments untouched. Its four records are
+    ``packing.Record``s.
     """
 
     name: ClassVar[str]
@@ -162,4 +140,4 @@ class Method(Protocol):
         """Raise ValueError if counts or other facts of an upload are impossible."""
 
     def predictor(self, download: Any) -> Judge:
-        """What a device with this download answers; ``task_parameters`` run by the task model if deployable."""
+        """What a device with this download answers: if deployable, the task model with the download's served set."""

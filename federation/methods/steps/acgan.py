@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from replayfleet.federation.methods.kit.packing import OneSet, Record
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.modules import drawn_from, trainable
 from replayfleet.federation.methods.steps.task_model import trained_parameters
@@ -28,11 +29,11 @@ DrawByClass: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Acgan:
+class Acgan(Record):
     """The parameters of both halves."""
 
-    generator: Parameters
-    critic: Parameters
+    generator: Annotated[Parameters, OneSet()]
+    critic: Annotated[Parameters, OneSet()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

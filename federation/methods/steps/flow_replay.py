@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from replayfleet.federation.methods.kit.packing import OneSet, Record
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.modules import drawn_from, shuffled_batches, trainable
@@ -34,11 +36,11 @@ REPLAY_LAYERS = ("upper", "fc2")
 
 
 @dataclass(frozen=True, slots=True)
-class FlowModels:
+class FlowModels(Record):
     """The parameters of both models."""
 
-    task: Parameters
-    flow: Parameters
+    task: Annotated[Parameters, OneSet()]
+    flow: Annotated[Parameters, OneSet()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -34,11 +34,26 @@ from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
 from replayfleet.models.ddpm import require_diffusers
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
-_CRITIC = "critic/"
+_CRITICS = packing.SetsByClass("critic/")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class _Pairs(packing.SubGenerators):
+    """Generators, which travel too, and beside them critics, which don't."""
+
+    def pack(self, value: Any, name: str) -> Artefacts:
+        generators = packing.SubGenerators.pack(self, {c: own.generator for c, own in value.items()}, name)
+        critics = _CRITICS.pack({c: own.critic for c, own in value.items() if own.critic}, _CRITICS.name)
+        return Artefacts({**generators.parameter_sets, **critics.parameter_sets})
+
+    def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
+        generators = packing.SubGenerators.unpack(self, artefacts, name, default)
+        critics = _CRITICS.unpack(artefacts, _CRITICS.name, default)
+        return {c: SubGenerator(parameters, critics.get(c, {})) for c, parameters in generators.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(packing.Record):
     """What a client remembers between rounds.
 
     Attributes:
@@ -46,8 +61,8 @@ class Memory:
         seen: class id -> real samples met in all rounds so far.
     """
 
-    sub_generators: Mapping[int, SubGenerator] = field(default_factory=dict)
-    seen: Mapping[int, int] = field(default_factory=dict)
+    sub_generators: Annotated[Mapping[int, SubGenerator], _Pairs()] = field(default_factory=dict)
+    seen: Annotated[Mapping[int, int], packing.COUNTS] = field(default_factory=dict)
 
     def recovered_from(self, sub_generators: Mapping[int, Parameters], seen: Mapping[int, int]) -> Memory:
         """Return the memory with what it lacks of the aggregator's cache added: after a lost disk, everything."""
@@ -67,22 +82,6 @@ class Memory:
     def after(self, data: RoundData, updated: Mapping[int, SubGenerator]) -> Memory:
         """Return the memory after a round that trained ``updated``."""
         return Memory(dict(sorted({**self.sub_generators, **updated}.items())), self.seen_with(data))
-
-    def pack(self) -> Artefacts:
-        """Return ``sub-generator/*`` and ``critic/*``."""
-        sets = packing.named_by_class({c: s.generator for c, s in self.sub_generators.items()})
-        sets |= packing.named_by_class({c: s.critic for c, s in self.sub_generators.items() if s.critic}, _CRITIC)
-        return Artefacts(sets, {"seen": packing.counts_to_facts(self.seen)})
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Memory:
-        """Return the memory again."""
-        critics = packing.by_class(artefacts, _CRITIC)
-        generators = packing.by_class(artefacts)
-        return cls(
-            sub_generators={c: SubGenerator(p, critics.get(c, {})) for c, p in generators.items()},
-            seen=packing.counts_from_facts(artefacts.facts, "seen"),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

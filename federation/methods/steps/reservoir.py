@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit import packing
-from replayfleet.federation.methods.kit.records import Artefacts
-
-BUFFER = "buffer"
-"""Name of the parameter set that holds the samples, as named as what it is: real samples, kept."""
+from replayfleet.federation.methods.kit.packing import COUNT, OneSet, Record
 
 IMAGES, LABELS, LOGITS = "images", "labels", "logits"
 
 
 @dataclass(frozen=True, slots=True)
-class Reservoir:
+class Reservoir(Record):
     """Real samples that a client keeps, at most ``capacity`` of them, chosen uniformly among all that it ever met.
 
     Attributes:
@@ -31,9 +28,9 @@ class Reservoir:
             ``logits`` (S, ...), what the model answered when the sample was met. Empty before the first one.
     """
 
-    capacity: int = 200
-    num_seen: int = 0
-    samples: Mapping[str, Tensor] = field(default_factory=dict)
+    capacity: Annotated[int, COUNT] = 200
+    num_seen: Annotated[int, COUNT] = 0
+    samples: Annotated[Mapping[str, Tensor], OneSet("buffer")] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -87,18 +84,6 @@ class Reservoir:
         """Return ``min(count, S)`` of the samples, drawn without replacement, under the names of ``samples``."""
         rows = torch.randperm(len(self), generator=rng)[:count]
         return {name: tensor[rows.to(tensor.device)] for name, tensor in self.samples.items()}
-
-    def pack(self) -> Artefacts:
-        """Return ``buffer``."""
-        facts = {"capacity": self.capacity, "num_seen": self.num_seen}
-        return Artefacts({BUFFER: self.samples} if self.samples else {}, facts)
-
-    @classmethod
-    def unpack(cls, artefacts: Artefacts) -> Reservoir:
-        """Return the reservoir again."""
-        capacity = packing.whole_number(artefacts.facts.get("capacity"), "capacity")
-        num_seen = packing.whole_number(artefacts.facts.get("num_seen"), "num_seen")
-        return cls(capacity, num_seen, packing.required(artefacts, BUFFER) if num_seen else {})
 
     def _places(self, count: int, rng: torch.Generator) -> list[int]:
         numbers = torch.arange(self.num_seen, self.num_seen + count, dtype=torch.float64)

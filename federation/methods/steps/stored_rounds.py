@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit import packing
+from replayfleet.federation.methods.kit.packing import COUNT, OneSet
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 
 STORED = "stored/"
@@ -43,7 +43,7 @@ class StoredRounds:
         """Return the store again, also one that Centralized packed when it kept all rounds as a single set."""
         if not artefacts.facts and artefacts.parameter_sets.keys() <= {_ALL_ROUNDS}:
             return cls(tuple(artefacts.parameter_sets.values()))
-        num_rounds = packing.whole_number(artefacts.facts.get("num_rounds"), "num_rounds")
+        num_rounds = COUNT.decoded(artefacts.facts.get("num_rounds"), "num_rounds")
         if num_rounds != len(artefacts.parameter_sets):
             raise ValueError(f"num_rounds is {num_rounds}, but {len(artefacts.parameter_sets)} sets are there")
-        return cls(tuple(packing.required(artefacts, f"{STORED}{index}") for index in range(num_rounds)))
+        return cls(tuple(OneSet().unpack(artefacts, f"{STORED}{index}", MISSING) for index in range(num_rounds)))

@@ -46,7 +46,7 @@ def test_a_manifest_lists_all_that_a_client_should_have(blobs: DiskBlobStore):
     assert again.weights == {"a": 1.0}
 
 
-def test_the_served_set_is_the_one_that_equals_the_task_parameters(blobs: DiskBlobStore):
+def test_the_served_set_is_the_one_that_the_download_declares(blobs: DiskBlobStore):
     serving = publisher(blobs).drafts({"a": TinyDownload(parameters(1), parameters(2))}, 0)["a"].serving
     assert (serving.graph, serving.parameters, serving.probe.logits) == ("graph/task", "personalised", (1, 1, 1, 1))
 
@@ -76,5 +76,5 @@ def test_a_download_that_does_not_pack_what_it_serves_is_an_error(blobs: DiskBlo
         def pack(self) -> Artefacts:
             return Artefacts({"average": self.average}, {})
 
-    with pytest.raises(ReplayfleetError, match="none of its packed parameter sets"):
+    with pytest.raises(ReplayfleetError, match=r"serves personalised, which isn't one of its sets \(average\)"):
         publisher(blobs).drafts({"a": Wrong(parameters(1), parameters(2))}, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit.packing import ALL_CLASSES, by_class, class_key, named_by_class, same_bits
+from replayfleet.federation.methods.kit.packing import ALL_CLASSES, SubGenerators, same_bits
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
@@ -106,11 +106,12 @@ def test_what_only_the_filter_can_label_needs_the_filter() -> None:
 
 def test_names_of_classes_and_their_keys_are_each_others_inverse() -> None:
     parameters = {"w": torch.zeros(1)}
-    sets = named_by_class({ALL_CLASSES: parameters, 3: parameters, 12: parameters})
+    part, name = SubGenerators(), "sub-generator/"
+    sets = part.pack({ALL_CLASSES: parameters, 3: parameters, 12: parameters}, name).parameter_sets
     assert list(sets) == ["sub-generator/all", "sub-generator/3", "sub-generator/12"]
-    assert list(by_class(Artefacts(sets))) == [ALL_CLASSES, 3, 12]
+    assert list(part.unpack(Artefacts(sets), name, None)) == [ALL_CLASSES, 3, 12]
     for stray in ("sub-generator/", "sub-generator/-1", "sub-generator/03", "sub-generator/x", "task", "all", "3"):
-        assert class_key(stray) is None
+        assert part.place(stray, name) is None
 
 
 def _steps(latents: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def test_a_batch_unlike_what_it_holds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("artefacts", "complaint"),
     [
-        (Artefacts({}, {"capacity": 4, "num_seen": 2}), "'buffer' is missing"),
+        (Artefacts({}, {"capacity": 4, "num_seen": 2}), r"holds \[\], expected images, labels"),
         (Artefacts({}, {"capacity": 0, "num_seen": 0}), "capacity 0"),
         (Artefacts({}, {"capacity": 4, "num_seen": -1}), "num_seen is -1"),
         (Artefacts({"buffer": {"images": images(1)}}, {"capacity": 4, "num_seen": 1}), "expected images, labels"),
