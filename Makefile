@@ -32,10 +32,10 @@ tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/t
 	done
 
 driving: setup ## pFedGRP beside FedAvg and Centralized on recorded driving, to runs/driving; see docs/experiments.md
-	@$(PYTHON_BIN) -m replayfleet.scripts.experiments.driving_crops $(ARGS)
+	@.venv/bin/fleet-sim table driving-crops --out runs/driving $(ARGS)
 
 driving-boxes: setup ## FedGP beside FedAvg, DER, A-GEM and Ideal: detectors on recorded driving, to runs/driving-boxes
-	@$(PYTHON_BIN) -m replayfleet.scripts.experiments.driving_boxes $(ARGS)
+	@.venv/bin/fleet-sim table driving-boxes --out runs/driving-boxes $(ARGS)
 
 test: setup ## All tests but the slow ones
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 4 $(ARGS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
+from replayfleet.federation.simulator.run_spec import click_options
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
 from replayfleet.federation.simulator.tables.wording import count_of
 
@@ -29,45 +31,29 @@ _FID_TABLE = "10"
 _FEATURES = ("task", "inception")
 
 
-def _comma_separated(_context: Any, _option: Any, text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _comma_separated(_context: Any, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    if text is not None and not parts:
+        raise SettingsError(f"{option.opts[0]} is empty, expected at least one")
+    return parts
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("number", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show the tables, and stop.")
-@click.option("--settings", "preset", default="small", help="Size of all runs: paper, small, demo, tiny.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and tables; tables 6 to 9 need none.")
-@click.option("--seeds", default="0", callback=_comma_separated, help="Comma-separated.")
-@click.option(
-    "--methods",
-    default="",
-    callback=_comma_separated,
-    show_default=False,
-    help="Comma-separated.  [default: the table's]",
-)
-@click.option("--scenario", help="Only columns of this one.")
-@click.option("--dataset", help="Only columns of this one.")
-@click.option("--clients", type=int, help="Of every run whose column doesn't set it.  [default: of the settings]")
-@click.option("--rounds", type=int, help="Of every run.  [default: of the settings]")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="In every method that has KEY; repeatable."
-)
-@click.option("--data-root", type=click.Path(path_type=Path), help="Folder of data sets; else $REPLAYFLEET_DATA.")
-@click.option("--download", is_flag=True, help="Let torchvision fetch a data set that is not found.")
-@click.option("--torch-device", default="cpu", help="Where methods compute: cpu, cuda, cuda:1, ...")
-@click.option(
-    "--in-step/--one-by-one",
-    default=None,
-    help="Train what clients ask for at the same time as one network where methods can.  [default: on a GPU]",
-)
+@click.option("--seeds", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
+@click.option("--methods", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
+@click.option("--scenario", "scenarios", callback=_comma_separated, help="Only columns of these, comma-separated.")
+@click.option("--dataset", "datasets", callback=_comma_separated, help="Only columns of these, comma-separated.")
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
-@click.option("--minutes", type=float, help="Begin no round that would end later; 0 runs nothing.")
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
 @click.pass_context
 def table(context: click.Context, /, **options: Any) -> int:
     """Run what table NUMBER of pFedGRP needs (v1-1 to v1-8: of its first version) and set it beside the paper's.
+
+    Tables driving-crops and driving-boxes are our own, over recorded driving.
 
     Runs land in OUT/runs/<method>/<scenario>/<dataset>/seed-<K>; those that exist are not run again, and interrupted
     ones go on. Then OUT/table-<NUMBER>.md, .json and a chart per column are written. Exit code 3: --minutes ended runs
@@ -103,6 +89,17 @@ def table(context: click.Context, /, **options: Any) -> int:
     return _run_table(number, _choice(options, execution["num_jobs"]), **execution)
 
 
+table.params += click_options(
+    ("preset", "clients", "rounds", "data_root", "download", "overrides", "torch_device", "in_step", "minutes"),
+    preset="Size of all runs: paper, small, demo, tiny.",
+    clients="Of every run whose column doesn't set it.  [default: of the settings]",
+    rounds="Of every run.  [default: of the settings]",
+    overrides="In every method that has KEY; repeatable.",
+    in_step="Train what clients ask for at the same time as one network where methods can.  [default: on a GPU]",
+    minutes="Begin no round that would end later; 0 runs nothing.",
+)
+
+
 def _check_cost_options(context: click.Context, number: str) -> None:
     given = [
         option.opts[0]
@@ -133,7 +130,8 @@ def _titles() -> dict[str, str]:
     from replayfleet.federation.simulator.tables.costs_paper import COST_TITLES
 
     titles = {**COST_TITLES, **{number: found.title for number, found in paper_tables().items()}}
-    return dict(sorted(titles.items(), key=lambda item: (not item[0].isdecimal(), int(item[0].removeprefix("v1-")))))
+    numbered = sorted((name for name in titles if name.isdecimal()), key=int)
+    return {name: titles[name] for name in [*numbered, *(name for name in titles if not name.isdecimal())]}
 
 
 def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
@@ -143,24 +141,28 @@ def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.pop("seeds")))
     except ValueError as error:
         raise SettingsError(f"--seeds: {error}; expected whole numbers with commas between") from error
-    if not seeds:
-        raise SettingsError("--seeds is empty, expected at least one")
     return Choice(seeds=seeds, workers=workers_each(num_jobs, options["torch_device"]), **options)
 
 
 def _run_table(
     number: str, choice: Choice, *, num_jobs: int, minutes: float | None, dry_run: bool, features: str
 ) -> int:
+    from replayfleet.federation.service.settings import split_overrides
     from replayfleet.federation.simulator.tables import running
     from replayfleet.federation.simulator.tables.measured import cells
     from replayfleet.federation.simulator.tables.plan import Planner, State, distinct
     from replayfleet.federation.simulator.tables.report import Report
 
     wanted = paper_table(number)
-    runs = Planner(choice).runs(wanted)
+    choice = replace(choice, seeds=choice.seeds or wanted.seeds)
+    changes = {**split_overrides(wanted.overrides), **split_overrides(choice.overrides)}
+    planned = replace(choice, overrides=tuple(f"{key}={text}" for key, text in changes.items()))
+    runs = Planner(planned).runs(wanted)
     if all(run.state is State.IMPOSSIBLE for run in runs):
         raise SettingsError(f"nothing of table {number} can be run: {runs[0].problem}")
     to_do = [*distinct(runs, State.BEGUN), *distinct(runs, State.MISSING)]
+    if choice.methods:  # in the operator's order, so that a first hour already finishes something where she wants it
+        to_do.sort(key=lambda run: (run.seed, choice.methods.index(run.row.method)))
     earlier = running.earlier_work(distinct(runs, State.FINISHED))
     runner = running.Runner(
         to_do, num_jobs, minutes=minutes, earlier=earlier, launch=running.launch_process, show=click.echo
@@ -170,7 +172,7 @@ def _run_table(
         return 0
     failures = runner.run_all()
 
-    planner = Planner(choice)
+    planner = Planner(planned)
     runs = planner.runs(wanted)
     if number == _FID_TABLE:
         from replayfleet.federation.simulator.tables.fid_cells import fid_cells
@@ -178,7 +180,8 @@ def _run_table(
         measured = fid_cells(wanted, runs, failures, features=features, show=click.echo)
     else:
         places = {(run.column.slug, run.seed): run.column for run in runs}
-        references = {place: planner.reference(column, place[1]) for place, column in places.items()}
+        asked = "AR" in wanted.metrics
+        references = {place: planner.reference(column, place[1]) for place, column in places.items() if asked}
         measured = cells(wanted, runs, references, failures)
     report = Report(table=wanted, choice=choice, cells=measured, command=["fleet-sim", *sys.argv[1:]])
     click.echo(f"wrote {', '.join(str(path) for path in report.write())}")

@@ -9,10 +9,21 @@ from pathlib import Path
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
 from replayfleet.federation.simulator.result import Result
-from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
+from replayfleet.federation.simulator.tables.paper import Aim, Column, PaperTable, Row
 from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State
 from replayfleet.federation.simulator.tables.reading import read_json
 from replayfleet.federation.simulator.tables.running import Failure
+
+_OF_SUMMARY = {
+    "PA": "place_accuracy",
+    "FA": "final_accuracy",
+    "AF": "average_forgetting",
+    "before": "earlier_before",
+    "after": "earlier_after",
+    "kept": "earlier_kept",
+    "mAP": "mean_average_precision",
+}
+"""Metric -> its key in a run's summary, where it is a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +52,15 @@ class Cell:
         """Return mean and spread over the seeds that have this metric."""
         values = self.values.get(metric)
         return over_seeds(list(values.values())) if values else None
+
+    def by_place(self) -> dict[str, float]:
+        """Return town -> accuracy after the last round in percent, mean over clients and seeds; none without towns."""
+        found: dict[str, list[float]] = {}
+        for result in self.results.values():
+            for client in result.rounds[-1].clients.values():
+                for place, value in client.accuracy_by_place.items():
+                    found.setdefault(place, []).append(100 * value)
+        return {place: sum(values) / len(values) for place, values in sorted(found.items())}
 
 
 @dataclass(slots=True)
@@ -119,11 +139,28 @@ def measured(result: Result, upper: Result | None) -> dict[str, float]:
         "AA": 100 * metrics.average_accuracy(acc),
         "AFM": 100 * metrics.average_forgetting_measure(acc),
     }
+    values |= {metric: 100 * result.summary[key] for metric, key in _OF_SUMMARY.items() if key in result.summary}
     if upper is not None:
         values["AR"] = 100 * metrics.average_regret(acc, [record.accuracy for record in upper.rounds])
     if result.run["method"] != REFERENCE:
         values["AUC"] = result.summary["sub_generator_updates"]
     return values
+
+
+def judged(aim: Aim, cells: Sequence[Cell]) -> Summary | None:
+    """Return an aim's number over the seeds that both methods have; None without any, or with nothing to compare with.
+
+    Args:
+        aim: of a table.
+        cells: of one of its columns.
+    """
+    by_method = {cell.row.method: cell.values for cell in cells}
+    own = by_method.get(aim.method, {}).get(aim.metric, {})
+    other = by_method.get(aim.beside, {}).get(aim.beside_metric or aim.metric, {})
+    seeds = sorted(own.keys() & other.keys())
+    if not seeds or (aim.share and not all(other[seed] for seed in seeds)):
+        return None
+    return over_seeds([100 * own[s] / other[s] if aim.share else own[s] - other[s] for s in seeds])
 
 
 def mean_curve(results: Sequence[Result]) -> list[float]:

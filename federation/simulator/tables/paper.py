@@ -1,4 +1,4 @@
-"""The papers' tables of accuracies as values: what was measured on what, the published numbers, and known errors.
+"""Tables of accuracies as values: what is measured on what, papers' numbers and their errors, what is asked of ours.
 
 The numbers stand in ``data/*.toml``, as printed. This module imports no torch.
 """
@@ -15,7 +15,7 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.settings import read_toml
 
 _DATA = Path(__file__).parent / "data"
-_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml")
+_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml")
 
 _NONE = "-"
 
@@ -40,7 +40,8 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def title(self) -> str:
         """One line."""
         changed = "".join(f", {key}={value}" for key, value in self.set.items())
-        return f"{EXPERIMENTS[self.scenario]} ({self.scenario}), {self.dataset}{changed}"
+        name = f"{EXPERIMENTS[self.scenario]} ({self.scenario})" if self.scenario in EXPERIMENTS else self.scenario
+        return f"{name}, {self.dataset}{changed}"
 
     @property
     def slug(self) -> str:
@@ -120,18 +121,45 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return not (self.on.rows or self.on.columns)
 
 
+class Aim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of one method's number beside another's.
+
+    Attributes:
+        text: for people.
+        method: of the number.
+        metric: of the number.
+        beside: the method that it is compared with.
+        beside_metric: its metric, where that is another.
+        share: whether the number is to be a share of the other, in percent; else points above it.
+        at_least: what is asked.
+        strict: whether more is asked than that.
+    """
+
+    text: str
+    method: str
+    metric: str
+    beside: str
+    beside_metric: str = ""
+    share: bool = False
+    at_least: float
+    strict: bool = False
+
+
 class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table.
 
     Attributes:
-        number: as printed; ``v1-`` before those of the first version.
+        number: as printed; ``v1-`` before those of the first version; a name of a table of our own.
         title: what it shows.
         metrics: what each group of numbers holds.
         also: metrics that only ours has, beside them.
         columns: what the groups were measured on.
         rows: methods.
         notes: errors of the paper.
-        paper: title of the paper.
+        paper: title of the paper; empty of a table of our own.
+        seeds: of its runs, unless the operator names others.
+        overrides: settings of all its runs, which the operator's own come after.
+        aims: what is asked of ours.
     """
 
     number: str
@@ -142,6 +170,9 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rows: tuple[Row, ...]
     notes: tuple[Note, ...] = ()
     paper: str = ""
+    seeds: tuple[int, ...] = (0,)
+    overrides: tuple[str, ...] = ()
+    aims: tuple[Aim, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a row whose numbers don't fit the columns, and a note on a row or column that doesn't exist."""
@@ -153,6 +184,11 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for note in self.notes:
             if not labels.issuperset(note.on.rows) or any(not 1 <= c <= len(self.columns) for c in note.on.columns):
                 raise ValueError(f"table {self.number}: no such place for the note {note.text!r}")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether no paper has it."""
+        return not self.metrics
 
     def published(self, row: Row, column: int) -> dict[str, float]:
         """Return metric -> the paper's number, in the paper's unit; metrics that it leaves out are absent."""
@@ -167,7 +203,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    paper: str
+    paper: str = ""
     tables: list[PaperTable]
     notes: list[Note] = []
 

@@ -41,6 +41,7 @@ class Choice:
     """What the operator asked for; ``fleet-sim table --help`` says what each means.
 
     Attributes:
+        methods, scenarios, datasets: those of the table that are to be run; all, if none is named.
         overrides: of all runs; a setting that a method lacks is left out there.
         workers: clients of one run that train at the same time; None is one per core.
     """
@@ -49,8 +50,8 @@ class Choice:
     preset: str = "small"
     seeds: tuple[int, ...] = (0,)
     methods: tuple[str, ...] = ()
-    scenario: str | None = None
-    dataset: str | None = None
+    scenarios: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
     clients: int | None = None
     rounds: int | None = None
     overrides: tuple[str, ...] = ()
@@ -171,7 +172,8 @@ class Planner:
         chosen = [
             column
             for column in table.columns
-            if self._choice.scenario in {None, column.scenario} and self._choice.dataset in {None, column.dataset}
+            if column.scenario in (self._choice.scenarios or [column.scenario])
+            and column.dataset in (self._choice.datasets or [column.dataset])
         ]
         if not chosen:
             offered = "; ".join(column.title for column in table.columns)

@@ -14,17 +14,30 @@ from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
+from replayfleet.federation.simulator.measures.metrics import Summary
 from replayfleet.federation.simulator.parts import Part
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.settings import default_settings
 from replayfleet.federation.simulator.tables.footnotes import Footnotes
-from replayfleet.federation.simulator.tables.measured import Cell, mean_curve
+from replayfleet.federation.simulator.tables.measured import Cell, judged, mean_curve
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable
 from replayfleet.federation.simulator.tables.plan import Choice
 from replayfleet.federation.simulator.tables.wording import count_of, range_of, seeds_named
+from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import SCENARIOS
 
-_UNITS = {"AA": "AA [%]", "AR": "AR [%]", "AFM": "AFM [%]", "AUC": "AUC", "FID": "FID"}
+_HEADINGS = {
+    **{name: f"{name} [%]" for name in ("AA", "AR", "AFM", "mAP")},
+    "AUC": "AUC",
+    "FID": "FID",
+    "PA": "per town [%]",
+    "FA": "last round [%]",
+    "AF": "forgetting [%]",
+    "before": "earlier towns before [%]",
+    "after": "after [%]",
+    "kept": "kept share [%]",
+}
+"""Metric -> heading."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +60,7 @@ class Report:
         """Write all files, and return them."""
         out, stem = self.choice.out, f"table-{self.table.number}"
         out.mkdir(parents=True, exist_ok=True)
-        drawn = self._columns() if "AA" in self.table.metrics else []
+        drawn = self._columns() if {"AA", "FA"} & {*self.table.metrics, *self.table.also} else []
         charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in drawn}
         files = {
             f"{stem}.md": self.markdown([name for name, png in charts.items() if png]).encode(),
@@ -61,12 +74,13 @@ class Report:
 
     def markdown(self, charts: Sequence[str] = ()) -> str:
         """Return the table for people."""
-        lines = [f"# Table {self.table.number}: {self.table.title}", "", f"Paper: {self.table.paper}.", ""]
+        lines = [f"# Table {self.table.number}: {self.table.title}", ""]
+        lines += [f"Paper: {self.table.paper}.", ""] if self.table.paper else []
         lines += [self._sizes(), ""]
         if self.command:
             lines += ["```sh", shlex.join(self.command), "```", ""]
         for column in self._columns():
-            lines += [f"## {column.title}", "", *self._column(column), ""]
+            lines += [f"## {column.title}", "", *self._column(column), "", *self._places(column), *self._aims(column)]
             lines += [f"![accuracy]({name})\n" for name in charts if name.endswith(f"-{column.slug}.png")]
         notes = [note.text for note in self.table.notes if note.is_general]
         lines += ["## Notes", "", *(f"- {text}" for text in [*self._method(), *self._ends_early(), *notes]), ""]
@@ -86,6 +100,11 @@ class Report:
             "command": list(self.command),
             "notes": [{"text": note.text, "on": msgspec.to_builtins(note.on)} for note in self.table.notes],
             "cells": [_cell_values(cell) for cell in self.cells],
+            "aims": [
+                {**msgspec.to_builtins(aim), "measured": msgspec.to_builtins(judged(aim, self._of(column)))}
+                for column in self._columns()
+                for aim in self.table.aims
+            ],
         }
 
     def _columns(self) -> list[Column]:
@@ -96,9 +115,9 @@ class Report:
 
     def _column(self, column: Column) -> list[str]:
         metrics, also, place = self.table.metrics, self.table.also, self.table.columns.index(column)
-        names = [f"{_UNITS[metric]}, {who}" for metric in metrics for who in ("paper", "ours")]
-        names += [f"{_UNITS[metric]}, ours" for metric in also]
-        lines = [f"| method | {' | '.join(names)} | seeds |", f"|---|{'--:|' * (len(names) + 1)}"]
+        names = [f"{_HEADINGS[metric]}, {who}" for metric in metrics for who in ("paper", "ours")]
+        names += [_HEADINGS[metric] + (", ours" if metrics else "") for metric in also]
+        lines = _head(["method", *names, "seeds"])
         footnotes = Footnotes(self.table.notes)
         for cell in self._of(column):
             marks = footnotes.marks(cell.row.label, place)
@@ -109,8 +128,40 @@ class Report:
                 for text in (printed[metric] + marks if metric in printed else "-", _ours(cell, metric))
             ]
             texts += [_ours(cell, metric) for metric in also]
-            lines.append(f"| {_label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
+            lines.append(f"| {self._label(cell)} | {' | '.join(texts)} | {len(cell.results) or '-'} |")
         return [*lines, *footnotes.lines()]
+
+    def _label(self, cell: Cell) -> str:
+        name = cell.row.method_for(cell.column.dataset)
+        if self.table.is_ours:
+            return cell.row.label
+        return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
+
+    def _places(self, column: Column) -> list[str]:
+        """Towns after the last round, where the stream has any."""
+        by_cell = {cell.row.label: cell.by_place() for cell in self._of(column)}
+        places = sorted({place for own in by_cell.values() for place in own})
+        if not places:
+            return []
+        rows = [
+            f"| {label} | {' | '.join(f'{own[place]:.1f}' if place in own else '-' for place in places)} |"
+            for label, own in by_cell.items()
+        ]
+        title = "After the last round by town [%], mean over clients and seeds:"
+        return [title, "", *_head(["method", *places]), *rows, ""]
+
+    def _aims(self, column: Column) -> list[str]:
+        if not self.table.aims:
+            return []
+        lines = _head(["asked", "measured", "met"])
+        for aim in self.table.aims:
+            found = judged(aim, self._of(column))
+            text, met = "-", "not measured"
+            if found is not None:
+                text = f"{_mean(found, '.1f' if aim.share else '+.1f')} {'%' if aim.share else 'points'}"
+                met = "yes" if found.mean > aim.at_least or (found.mean == aim.at_least and not aim.strict) else "no"
+            lines.append(f"| {aim.text} | {text} | {met} |")
+        return [*lines, ""]
 
     def _sizes(self) -> str:
         preset, changes = self.choice.preset, self._changes()
@@ -118,11 +169,18 @@ class Report:
         streams = [result.run["stream"] for cell in self.cells for result in cell.results.values()]
         if not streams:
             return f"{settings}. No run has given a number of this table yet."
+        boxes = any(has_boxes(column.dataset) for column in self._columns())
         clients, rounds, samples = (
             range_of([stream[key] for stream in streams], noun)
-            for key, noun in (("num_clients", "client"), ("num_rounds", "round"), ("samples_per_class", "sample"))
+            for key, noun in (
+                ("num_clients", "client"),
+                ("num_rounds", "round"),
+                ("samples_per_class", "picture" if boxes else "sample"),
+            )
         )
-        sizes = f"{clients}, {rounds}, {samples} per class and round"
+        sizes = f"{clients}, {rounds}, {samples} {'a round' if boxes else 'per class and round'}"
+        if self.table.is_ours:
+            return f"{settings}: {sizes} at most. {self._late_change()}".rstrip()
         if preset == "paper" and not changes:
             return f"{settings}, the paper's own: {sizes}."
         smaller = "That is less than the paper's, and methods are trained for less"
@@ -130,6 +188,11 @@ class Report:
             f"{settings}: {sizes}. {'That is not what the paper ran' if changes else smaller}: "
             "the paper's numbers stand here for orientation, ours are no reproduction of them."
         )
+
+    def _late_change(self) -> str:
+        streams = [result.stream for cell in self.cells for result in cell.results.values()]
+        change = next((stream["late_change"] for stream in streams if "late_change" in stream), None)
+        return f"{change['client']} alone gets to {change['town']} in round {change['round']}." if change else ""
 
     def _changes(self) -> list[str]:
         """What the operator changed in the settings, as typed."""
@@ -154,9 +217,12 @@ class Report:
         for cell in self.cells:
             for result in cell.results.values():
                 stream = result.run["stream"]
+                scenario = SCENARIOS.get(stream["scenario"])
+                if scenario is None or not scenario.one_cycle:
+                    continue
                 num_rounds, num_classes = stream["num_rounds"], len(result.run["task"]["class_names"])
                 num_task_types = num_classes // stream["classes_per_task"]
-                if SCENARIOS[stream["scenario"]].one_cycle and num_rounds < num_task_types:
+                if num_rounds < num_task_types:
                     texts.append(
                         f"{cell.column.title}: the rounds end before one pass over all classes; clients meet "
                         f"{num_rounds} of their {num_task_types} task types."
@@ -228,6 +294,7 @@ class Report:
             changes=any_result.stream["changes"],
             change_name=any_result.stream["change_name"],
             band="seed",
+            measure="mAP@0.5" if has_boxes(column.dataset) else "accuracy",
         )
 
 
@@ -245,6 +312,7 @@ def _cell_values(cell: Cell) -> dict[str, Any]:
         "stream": cell.column.set,
         "paper": dict(cell.published),
         "ours": ours,
+        "by_place": cell.by_place(),
         "runs": {str(seed): str(folder) for seed, folder in cell.folders.items()},
         "not_run": {str(seed): reason for seed, reason in cell.missing.items()},
     }
@@ -252,11 +320,6 @@ def _cell_values(cell: Cell) -> dict[str, Any]:
 
 def _by_seed(cell: Cell) -> Mapping[str, list[float]]:
     return {f"seed {seed}": [record.accuracy for record in result.rounds] for seed, result in cell.results.items()}
-
-
-def _label(cell: Cell) -> str:
-    name = cell.row.method_for(cell.column.dataset)
-    return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
 
 
 def _makers(result: Result) -> Sequence[Result | Part]:
@@ -275,6 +338,14 @@ def _ours(cell: Cell, metric: str) -> str:
     summary = cell.ours(metric)
     if summary is None:
         return "-"
-    text = f"{summary.mean:.2f}" + ("" if summary.spread is None else f" ± {summary.spread:.2f}")
+    text = _mean(summary, ".2f")
     num_seeds = summary.num_seeds
     return text if num_seeds == len(cell.results) else f"{text} ({count_of(num_seeds, 'seed')})"
+
+
+def _mean(summary: Summary, how: str) -> str:
+    return f"{summary.mean:{how}}" + ("" if summary.spread is None else f" ± {summary.spread:{how.lstrip('+')}}")
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 1)}"]

@@ -92,7 +92,7 @@ def choice(tmp_path: Path, **changes: Any) -> Choice:
         "preset": "tiny",
         "clients": 2,
         "rounds": 3,
-        "dataset": "fashion-mnist",
+        "datasets": ("fashion-mnist",),
         "overrides": ("samples_per_class=3", "test_samples_per_class=1"),
         "methods": ("nudge",),
     }
@@ -208,14 +208,15 @@ def test_commands_can_be_typed_again_where_a_folder_has_a_space(table: Table, tm
 def test_a_gpu_is_asked_for_in_every_run_and_steps_together_of_methods_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = choice(tmp_path, scenario="gradual", in_step=True)
+    asked = choice(tmp_path, scenarios=("gradual",), in_step=True)
     (run,) = Planner(asked).runs(paper_table("1"))
     assert "--in-step" not in run.spec.command(), "nudge can't"
     monkeypatch.setattr(METHODS["nudge"], "local_work", None, raising=False)
     (run,) = Planner(asked).runs(paper_table("1"))
     assert "--in-step" in run.spec.command()
     assert "--torch-device" not in run.spec.command()
-    (run,) = Planner(choice(tmp_path, scenario="gradual", torch_device="meta", in_step=False)).runs(paper_table("1"))
+    asked = choice(tmp_path, scenarios=("gradual",), torch_device="meta", in_step=False)
+    (run,) = Planner(asked).runs(paper_table("1"))
     words = run.spec.command()
     assert words[words.index("--torch-device") + 1] == "meta"
     assert "--one-by-one" in words
@@ -283,6 +284,20 @@ def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(table: Tab
     assert [r["accuracy"] for r in resumed["rounds"]] == [r["accuracy"] for r in whole["rounds"]]
 
 
+def test_runs_begin_in_the_order_of_the_methods_that_were_named_and_on_more_than_one_data_set(
+    table: Table, tmp_path: Path
+):
+    sizes = [word for word in SIZE if word not in {"--dataset", "fashion-mnist"}]
+    named = ["--methods", "nudge,centralized", "--dataset", "fashion-mnist,cifar-10", "--seeds", "0,1"]
+    out = table("1", *named, *sizes, "--dry-run")[1]
+    order = [line.split("runs/")[1].split(" ")[0] for line in out.splitlines() if "missing" in line]
+    places = [f"{scenario}/fashion-mnist" for scenario in ("gradual", "circulating")]
+    expected = [(name, place, seed) for seed in (0, 1) for name in ("nudge", "centralized") for place in places]
+    assert order == [f"{name}/{place}/seed-{seed}" for name, place, seed in expected]
+    assert "data set cifar-10 not found" in out
+    assert "imagenet" not in out
+
+
 def test_without_a_minute_a_table_is_written_of_what_there_is(table: Table, tmp_path: Path):
     table("1", "--methods", "nudge", "--scenario", "gradual", *SIZE)
     code, out, _ = table("1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE, "--minutes", "0")
@@ -324,7 +339,7 @@ def test_more_absent_clients_than_the_fleet_has_are_no_run(tmp_path: Path, monke
     monkeypatch.setattr(
         "replayfleet.federation.simulator.tables.plan.load_any_dataset", lambda *_, **__: _dataset(tmp_path)
     )
-    runs = Planner(choice(tmp_path, dataset=None)).runs(table)
+    runs = Planner(choice(tmp_path, datasets=())).runs(table)
     states = [run.state for run in runs]
     assert states == [State.MISSING, State.MISSING, State.IMPOSSIBLE, State.IMPOSSIBLE]
     assert "num_absent is 4" in runs[3].problem
@@ -467,7 +482,7 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
 
     slow_from(2)
     folder = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0"
-    (run,) = Planner(choice(tmp_path, scenario="gradual")).runs(paper_table("1"))
+    (run,) = Planner(choice(tmp_path, scenarios=("gradual",))).runs(paper_table("1"))
     process = running.launch_process(run)
     try:
         deadline = time.monotonic() + 60
@@ -481,7 +496,7 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
     path = folder / "state/run.json"
     run = json.loads(path.read_text())
     path.write_text(json.dumps({**run, "num_threads": 3}))
-    (begun,) = Planner(choice(tmp_path, scenario="gradual")).runs(paper_table("1"))
+    (begun,) = Planner(choice(tmp_path, scenarios=("gradual",))).runs(paper_table("1"))
     assert begun.state is State.BEGUN
     assert begun.spec.threads == 3
     slow_from(99)

@@ -30,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Choice:
         out=folder / "out",
         preset="tiny",
         methods=("pfedgrp", "pfedgrp-as3"),
-        dataset="fashion-mnist",
+        datasets=("fashion-mnist",),
         clients=2,
         rounds=2,
         overrides=SETTINGS,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -8,6 +11,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.settings import method_fields, method_from
+from replayfleet.federation.simulator.tables.measured import cells
 from replayfleet.federation.simulator.tables.paper import (
     Column,
     Note,
@@ -17,8 +21,9 @@ from replayfleet.federation.simulator.tables.paper import (
     paper_table,
     paper_tables,
 )
-from replayfleet.federation.streams.datasets import DATASETS
-from replayfleet.federation.streams.stream import SCENARIOS
+from replayfleet.federation.simulator.tables.plan import Choice, Planner, State
+from replayfleet.federation.streams.datasets import BOX_DATASETS, DATASETS, DEBIAN_FASHION_MNIST
+from replayfleet.federation.streams.stream import DRIVING, SCENARIOS
 
 
 def a_table(**changes: object) -> PaperTable:
@@ -34,6 +39,7 @@ def a_table(**changes: object) -> PaperTable:
 
 def test_every_table_with_accuracies_is_there():
     numbers = ["1", "2", "3", "4", "5", "10", "11", "12", "13", "14", "15", *(f"v1-{i}" for i in range(1, 9))]
+    numbers += ["driving-crops", "driving-boxes"]
     assert list(paper_tables()) == numbers
 
 
@@ -43,8 +49,11 @@ def test_rows_and_columns_name_what_the_project_has(number: str):
     for row in table.rows:
         assert {row.method, *row.method_on.values()} <= {*METHODS, *VARIANTS}
     for column in table.columns:
-        assert column.scenario in SCENARIOS
-        assert column.dataset in DATASETS
+        assert column.scenario in {*SCENARIOS, DRIVING}
+        assert column.dataset in {*DATASETS, *BOX_DATASETS}
+    for aim in table.aims:
+        assert {aim.method, aim.beside} <= {row.method for row in table.rows}
+        assert {aim.metric, aim.beside_metric or aim.metric} <= {*table.metrics, *table.also}
 
 
 @pytest.mark.parametrize("number", [number for number, table in paper_tables().items() if "AR" in table.metrics])
@@ -150,3 +159,24 @@ def test_slugs_of_a_tables_columns_differ():
 def test_a_table_with_an_unknown_key_is_refused():
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"scenario": "gradual", "dataset": "mnist", "sett": {}}, type=Column)
+
+
+def test_committed_results_of_table_1_are_still_found_and_read():
+    """Made by earlier versions of this code, on the images that Debian has."""
+    if not DEBIAN_FASHION_MNIST.is_dir():
+        pytest.skip(f"needs {DEBIAN_FASHION_MNIST}")
+    results = Path(__file__).parents[4] / "results/small"
+    choice = Choice(out=results, seeds=(0, 1, 2), scenarios=("gradual",), datasets=("fashion-mnist",))
+    table = paper_table("1")
+    planner = Planner(choice)
+    runs = planner.runs(table)
+    assert len([run for run in runs if run.state is State.FINISHED]) >= 20
+    references = {(run.column.slug, run.seed): planner.reference(run.column, run.seed) for run in runs}
+    written = json.loads((results / "table-1.json").read_text())["cells"]
+    for cell in cells(table, runs, references):
+        (earlier,) = [
+            one for one in written if (one["method"], one["scenario"]) == (cell.row.label, cell.column.scenario)
+        ]
+        for metric in earlier["ours"]:
+            values = {str(seed): value for seed, value in cell.values[metric].items()}
+            assert values == pytest.approx(earlier["ours"][metric]["values"])
