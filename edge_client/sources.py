@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from replayfleet.edge_client.cameras.held_up import held_up
-from replayfleet.edge_client.cameras.opening import ALL_CAMERAS
+from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
 from replayfleet.edge_client.flow import Camera, PictureSource, Source, View
@@ -84,10 +84,21 @@ def source_opener(
             return Source(PictureSource((scene,), WholePicture(classified), own), samples)
 
         return open_folder
-    cameras = [ALL_CAMERAS[uri.scheme].open(uri.settings, uri.name) for uri in parsed if isinstance(uri, CameraUri)]
+    cameras = [_opened(uri) for uri in parsed if isinstance(uri, CameraUri)]
     if wanted.view == "crops" and not any(camera.class_names for camera in cameras):
         raise SettingsError("view is 'crops', but no camera here brings boxes; expected 'whole'")
     return lambda task: _camera_source(cameras, task, wanted)
+
+
+def _opened(uri: CameraUri) -> Camera:
+    """Return a camera of which nothing is captured yet; SettingsError if it can't be used on this machine."""
+    kind = ALL_CAMERAS[uri.scheme]
+    if kind.supervised:
+        from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
+
+        return SupervisedCamera(uri.settings, uri.name)
+    camera: Camera = kind.camera()(uri.settings, uri.name)
+    return camera
 
 
 def cameras_with_samples(

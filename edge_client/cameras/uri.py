@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from replayfleet.edge_client.cameras.opening import ALL_CAMERAS
+from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
 from replayfleet.federation.errors import SettingsError, nearest
 
@@ -96,7 +96,7 @@ class CameraUri:
 
     Attributes:
         name: within its client; stands in every prediction.
-        scheme: a key of ``edge_client.cameras.opening.ALL_CAMERAS``.
+        scheme: a key of ``edge_client.cameras.kinds.ALL_CAMERAS``.
         settings: a settings object of that kind.
     """
 

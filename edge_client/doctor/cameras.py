@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replayfleet.devices.profiles import DeviceProfile
+from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
 from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
-from replayfleet.edge_client.cameras.live.kinds import LIVE_CAMERAS
 from replayfleet.edge_client.cameras.live.opencv import has_backend, require_gstreamer
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from replayfleet.edge_client.cameras.live.supervised import LiveSettings
 from replayfleet.edge_client.cameras.uri import CameraUri
 from replayfleet.edge_client.doctor.findings import Finding, failure, joined, ok, skipped, warning
 from replayfleet.federation.errors import SettingsError
@@ -73,10 +74,9 @@ def look_at_elements(profile: DeviceProfile) -> list[Finding]:
 def look_at_source(camera: CameraUri, profile: DeviceProfile, root: Path = Path("/")) -> list[Finding]:
     """Return whether a camera that was named is there and can be read with what is installed; nothing is opened."""
     check = f"source.{camera.name}"
-    kind = "rtsp" if camera.scheme == "rtsps" else camera.scheme
-    if kind not in LIVE_CAMERAS:
+    if not ALL_CAMERAS[camera.scheme].supervised:
         return [skipped(check, f"{camera.scheme}:// is looked at by edge-client start")]
-    found = LIVE_CAMERAS[kind][1](camera.settings, camera.name)
+    found: LiveSettings = camera.settings
     try:
         found.check()
     except SettingsError as error:
@@ -88,9 +88,8 @@ def look_at_source(camera: CameraUri, profile: DeviceProfile, root: Path = Path(
             return [failure(check, f"{found.describe()}: there is no {device}", "plug it in; see cameras.devices")]
     best = profile.camera.decoder
     if isinstance(camera.settings, RtspCameraSettings) and camera.settings.decoder != best:
-        hardware = LIVE_CAMERAS[kind][1](dataclasses.replace(camera.settings, decoder=best), camera.name)
         try:
-            hardware.check()
+            dataclasses.replace(camera.settings, decoder=best).check()
         except SettingsError:
             return [ok(check, f"{found.describe()}: {READY}")]
         return [ok(check, f"{found.describe()}: {READY}", f"add decoder={best} to it: this board decodes in hardware")]

@@ -24,8 +24,7 @@ from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
 from replayfleet.edge_client.cameras.live.opencv import has_backend
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
-from replayfleet.edge_client.cameras.live.worker_messages import CameraJob
-from replayfleet.edge_client.cameras.live.worker_process import WorkerProcess
+from replayfleet.edge_client.cameras.live.wire import CameraJob, WorkerProcess
 from replayfleet.edge_client.flow import CameraError, Picture
 
 TESTS = Path(__file__).parents[1]
@@ -311,7 +310,7 @@ def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dro
     ("script", "reason"),
     [
         ("print('[rtsp @ 0x1] hello')", "unreadable line"),
-        ("sys.stdout.write('x' * 10000)", "a line without an end"),
+        ("sys.stdout.write('x' * (2 << 20))", "a line without an end"),
         ("print(head(0, 0, 100000, 100000))", "unreadable line"),
         ("print(head(0, 0, 0, 5))", "unreadable line"),
         ("print(head(0, 1e15, 1, 1) + chr(10) + 'abc', end='')", "from the future"),

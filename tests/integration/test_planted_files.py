@@ -15,9 +15,7 @@ from replayfleet.devices.jtop import Jtop
 from replayfleet.edge_client.bench import running
 from replayfleet.edge_client.bench.messages import Trial, Unusable
 from replayfleet.edge_client.cameras.carla.guard import Duty, Guard
-from replayfleet.edge_client.cameras.carla.live import WORKER_COMMAND as CARLA
-from replayfleet.edge_client.cameras.live.worker_messages import CameraJob, Lost, Ready
-from replayfleet.edge_client.cameras.live.worker_process import WorkerProcess
+from replayfleet.edge_client.cameras.live.wire import CameraJob, Lost, Ready, WorkerProcess
 from replayfleet.edge_client.doctor.findings import ok
 from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.learning.local_training import TrainerProcess
@@ -91,9 +89,15 @@ def _camera() -> None:
 
 
 def _carla() -> None:
-    job = b'{"name": "front", "settings": {"nothing": 1}}\n'
-    done = subprocess.run(CARLA, input=job, capture_output=True, timeout=60, check=False)
-    assert b"No module named 'carla'" in done.stdout or b"unexpected keyword argument" in done.stderr
+    worker = WorkerProcess(CameraJob("carla", "front", {}))
+    try:
+        assert worker.receive(60.0) == Ready()
+        worker.want()
+        lost = worker.receive(60.0)
+        assert isinstance(lost, Lost)
+        assert "carla:// needs the package carla" in lost.reason or "time-out" in lost.reason
+    finally:
+        worker.close()
 
 
 def _carla_guard() -> None:

@@ -1,7 +1,7 @@
 """A process with a CARLA camera: ``python -m support.carla_driver HOW``. It stands for ``edge-client``.
 
 A module ``carla`` on ``$PYTHONPATH`` is the stand-in, and ``$CARLA_DOUBLE_STATE`` names the file in which its simulator
-outlives every process. It writes ``driving`` once pictures come, and ``ended REASON`` if it ends by itself.
+outlives every process. It writes ``driving`` once pictures come, and ``ended stopped`` if it ends by itself.
 """
 
 from __future__ import annotations
@@ -10,23 +10,19 @@ import contextlib
 import sys
 import threading
 
-from replayfleet.edge_client.cameras.carla.live import CarlaCamera, CarlaSettings
-from replayfleet.edge_client.flow import CameraError
+from replayfleet.edge_client.cameras.carla.settings import CarlaSettings
+from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.federation.service.signals import stopped_by_signals
 
 
 def main(how: str) -> None:
     settings = CarlaSettings(width=32, height=20, fixed_step=0.05, rate=20.0, timeout_s=0.3, num_vehicles=2)
-    camera, stop = CarlaCamera(settings, "front"), threading.Event()
-    reason = "stopped"
+    camera, stop = SupervisedCamera(settings, "front"), threading.Event()
     with stopped_by_signals(stop) if how == "stopped-by-signals" else contextlib.nullcontext():
-        try:
-            for number, _ in enumerate(camera.pictures(stop)):
-                if number == 2:
-                    say("driving")
-        except CameraError as error:
-            reason = str(error)
-    say(f"ended {reason}")
+        for number, _ in enumerate(camera.pictures(stop)):
+            if number == 2:
+                say("driving")
+    say("ended stopped")
 
 
 def say(line: str) -> None:

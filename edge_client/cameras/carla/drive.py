@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from replayfleet.edge_client.cameras.carla.boxes import Lens, Limits, annotate
 from replayfleet.edge_client.cameras.carla.frames import Missing
 from replayfleet.edge_client.cameras.carla.session import CarlaSession, Moment
-from replayfleet.edge_client.cameras.carla.settings import CarlaSettings
+from replayfleet.edge_client.cameras.carla.settings import CarlaSettings, import_carla
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.service.logs import EventLogger
 
@@ -29,6 +29,13 @@ _LAG_FRAMES = 8
 """So many frames may pass before the simulation waits for a picture; documented are a couple."""
 
 _FAR_M = 1000.0
+
+
+def carla_drive(
+    settings: CarlaSettings, name: str, take_stderr: Callable[[], Any], alive: Callable[[], None]
+) -> CarlaDrive:
+    """Return what takes a vehicle's pictures; what CARLA and its guard write to standard error is for people."""
+    return CarlaDrive(import_carla(), settings, name, beat=alive)
 
 
 class CarlaDrive:

@@ -18,7 +18,7 @@ from replayfleet.edge_client.cameras.carla.boxes import Solids
 from replayfleet.edge_client.cameras.carla.frames import FrameMatcher
 from replayfleet.edge_client.cameras.carla.guard import Duty, Guard, put_back, saved, somebody_ticks
 from replayfleet.edge_client.cameras.carla.scene import Scene
-from replayfleet.edge_client.cameras.carla.settings import CarlaSettings
+from replayfleet.edge_client.cameras.carla.settings import LOAD_TOWN_S, CarlaSettings
 from replayfleet.edge_client.flow import CameraError
 from replayfleet.federation.errors import nearest
 from replayfleet.federation.service.logs import EventLogger
@@ -28,7 +28,6 @@ log = EventLogger(__name__)
 RGB, DEPTH = "sensor.camera.rgb", "sensor.camera.depth"
 
 _TICK_PROBE_S = 2.0
-_LOAD_TOWN_S = 120.0
 _GOODBYE_S = 3.0
 """Longest wait for one answer of a simulator that has failed already."""
 
@@ -192,7 +191,7 @@ class CarlaSession:
         towns = {_town(name): name for name in self._client.get_available_maps()}
         if wanted not in towns:
             raise CameraError(f"carla {self._settings.place}: unknown town {wanted!r}{nearest(wanted, towns)}")
-        self._client.set_timeout(_LOAD_TOWN_S)
+        self._client.set_timeout(LOAD_TOWN_S)
         self._world = self._client.load_world(wanted, reset_settings=False)
         self._client.set_timeout(self._settings.timeout_s)
         self.town = wanted

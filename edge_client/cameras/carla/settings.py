@@ -7,7 +7,7 @@ import importlib.util
 import math
 import platform
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from replayfleet.federation.errors import SettingsError
 
@@ -16,6 +16,10 @@ CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
 
 MAX_FIXED_STEP_S = 0.1
 """CARLA computes at most 6 physics steps of 0.016667 s per frame (Docs/adv_synchrony_timestep.md)."""
+
+LOAD_TOWN_S = 120.0
+GRACE_S = 5.0
+"""Beyond CARLA's own time-outs, which end most waits."""
 
 _WHOLE = 1e-6
 
@@ -50,6 +54,10 @@ class CarlaSettings:
     Raises:
         SettingsError: A value out of range.
     """
+
+    scheme: ClassVar[str] = "carla"
+    class_names: ClassVar[tuple[str, ...]] = CLASS_NAMES
+    process_per_loss: ClassVar[bool] = True  # a client that failed once is trusted with nothing
 
     host: str = "127.0.0.1"
     port: int = 2000
@@ -108,19 +116,42 @@ class CarlaSettings:
         """``host:port`` for messages."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def open_timeout_s(self) -> float:
+        """Four answers of the simulator, and a town to load."""
+        return 4 * self.timeout_s + GRACE_S + (LOAD_TOWN_S if self.town else 0.0)
+
+    @property
+    def read_timeout_s(self) -> float:
+        """Between two frames: a tick, and a picture that lags too far behind."""
+        return 2 * self.timeout_s + GRACE_S
+
+    @property
+    def goodbye_s(self) -> float:
+        """To put everything back."""
+        return 3 * self.timeout_s + GRACE_S
+
+    def check(self) -> None:
+        """Raise SettingsError unless CARLA's Python package is installed; says for which machines it exists.
+
+        It isn't imported: only the process that talks to the simulator does that. A client of another version may
+        crash, its traffic manager may deadlock, and some of its calls hold Python's lock until they time out
+        (``get_world`` of 0.9.16 does). None of that may reach the process that serves other cameras.
+        """
+        if importlib.util.find_spec("carla") is None:
+            raise SettingsError(_no_package("not installed"))
+
+    def describe(self) -> str:
+        role = "ticks" if self.tick else "waits for ticks"
+        return (
+            f"carla {self.place} {self.town or 'as loaded'}, {self.vehicle}, {self.width}x{self.height}, "
+            f"{self.rate:g} pictures/s, {role}"
+        )
+
     def _check(self, key: str, good: bool, expected: str) -> None:
         value = getattr(self, key)
         if not (good and math.isfinite(value)):
             raise SettingsError(f"carla: {key} is {value}, expected {expected}")
-
-
-def check_package() -> None:
-    """Raise SettingsError unless CARLA's Python package is installed; says for which machines it exists.
-
-    It isn't imported: only the process that talks to the simulator does that.
-    """
-    if importlib.util.find_spec("carla") is None:
-        raise SettingsError(_no_package("not installed"))
 
 
 def import_carla() -> Any:

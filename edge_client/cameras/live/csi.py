@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from replayfleet.edge_client.cameras.live.opencv import (
-    MAX_SIDE,
     Capture,
-    CaptureLoop,
-    Complaints,
+    OpenCvSettings,
     check_timeouts,
-    no_complaints,
     open_with,
     require_gstreamer,
 )
-from replayfleet.edge_client.flow import Picture
+from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.federation.errors import SettingsError
 
 TO_BGR = "nvvidconv{flip} ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR"
@@ -27,7 +23,7 @@ NEWEST = "appsink drop=true max-buffers=1 sync=false"
 
 
 @dataclass(frozen=True, slots=True)
-class CsiCameraSettings:
+class CsiCameraSettings(OpenCvSettings):
     """Which sensor, in which of its modes.
 
     Attributes:
@@ -39,6 +35,8 @@ class CsiCameraSettings:
         open_timeout_s: so long it may take to open and give its first picture.
         read_timeout_s: so long it may be silent.
     """
+
+    scheme: ClassVar = "csi"
 
     sensor: int = 0
     width: int = 1280
@@ -55,37 +53,19 @@ class CsiCameraSettings:
                 raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
         check_timeouts(self.open_timeout_s, self.read_timeout_s)
 
+    def check(self) -> None:
+        require_gstreamer(self.describe())
+
+    def describe(self) -> str:
+        return f"csi://{self.sensor}"
+
+    def open(self) -> Capture:
+        self.check()
+        return open_with(csi_pipeline(self), "GSTREAMER")
+
 
 def csi_pipeline(settings: CsiCameraSettings) -> str:
     """Return the GStreamer pipeline that OpenCV is given."""
     mode = f"width={settings.width},height={settings.height},framerate={settings.rate}/1,format=NV12"
     convert = TO_BGR.format(flip=f" flip-method={settings.flip}")
     return f"nvarguscamerasrc sensor-id={settings.sensor} ! video/x-raw(memory:NVMM),{mode} ! {convert} ! {NEWEST}"
-
-
-class CsiCamera:
-    """Implements ``Camera``."""
-
-    live = True
-    class_names: tuple[str, ...] = ()
-
-    def __init__(self, settings: CsiCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
-        self.name = name
-        self._settings = settings
-        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
-
-    def check(self) -> None:
-        """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
-        require_gstreamer(self.describe())
-
-    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield pictures until ``stop`` is set; CameraError when the sensor fails."""
-        return self._loop.pictures(stop)
-
-    def describe(self) -> str:
-        """One line for logs."""
-        return f"csi://{self._settings.sensor}"
-
-    def _open(self) -> Capture:
-        self.check()
-        return open_with(csi_pipeline(self._settings), "GSTREAMER")

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from replayfleet.edge_client.cameras.live.opencv import (
     Capture,
-    CaptureLoop,
-    Complaints,
+    OpenCvSettings,
     check_size,
     check_timeouts,
     has_backend,
-    no_complaints,
     open_with,
-    require_opencv,
 )
-from replayfleet.edge_client.flow import Picture
 from replayfleet.federation.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCameraSettings:
+class DeviceCameraSettings(OpenCvSettings):
     """Which device, and what it is asked for; it may answer with the nearest that it can do.
 
     Attributes:
@@ -36,6 +31,8 @@ class DeviceCameraSettings:
         open_timeout_s: so long it may take to open and give its first picture.
         read_timeout_s: so long it may be silent.
     """
+
+    scheme: ClassVar = "camera"
 
     place: str = "0"
     width: int = 0
@@ -57,41 +54,19 @@ class DeviceCameraSettings:
         check_size(self.width, self.height)
         check_timeouts(self.open_timeout_s, self.read_timeout_s)
 
-
-class DeviceCamera:
-    """Implements ``Camera``."""
-
-    live = True
-    class_names: tuple[str, ...] = ()
-
-    def __init__(self, settings: DeviceCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
-        self.name = name
-        self._settings = settings
-        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
-
-    def check(self) -> None:
-        """Raise SettingsError if this machine's OpenCV can't read such a camera."""
-        require_opencv()
-
-    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield pictures until ``stop`` is set; CameraError when the device is gone."""
-        return self._loop.pictures(stop)
-
     def describe(self) -> str:
-        """One line for logs."""
-        return f"camera://{self._settings.place}"
+        return f"camera://{self.place}"
 
-    def _open(self) -> Capture:
+    def open(self) -> Capture:
         import cv2
 
-        wanted = self._settings
-        place = int(wanted.place) if wanted.place.isdigit() else wanted.place
+        place = int(self.place) if self.place.isdigit() else self.place
         capture = open_with(place, "V4L2" if has_backend("V4L2") else "ANY")
         properties = (
-            (cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*wanted.pixel_format) if wanted.pixel_format else 0),
-            (cv2.CAP_PROP_FRAME_WIDTH, wanted.width),
-            (cv2.CAP_PROP_FRAME_HEIGHT, wanted.height),
-            (cv2.CAP_PROP_FPS, wanted.rate),
+            (cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*self.pixel_format) if self.pixel_format else 0),
+            (cv2.CAP_PROP_FRAME_WIDTH, self.width),
+            (cv2.CAP_PROP_FRAME_HEIGHT, self.height),
+            (cv2.CAP_PROP_FPS, self.rate),
             (cv2.CAP_PROP_BUFFERSIZE, 1),
         )
         for key, value in properties:

@@ -11,16 +11,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.errors import SettingsError
-
-MAX_SIDE = 8192
-"""Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
 
 MAX_TIMEOUT_S = 60.0
 
@@ -53,11 +51,6 @@ class Capture(Protocol):
         """Let go of the device or connection."""
 
 
-def no_complaints() -> str:
-    """Return nothing: of a process whose standard error isn't ours."""
-    return ""
-
-
 class CaptureLoop:
     """Reads one camera; frame ids go on rising when it is opened again.
 
@@ -68,6 +61,7 @@ class CaptureLoop:
         complaints: FFMPEG's decoders fill what they can't decode with whatever an earlier picture left in memory, and
             say so on standard error only. A picture that came with such a complaint is thrown away.
         clock: ``time.monotonic``.
+        hidden: leaves out of a reason what must stand in no log.
     """
 
     def __init__(
@@ -75,14 +69,16 @@ class CaptureLoop:
         name: str,
         open_capture: Callable[[], Capture],
         read_timeout_s: float,
-        complaints: Complaints = no_complaints,
+        complaints: Complaints = lambda: "",
         clock: Callable[[], float] = time.monotonic,
+        hidden: Callable[[str], str] = lambda reason: reason,
     ) -> None:
         self._name = name
         self._open_capture = open_capture
         self._read_timeout_s = read_timeout_s
         self._complaints = complaints
         self._clock = clock
+        self._hidden = hidden
         self._next_id = 0
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
@@ -98,6 +94,8 @@ class CaptureLoop:
                 raise CameraError(f"it can't be opened{_because(self._complaints())}")
             self._complaints()
             yield from self._read(capture, stop)
+        except CameraError as error:
+            raise CameraError(self._hidden(str(error))) from None
         finally:
             capture.release()
 
@@ -119,6 +117,35 @@ class CaptureLoop:
                 yield Picture(self._name, frame_id, pixels, captured_at)
             elif captured_at - good_at > self._read_timeout_s:
                 raise CameraError(f"it sends damaged pictures only ({damage['what']})")
+
+
+class OpenCvSettings:
+    """What settings of all cameras have in common that OpenCV reads."""
+
+    __slots__ = ()
+    class_names: ClassVar[tuple[str, ...]] = ()
+    process_per_loss: ClassVar[bool] = False
+    goodbye_s: ClassVar[float] = 1.0
+    read_timeout_s: float
+
+    def check(self) -> None:
+        """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
+        require_opencv()
+
+    def open(self) -> Capture:
+        """Return a new capture, opened or not."""
+        raise NotImplementedError
+
+    def hidden(self, reason: str) -> str:
+        """Return why it can't deliver, without credentials."""
+        return reason
+
+
+def capture_loop(
+    settings: OpenCvSettings, name: str, take_stderr: Callable[[], Complaints], alive: Callable[[], None]
+) -> CaptureLoop:
+    """Return what takes such a camera's pictures, in the capture process."""
+    return CaptureLoop(name, settings.open, settings.read_timeout_s, take_stderr(), hidden=settings.hidden)
 
 
 def open_with(source: str | int, backend: str, parameters: dict[str, float] | None = None) -> Capture:

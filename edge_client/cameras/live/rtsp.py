@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from replayfleet.edge_client.cameras.live.csi import NEWEST, TO_BGR
 from replayfleet.edge_client.cameras.live.opencv import (
     Capture,
-    CaptureLoop,
-    Complaints,
+    OpenCvSettings,
     check_timeouts,
-    no_complaints,
     open_with,
     require_gstreamer,
     require_opencv,
 )
-from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.logs import redact
 
@@ -34,7 +31,7 @@ _SECRET = re.compile(r"(?i)(pass\w*?=|pwd=|token=)[^/?]*")
 
 
 @dataclass(frozen=True, slots=True)
-class RtspCameraSettings:
+class RtspCameraSettings(OpenCvSettings):
     """Which stream, and how it is read.
 
     Attributes:
@@ -47,6 +44,8 @@ class RtspCameraSettings:
         open_timeout_s: so long it may take to connect and give its first picture, which begins with a key frame.
         read_timeout_s: so long it may be silent.
     """
+
+    scheme: ClassVar = "rtsp"
 
     url: str = field(repr=False)
     transport: str = "tcp"
@@ -72,6 +71,36 @@ class RtspCameraSettings:
                 raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
         check_timeouts(self.open_timeout_s, self.read_timeout_s)
 
+    def check(self) -> None:
+        if self.decoder == "nvv4l2":
+            require_gstreamer(f"{self.describe()} with decoder=nvv4l2")
+        else:
+            require_opencv()
+
+    def describe(self) -> str:
+        """One line for logs, without credentials."""
+        return described(self.url)
+
+    def hidden(self, reason: str) -> str:
+        return redact(reason.replace(self.url, self.describe()))
+
+    def open(self) -> Capture:
+        """Connect.
+
+        Through FFMPEG it sets an environment variable of this process meanwhile, unless the operator did: OpenCV has
+        no other way to ask for TCP. So only one camera at a time may open in a process.
+        """
+        if self.decoder == "nvv4l2":
+            self.check()
+            return open_with(nvv4l2_pipeline(self), "GSTREAMER")
+        parameters = {
+            "OPEN_TIMEOUT_MSEC": 1000 * self.open_timeout_s,
+            "READ_TIMEOUT_MSEC": 1000 * self.read_timeout_s,
+            "N_THREADS": self.threads,
+        }
+        with _ffmpeg_options(self):
+            return open_with(self.url, "FFMPEG", parameters)
+
 
 def described(url: str) -> str:
     """Return a stream's address as it may stand in a log: without user, password, query, and secrets in its path."""
@@ -85,53 +114,6 @@ def nvv4l2_pipeline(settings: RtspCameraSettings) -> str:
     source = f'rtspsrc location="{settings.url}" latency={settings.latency_ms} protocols={settings.transport}'
     decode = f"rtp{settings.codec}depay ! {settings.codec}parse ! nvv4l2decoder"
     return f"{source} ! {decode} ! {TO_BGR.format(flip='')} ! {NEWEST}"
-
-
-class RtspCamera:
-    """Implements ``Camera``.
-
-    While it opens through FFMPEG it sets an environment variable of this process, unless the operator did: OpenCV has
-    no other way to ask for TCP. So only one camera at a time may open in a process.
-    """
-
-    live = True
-    class_names: tuple[str, ...] = ()
-
-    def __init__(self, settings: RtspCameraSettings, name: str, complaints: Complaints = no_complaints) -> None:
-        self.name = name
-        self._settings = settings
-        self._loop = CaptureLoop(name, self._open, settings.read_timeout_s, complaints)
-
-    def check(self) -> None:
-        """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
-        if self._settings.decoder == "nvv4l2":
-            require_gstreamer(f"{self.describe()} with decoder=nvv4l2")
-        else:
-            require_opencv()
-
-    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield pictures until ``stop`` is set; CameraError when the stream fails, without its credentials."""
-        try:
-            yield from self._loop.pictures(stop)
-        except CameraError as error:
-            raise CameraError(redact(str(error).replace(self._settings.url, self.describe()))) from None
-
-    def describe(self) -> str:
-        """One line for logs, without credentials."""
-        return described(self._settings.url)
-
-    def _open(self) -> Capture:
-        wanted = self._settings
-        if wanted.decoder == "nvv4l2":
-            self.check()
-            return open_with(nvv4l2_pipeline(wanted), "GSTREAMER")
-        parameters = {
-            "OPEN_TIMEOUT_MSEC": 1000 * wanted.open_timeout_s,
-            "READ_TIMEOUT_MSEC": 1000 * wanted.read_timeout_s,
-            "N_THREADS": wanted.threads,
-        }
-        with _ffmpeg_options(wanted):
-            return open_with(wanted.url, "FFMPEG", parameters)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any, ClassVar, Protocol
 
-from replayfleet.edge_client.cameras.live.kinds import LIVE_CAMERAS, LiveSettings, kind_of
 from replayfleet.edge_client.cameras.live.reconnect import News, Reconnect, Story, Watchdog
-from replayfleet.edge_client.cameras.live.worker_messages import CameraJob, Lost, Ready
-from replayfleet.edge_client.cameras.live.worker_process import WORKER_COMMAND, WorkerProcess
+from replayfleet.edge_client.cameras.live.wire import WORKER_COMMAND, Alive, CameraJob, Lost, Ready, Said, WorkerProcess
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.service.logs import EventLogger, redact
 
@@ -22,6 +20,28 @@ log = EventLogger(__name__)
 
 _LOOK_S = 0.1
 """Between looks at ``stop`` while nothing arrives."""
+
+
+class LiveSettings(Protocol):
+    """What settings of a camera offer that is read in a process of its own; a dataclass of values that JSON knows."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    scheme: ClassVar[str]
+    class_names: ClassVar[tuple[str, ...]]
+    process_per_loss: ClassVar[bool]
+
+    @property
+    def open_timeout_s(self) -> float: ...
+    @property
+    def read_timeout_s(self) -> float: ...
+    @property
+    def goodbye_s(self) -> float: ...
+
+    def check(self) -> None:
+        """Raise SettingsError if this machine can't read such a camera; says what to install."""
+
+    def describe(self) -> str:
+        """One line for logs, without passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,7 @@ class CameraCounts:
 
 
 class SupervisedCamera:
-    """Implements ``Camera`` for those of ``LIVE_CAMERAS``.
+    """Implements ``Camera``.
 
     Args:
         settings: of the camera.
@@ -51,11 +71,10 @@ class SupervisedCamera:
         clock: ``time.monotonic``.
 
     Raises:
-        SettingsError: This machine's OpenCV can't read such a camera; says what to install.
+        SettingsError: This machine can't read such a camera; says what to install.
     """
 
     live = True
-    class_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -65,20 +84,19 @@ class SupervisedCamera:
         command: Sequence[str] = WORKER_COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        kind = kind_of(settings)
-        camera = LIVE_CAMERAS[kind][1](settings, name)
-        camera.check()
+        settings.check()
         self.name = name
-        self._description = camera.describe()
-        self._job = CameraJob(kind, name, dataclasses.asdict(settings))
+        self.class_names = settings.class_names
+        self._settings = settings
+        self._job = CameraJob(settings.scheme, name, dataclasses.asdict(settings), settings.goodbye_s)
         self._command = tuple(command)
         self._clock = clock
-        self._timeouts = settings.open_timeout_s, settings.read_timeout_s
         self._reconnect = Reconnect(random.Random())  # noqa: S311 - jitter
         self._story = Story()
-        self._before = self._num_captured = self._num_delivered = 0
-        self.pid: int | None = None
-        """Of the capture process; None while there is none."""
+        self._num_captured = self._num_delivered = 0
+        self._worker: WorkerProcess | None = None
+        self._first_id = 0  # of the process, which counts from 0
+        self._watchdog = Watchdog(settings.open_timeout_s, settings.read_timeout_s)
 
     @property
     def counts(self) -> CameraCounts:
@@ -91,9 +109,14 @@ class SupervisedCamera:
         """Whether the camera is there, as far as is known; safe to read from another thread."""
         return self._story.delivers
 
+    @property
+    def pid(self) -> int | None:
+        """Of the capture process; None while there is none."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
     def describe(self) -> str:
-        """One line for logs, without passwords."""
-        return self._description
+        return self._settings.describe()
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
         """Yield the newest picture whenever one is asked for, until ``stop`` is set.
@@ -102,112 +125,73 @@ class SupervisedCamera:
         again until it can.
         """
         try:
-            yield from self._supervise(stop)
-        finally:
-            self.pid = None
-
-    def _supervise(self, stop: threading.Event) -> Iterator[Picture]:
-        self._before = self._num_captured
-        with _Link(self._job, self._command, Watchdog(*self._timeouts), self._clock) as link:
+            expect = self._watchdog.starting
             while not stop.is_set():
                 try:
-                    answer = link.next(stop)
-                except CameraError as error:
+                    if self._worker is None:
+                        self._worker, self._first_id = WorkerProcess(self._job, self._command), self._num_captured
+                        expect = self._watchdog.starting
+                    expect(self._clock())
+                    answer = self._next(self._worker, stop)
+                except (CameraError, OSError) as error:
+                    self._end(kill=True)
                     answer = Lost(str(error), 0)
-                self.pid = link.pid
                 if isinstance(answer, Picture):
+                    expect = self._watchdog.reading
                     yield self._delivered(answer)
-                elif answer is not None:
+                elif answer is not None and not stop.is_set():
+                    expect = self._watchdog.opening
                     self._lost(answer)
                     stop.wait(self._reconnect.failed())
-                if link.pid is None:
-                    self._before = self._num_captured  # the next process counts from 0 again
+        finally:
+            self._end()
+
+    def _next(self, worker: WorkerProcess, stop: threading.Event) -> Picture | Lost | None:
+        """Return the newest picture, or why there is none; None once ``stop`` is set.
+
+        Raises:
+            CameraError: The process hung, died or lied.
+        """
+        worker.want()
+        while not stop.is_set():
+            answer = worker.receive(_LOOK_S)
+            if isinstance(answer, Lost):
+                return answer
+            if isinstance(answer, Picture):
+                if self._first_id + answer.frame_id < self._num_captured:
+                    raise CameraError("its process sent a picture twice")
+                return answer
+            if isinstance(answer, Ready):
+                self._watchdog.opening(self._clock())
+            elif isinstance(answer, Alive):
+                self._watchdog.reading(self._clock())
+            elif isinstance(answer, Said):
+                (log.warning if answer.is_warning else log.info)(answer.event, **{**answer.fields, "camera": self.name})
+            reason = self._watchdog.overdue(self._clock())
+            if reason is not None:
+                raise CameraError(reason)
+        return None
 
     def _delivered(self, picture: Picture) -> Picture:
         now = self._clock()
-        frame_id = self._before + picture.frame_id
+        frame_id = self._first_id + picture.frame_id
         self._num_captured, self._num_delivered = frame_id + 1, self._num_delivered + 1
         self._reconnect.delivered(now)
         self._tell(self._story.picture(picture.size, now))
         return dataclasses.replace(picture, frame_id=frame_id)
 
     def _lost(self, lost: Lost) -> None:
-        self._num_captured = max(self._num_captured, self._before + lost.num_captured)
+        self._num_captured = max(self._num_captured, self._first_id + lost.num_captured)
         self._tell(self._story.lost(redact(lost.reason), self._clock()))
+        if self._settings.process_per_loss:
+            self._end()
 
     def _tell(self, news: News | None) -> None:
         if news is not None:
             write = log.warning if news.event == "camera lost" else log.info
-            write(news.event, camera=self.name, source=self._description, **news.fields)
+            write(news.event, camera=self.name, source=self.describe(), **news.fields)
 
-
-class _Link:
-    """The capture process, started when there is none; a context manager that leaves none behind."""
-
-    def __init__(self, job: CameraJob, command: Sequence[str], watchdog: Watchdog, clock: Callable[[], float]) -> None:
-        self._job = job
-        self._command = command
-        self._watchdog = watchdog
-        self._clock = clock
-        self._worker: WorkerProcess | None = None
-        self._await = watchdog.starting
-        self._newest_id = -1
-
-    def __enter__(self) -> _Link:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(kill=False)
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process."""
-        return None if self._worker is None else self._worker.pid
-
-    def next(self, stop: threading.Event) -> Picture | Lost | None:
-        """Return the newest picture, or why there is none; None once ``stop`` is set.
-
-        Raises:
-            CameraError: The process hung, died or lied, and is gone.
-        """
-        try:
-            worker = self._worker or self._start()
-            self._await(self._clock())
-            worker.want()
-            while not stop.is_set():
-                answer = worker.receive(_LOOK_S)
-                if isinstance(answer, Ready):
-                    self._watchdog.opening(self._clock())
-                elif answer is not None:
-                    return self._heard(answer)
-                reason = self._watchdog.overdue(self._clock())
-                if reason is not None:
-                    raise CameraError(reason)
-        except (CameraError, OSError) as error:
-            self._end(kill=True)
-            raise CameraError(str(error)) from error
-        return None
-
-    def _start(self) -> WorkerProcess:
-        self._await = self._watchdog.starting
-        self._newest_id = -1
-        self._worker = WorkerProcess(self._job, self._command)
-        return self._worker
-
-    def _heard(self, answer: Picture | Lost) -> Picture | Lost:
-        """Check an answer, and note what the watchdog is to wait for next."""
-        if isinstance(answer, Lost):
-            self._await = self._watchdog.opening
-            return answer
-        if answer.frame_id <= self._newest_id:
-            raise CameraError("its process sent a picture twice")
-        self._newest_id = answer.frame_id
-        self._await = self._watchdog.reading
-        return answer
-
-    def _end(self, *, kill: bool) -> None:
+    def _end(self, *, kill: bool = False) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
             with contextlib.suppress(OSError):

@@ -1,42 +1,51 @@
-"""The capture process. It can be killed.
+"""The capture process, which can be killed: it reads one camera, and keeps one picture at most, the newest.
 
-It ends when its standard input does, so it never outlives its parent, and keeps one picture at most: the newest.
+It ends when its standard input does, so it never outlives its parent for long.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Protocol
 
+import msgspec
 import numpy as np
 
-from replayfleet.edge_client.cameras.live.kinds import build_camera
+from replayfleet.edge_client.cameras.kinds import CAMERAS
 from replayfleet.edge_client.cameras.live.opencv import Complaints
-from replayfleet.edge_client.cameras.live.worker_messages import (
+from replayfleet.edge_client.cameras.live.wire import (
+    Alive,
+    CameraJob,
     FromWorker,
     Lost,
     Ready,
+    Said,
     Taken,
-    job_from_line,
     one_line,
     to_line,
 )
-from replayfleet.edge_client.flow import Camera, CameraError, Picture
+from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.children import private_stdout
-
-_LAST_WORDS_S = 1.0
-"""To let go of the camera in, after the parent closed the input."""
+from replayfleet.federation.service.signals import stopped_by_signals
 
 _MAX_COMPLAINTS = 65_536
+_MAX_LINES = 100
+
+
+class TakesPictures(Protocol):
+    """What is read here of a camera."""
+
+    def pictures(self, stop: threading.Event) -> Iterator[Picture]: ...
 
 
 class Desk:
-    """Where wanted pictures are handed over; holds the newest that nobody wanted yet, and nothing else.
+    """Where wanted pictures are handed over; holds the newest that nobody wanted yet, and a few lines for the log.
 
     Args:
         send: writes an answer; blocks until the parent has taken it. Never called by two threads at once.
@@ -49,40 +58,36 @@ class Desk:
         self._newest: Picture | None = None
         self._lost: Lost | None = None
         self._num_captured = 0
+        self._lines: collections.deque[Said] = collections.deque(maxlen=_MAX_LINES)
 
     def want(self) -> None:
         """Answer with the newest picture, now or as soon as there is one."""
         with self._changed:
-            if self._lost is not None:
-                lost, self._lost = self._lost, None
-                self._send(lost, None)
-            elif self._newest is not None:
-                picture, self._newest = self._newest, None
-                self._hand_over(picture)
-            else:
-                self._wanted = True
-                self._changed.notify_all()
+            self._wanted = True
+            self._changed.notify_all()
+            self._answer()
 
     def offer(self, picture: Picture) -> None:
         """Hand a picture over, or keep it in place of the one before."""
         with self._changed:
-            self._num_captured = picture.frame_id + 1
-            if self._wanted:
-                self._wanted = False
-                self._hand_over(picture)
-            else:
-                self._newest = picture
+            self._num_captured, self._newest = picture.frame_id + 1, picture
+            self._answer()
 
     def lose(self, reason: str) -> None:
         """Say that the camera is lost, as the answer to what is wanted now or next."""
         with self._changed:
-            self._newest = None
-            lost = Lost(one_line(reason), self._num_captured)
+            self._newest, self._lost = None, Lost(one_line(reason), self._num_captured)
+            self._answer()
+
+    def alive(self) -> None:
+        """Say that the camera works on, if somebody waits for a picture."""
+        with self._changed:
             if self._wanted:
-                self._wanted = False
-                self._send(lost, None)
-            else:
-                self._lost = lost
+                self._send(Alive(), None)
+
+    def say(self, line: Said) -> None:
+        """Keep a line of the log until the next wish; the oldest make way."""
+        self._lines.append(line)
 
     def wait_until_wanted(self) -> bool:
         """Block until a picture is wanted; False if none will be any more."""
@@ -96,41 +101,93 @@ class Desk:
             self._closed = True
             self._changed.notify_all()
 
-    def _hand_over(self, picture: Picture) -> None:
-        width, height = picture.size
-        self._send(Taken(picture.frame_id, picture.captured_at, width, height), picture)
+    def _answer(self) -> None:
+        if not self._wanted:
+            return
+        while self._lines:
+            self._send(self._lines.popleft(), None)
+        picture, lost = self._newest, self._lost
+        if lost is not None:
+            self._wanted, self._lost = False, None
+            self._send(lost, None)
+        elif picture is not None:
+            self._wanted, self._newest = False, None
+            self._send(_head(picture), picture)
 
 
-def serve(open_camera: Callable[[], Camera], desk: Desk, stop: threading.Event) -> None:
+def _head(picture: Picture) -> Taken:
+    width, height = picture.size
+    if picture.boxes is None:
+        return Taken(picture.frame_id, picture.captured_at, width, height, picture.place)
+    corners = [(left, top, right, bottom) for left, top, right, bottom in picture.boxes.corners.tolist()]
+    class_ids = picture.boxes.class_ids.tolist()
+    return Taken(picture.frame_id, picture.captured_at, width, height, picture.place, corners, class_ids)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(logging.INFO)
+        self._desk = desk
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {key: str(value) for key, value in getattr(record, "fields", {}).items()}
+        self._desk.say(Said(record.levelno >= logging.WARNING, record.getMessage(), fields))
+
+
+def serve(open_camera: Callable[[], TakesPictures], desk: Desk, stop: threading.Event) -> None:
     """Read the camera whenever pictures are wanted; returns once the desk is closed."""
-    camera: Camera | None = None
+    camera: TakesPictures | None = None
     while desk.wait_until_wanted():
         reason = "its stream ended"
         try:
             camera = camera or open_camera()
-            for picture in camera.pictures(stop):
-                desk.offer(picture)
+            with contextlib.closing(camera.pictures(stop)) as pictures:  # type: ignore[type-var]
+                for picture in pictures:
+                    desk.offer(picture)
         except CameraError as error:
             reason = str(error)
         except BrokenPipeError:
             return  # the parent is gone
         except Exception as error:  # root of the process; OpenCV's own errors share no useful class
             reason = f"{type(error).__name__}: {error}"
+        if stop.is_set():
+            return
         desk.lose(reason)
 
 
 def main() -> None:
     """Serve one camera until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
-    answers, complaints = private_stdout(), native_complaints()
+    answers = private_stdout()
     desk, stop = Desk(lambda message, picture: _say(answers, message, picture)), threading.Event()
+    logging.basicConfig(handlers=[_Lines(desk)], level=logging.INFO, force=True)
     requests = sys.stdin.buffer
-    job = job_from_line(requests.readline())
-    _use_one_thread()
-    threading.Thread(target=_listen, args=(requests, desk, stop), name="requests", daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):
+    job = msgspec.json.decode(requests.readline(), type=CameraJob)
+    with contextlib.suppress(ImportError):  # opening says so
+        import cv2
+
+        cv2.setNumThreads(1)
+
+    def listen() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            for _ in requests:
+                desk.want()
+        if_it_hangs = threading.Timer(job.goodbye_s, os._exit, args=(0,))
+        if_it_hangs.daemon = True
+        if_it_hangs.start()
+        stop.set()
+        desk.close()
+
+    def open_camera() -> TakesPictures:
+        kind = CAMERAS[job.scheme]
+        settings = msgspec.convert(job.settings, kind.settings())
+        camera: TakesPictures = kind.camera()(settings, job.name, native_complaints, desk.alive)
+        return camera
+
+    with contextlib.suppress(BrokenPipeError), stopped_by_signals(stop):
         _say(answers, Ready(), None)
-        serve(lambda: build_camera(job.kind, job.name, job.settings, complaints), desk, stop)
+        threading.Thread(target=listen, name="requests", daemon=True).start()
+        serve(open_camera, desk, stop)
+    os._exit(0)  # threads of drivers and simulators must not keep the process alive
 
 
 def native_complaints() -> Complaints:
@@ -149,30 +206,9 @@ def native_complaints() -> Complaints:
     return read
 
 
-def _listen(requests: BinaryIO, desk: Desk, stop: threading.Event) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        for _ in requests:
-            desk.want()
-    if_it_hangs = threading.Timer(_LAST_WORDS_S, os._exit, args=(0,))
-    if_it_hangs.daemon = True
-    if_it_hangs.start()
-    stop.set()
-    desk.close()
-
-
-def _use_one_thread() -> None:
-    with contextlib.suppress(ImportError):  # opening says so
-        import cv2
-
-        cv2.setNumThreads(1)
-
-
 def _say(answers: BinaryIO, message: FromWorker, picture: Picture | None) -> None:
-    _write(answers, memoryview(to_line(message)))
-    if picture is not None:
-        _write(answers, np.ascontiguousarray(picture.pixels).data.cast("B"))
-
-
-def _write(answers: BinaryIO, rest: memoryview) -> None:
-    while rest:
-        rest = rest[answers.write(rest) :]
+    pixels = b"" if picture is None else np.ascontiguousarray(picture.pixels).data.cast("B")
+    for part in (to_line(message), pixels):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[answers.write(rest) :]

@@ -164,7 +164,7 @@ def test_what_is_no_method_is_refused_before_it_is_built(install: Install, code:
 def test_a_data_set_brings_its_task_and_a_source_its_settings(install: Install) -> None:
     code = """
 import dataclasses
-from replayfleet.edge_client.cameras.opening import CameraKind
+from replayfleet.edge_client.cameras.kinds import CameraKind
 from replayfleet.federation.streams.datasets import DatasetKind
 from replayfleet.models.specs import TaskSpec
 

@@ -20,7 +20,7 @@ from replayfleet.edge_client.cameras.carla import session as carla_session
 from replayfleet.edge_client.cameras.carla.drive import CarlaDrive, metres, rgb
 from replayfleet.edge_client.cameras.carla.guard import Duty
 from replayfleet.edge_client.cameras.carla.scene import vehicle_class
-from replayfleet.edge_client.cameras.carla.settings import CLASS_NAMES, CarlaSettings, check_package, import_carla
+from replayfleet.edge_client.cameras.carla.settings import CLASS_NAMES, CarlaSettings, import_carla
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.errors import SettingsError
 
@@ -90,7 +90,7 @@ def left_as_found(simulator: Simulator) -> bool:
 # Settings and the package
 
 
-@pytest.mark.parametrize("look", [check_package, import_carla])
+@pytest.mark.parametrize("look", [CarlaSettings().check, import_carla])
 def test_without_the_package_the_operator_learns_where_it_exists(
     monkeypatch: pytest.MonkeyPatch, look: Callable[[], object]
 ):

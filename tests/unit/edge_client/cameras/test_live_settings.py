@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from replayfleet.edge_client.cameras.live.csi import CsiCamera, CsiCameraSettings, csi_pipeline
-from replayfleet.edge_client.cameras.live.device import DeviceCamera, DeviceCameraSettings
-from replayfleet.edge_client.cameras.live.kinds import LIVE_CAMERAS, build_camera, kind_of
+from replayfleet.edge_client.cameras.carla.settings import CarlaSettings
+from replayfleet.edge_client.cameras.kinds import CAMERAS
+from replayfleet.edge_client.cameras.live.csi import CsiCameraSettings, csi_pipeline
+from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
 from replayfleet.edge_client.cameras.live.opencv import has_backend
-from replayfleet.edge_client.cameras.live.rtsp import RtspCamera, RtspCameraSettings, described, nvv4l2_pipeline
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings, described, nvv4l2_pipeline
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.federation.errors import SettingsError
 
@@ -50,30 +51,29 @@ def test_what_can_not_work_is_refused_with_its_reason(make: Callable[[], Any], m
 
 
 def test_settings_survive_their_way_to_the_capture_process() -> None:
-    for settings in (DeviceCameraSettings("/dev/video2", 640, 480), CsiCameraSettings(1), RtspCameraSettings(URL)):
-        kind = kind_of(settings)
+    some = (DeviceCameraSettings("/dev/video2", 640, 480), CsiCameraSettings(1), RtspCameraSettings(URL))
+    for settings in (*some, CarlaSettings("sim", town="Town03")):
         travelled = msgspec.json.decode(msgspec.json.encode(dataclasses.asdict(settings)))
-        assert msgspec.convert(travelled, LIVE_CAMERAS[kind][0]) == settings
-        assert build_camera(kind, "front", travelled).name == "front"
+        assert msgspec.convert(travelled, CAMERAS[settings.scheme].settings()) == settings
 
 
 def test_settings_of_the_wrong_type_do_not_build_a_camera() -> None:
-    with pytest.raises(SettingsError, match="sensor"):
-        build_camera("csi", "front", {"sensor": "left"})
+    with pytest.raises(msgspec.ValidationError, match="sensor"):
+        msgspec.convert({"sensor": "left"}, CAMERAS["csi"].settings())
 
 
 def test_no_credential_is_in_what_a_stream_is_called() -> None:
     settings = RtspCameraSettings(URL)
-    assert RtspCamera(settings, "front").describe() == "rtsp://10.0.0.7:8554/street/1?***"
+    assert settings.describe() == "rtsp://10.0.0.7:8554/street/1?***"
     assert SupervisedCamera(settings, "front").describe() == "rtsp://10.0.0.7:8554/street/1?***"
     assert described("rtsp://h/user=admin_password=tl1_channel=1.sdp") == "rtsp://h/user=admin_password=***"
     assert "cret" not in repr(settings)
 
 
 def test_devices_and_sensors_are_called_as_the_operator_wrote_them() -> None:
-    assert DeviceCamera(DeviceCameraSettings("/dev/video0"), "front").describe() == "camera:///dev/video0"
-    assert DeviceCamera(DeviceCameraSettings("0"), "front").describe() == "camera://0"
-    assert CsiCamera(CsiCameraSettings(1), "front").describe() == "csi://1"
+    assert DeviceCameraSettings("/dev/video0").describe() == "camera:///dev/video0"
+    assert DeviceCameraSettings("0").describe() == "camera://0"
+    assert CsiCameraSettings(1).describe() == "csi://1"
 
 
 def test_a_sensor_is_read_through_argus_and_the_newest_picture_wins() -> None:

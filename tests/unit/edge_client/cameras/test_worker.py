@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from replayfleet.edge_client.cameras.live.wire import FromWorker, Lost, Taken
 from replayfleet.edge_client.cameras.live.worker import Desk, serve
-from replayfleet.edge_client.cameras.live.worker_messages import FromWorker, Lost, Taken
 from replayfleet.edge_client.flow import CameraError, Picture
 
 
