@@ -20,7 +20,7 @@ from replayfleet.federation.methods.steps.task_model import trainable_task_model
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.resnet import ResNet20
-from tests.support.toy import TOY, accuracy, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, toy_data
 
 SAMPLER = eager_sampler(TOY)
 
@@ -45,9 +45,6 @@ def short_lander(**changes: Any) -> Lander:
 
 ONE_STEP = {"local_epochs": 1, "batch_size": 12, "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0}
 """One step of 12 samples that moves every parameter by its gradient."""
-
-LEARNING = {"local_epochs": 8, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0}
-"""Enough for two classes of 24 toy images."""
 
 EVERYTHING = {0: 16, 1: 16, 2: 16, 3: 16}
 

@@ -129,6 +129,7 @@ def test_draws_are_a_function_of_parameters_and_latents_in_the_range_of_images()
     assert torch.equal(draw(latents), first)
 
 
+@pytest.mark.learning
 def test_training_predicts_the_noise_better_and_leaves_its_start_alone() -> None:
     start = new_denoiser(TOY, WIDTH, rng())
     before = {name: tensor.clone() for name, tensor in start.generator.items()}

@@ -91,6 +91,7 @@ def test_one_seed_gives_the_same_bits_and_inputs_stay_untouched() -> None:
     assert same_bits(reservoir.samples, copies[1])
 
 
+@pytest.mark.learning
 def test_it_unlearns_less_than_fedavg() -> None:
     start, first = after_first_stage()
     kept = reservoir_of(first, judge=start)

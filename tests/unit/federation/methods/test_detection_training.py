@@ -27,6 +27,7 @@ def start() -> Parameters:
     return initialise(build_task_model(SHAPES), rng()).state_dict()
 
 
+@pytest.mark.learning
 def test_it_learns_four_pictures_by_heart():
     data = shape_pictures(4)
     schedule = Optimisation(num_epochs=60, batch_size=4, learning_rate=0.01, momentum=0.9, weight_decay=0.0)

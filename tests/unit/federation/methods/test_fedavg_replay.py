@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.memory import Memory
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from tests.support.toy import TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 TINY = FedAvgReplay(
@@ -141,10 +140,10 @@ def test_impossible_settings_are_refused_by_name(key: str, value: object) -> Non
         replace(TINY, **{key: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.learning
 def test_it_remembers_what_fedavg_forgets() -> None:
     rounds = [{"a": {0: 24, 1: 24}}, {"a": {2: 24, 3: 24}}]
     everything = {0: 20, 1: 20, 2: 20, 3: 20}
-    common: dict[str, Any] = {"local_epochs": 6, "batch_size": 8, "learning_rate": 0.02, "weight_decay": 0.0}
     method = FedAvgReplay(
         task=TOY,
         sub_generator_epochs=80,
@@ -152,10 +151,9 @@ def test_it_remembers_what_fedavg_forgets() -> None:
         gan_learning_rate=5e-3,
         gan_beta1=0.0,
         critic_steps_per_generator_step=1,
-        **common,
+        **LEARNING,
     )
     _, remembered = run_rounds(method, rounds)
-    _, forgot = run_rounds(FedAvg(task=TOY, **common), rounds)
-    ours = accuracy(remembered["a"].task_parameters, everything)
-    assert ours > accuracy(forgot["a"].task_parameters, everything) + 0.2
-    assert ours > 0.6
+    _, forgot = run_rounds(FedAvg(task=TOY, **LEARNING), rounds)
+    assert accuracy(forgot["a"].task_parameters, everything) <= 0.55
+    assert accuracy(remembered["a"].task_parameters, everything) > 0.8

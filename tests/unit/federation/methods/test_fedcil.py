@@ -201,6 +201,7 @@ def test_the_critic_of_colour_images_drops_and_normalises_by_the_same_seed() -> 
     assert critics[0]["norms.1.running_mean"].abs().sum() > 0
 
 
+@pytest.mark.learning
 def test_it_learns_two_tasks_after_one_another_and_keeps_both() -> None:
     method = replace(QUICK, local_iterations=50, server_iterations=5, gan_batch_size=12, gan_learning_rate=3e-3)
     _, downloads = run_rounds(method, [{"a": {0: 24, 1: 24}}, {"a": {2: 24, 3: 24}}])

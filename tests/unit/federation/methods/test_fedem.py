@@ -17,7 +17,7 @@ from replayfleet.federation.methods.kit.task_records import NoState, TaskDownloa
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.models.build import build_task_model, initialise
-from tests.support.toy import TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 QUICK: dict[str, Any] = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0}
@@ -202,8 +202,9 @@ def test_one_seed_gives_the_same_bits_and_the_download_stays_untouched() -> None
         assert same_bits(download.learners[index], model(index))
 
 
+@pytest.mark.learning
 def test_learners_stay_apart_where_clients_label_alike_images_differently_which_no_single_model_can_serve() -> None:
-    quick = {**QUICK, "batch_size": 4}
+    quick = {**LEARNING, "local_epochs": 1, "batch_size": 4}
     plain = toy_data({0: 16, 1: 16})
     data = {"a": plain, "b": RoundData(plain.images, 1 - plain.labels)}
     one = FedEM(task=TOY, **{**quick, "local_epochs": 6}, num_learners=1)
@@ -219,8 +220,9 @@ def test_learners_stay_apart_where_clients_label_alike_images_differently_which_
     assert accuracy(downloads["b"].task_parameters, {0: 20, 1: 20}) < 0.1
 
 
+@pytest.mark.learning
 def test_it_learns_the_toy_problem() -> None:
-    method = FedEM(task=TOY, **{**QUICK, "local_epochs": 8, "batch_size": 4}, num_learners=2)
-    rounds = [{"a": {0: 6, 1: 6, 2: 6}}]
+    method = FedEM(task=TOY, **{**LEARNING, "batch_size": 4}, num_learners=2)
+    rounds = [{"a": {0: 8, 1: 8, 2: 8}}]
     _, downloads = run_rounds(method, rounds)
     assert share_right(method, downloads["a"], toy_data(dict.fromkeys(range(3), 20), seed=99)) > 0.8

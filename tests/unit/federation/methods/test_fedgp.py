@@ -207,6 +207,7 @@ def test_a_client_with_the_largest_gradient_there_is_does_not_break_the_others()
     assert all(bool(torch.isfinite(tensor).all()) for tensor in upload.task_parameters.values())
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("base", BASES)
 def test_boxes_are_learnt_kept_and_projected_as_classes_are(base: str) -> None:
     spec = replace(SHAPES, width=2, stride=16)
@@ -246,6 +247,7 @@ def test_one_seed_gives_the_same_bits_and_inputs_stay_untouched() -> None:
     assert all(same_bits(*pair) for pair in zip(inputs, copies, strict=True))
 
 
+@pytest.mark.learning
 def test_it_unlearns_less_than_fedavg() -> None:
     start, first = after_first_stage()
     reference = gradient_at(TOY, start, first.images, first.labels, "float32")

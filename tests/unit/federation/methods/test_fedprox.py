@@ -14,7 +14,7 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.models.build import build_task_model, initialise
-from tests.support.toy import TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 QUICK: dict[str, Any] = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0}
@@ -104,8 +104,9 @@ def test_an_impossible_mu_is_refused(mu: float) -> None:
         FedProx(task=TOY, mu=mu)
 
 
+@pytest.mark.learning
 def test_it_learns_the_toy_problem() -> None:
-    method = FedProx(task=TOY, **{**QUICK, "local_epochs": 10, "batch_size": 4}, mu=0.01)
+    method = FedProx(task=TOY, **{**LEARNING, "batch_size": 4}, mu=0.01)
     download = method.initial_download(seeded_generator(0, 0, "initial"))
     data = toy_data({0: 8, 1: 8, 2: 8})
     _, upload = method.local_round(NoState(), data, download, torch.Generator().manual_seed(0), sampler=SAMPLER)

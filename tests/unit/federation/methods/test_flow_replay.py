@@ -99,6 +99,7 @@ def test_drawn_features_are_what_the_flow_maps_back_to_their_noise() -> None:
     assert torch.equal(draw_features(flow, drawn.labels, 4, rng(5)).features, drawn.features)
 
 
+@pytest.mark.learning
 def test_a_flow_learns_where_each_class_lies() -> None:
     flow = initialise_flow(ConditionalFlow(4, 2, 16), rng())
     adam = torch.optim.Adam(flow.parameters(), lr=5e-3)

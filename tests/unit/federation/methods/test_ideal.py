@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from replayfleet.federation.methods.fedavg import FedAvg
@@ -41,6 +42,7 @@ def test_clients_share_one_average_whatever_the_order_of_arrival() -> None:
     assert downloads["a"].task_parameters["w"].item() == other["b"].task_parameters["w"].item() == 3.0
 
 
+@pytest.mark.learning
 def test_it_unlearns_next_to_nothing() -> None:
     start, first = after_first_stage()
     method, stored = Ideal(task=TOY, **SECOND_STAGE), StoredRounds().with_round(first)

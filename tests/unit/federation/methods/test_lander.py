@@ -12,7 +12,6 @@ from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.synthesis_records import SynthesisDownload
 from replayfleet.models.resnet import ResNet20
 from tests.support.replay_methods import (
-    LEARNING,
     ONE_STEP,
     SAMPLER,
     answered,
@@ -24,7 +23,7 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import LEARNING, TOY, toy_data
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -41,6 +40,7 @@ def test_the_shares_of_current_and_earlier_classes_follow_their_numbers() -> Non
     assert math.isfinite(scales([1], [1])[0])
 
 
+@pytest.mark.learning
 def test_a_first_round_pulls_features_towards_the_anchors_of_their_labels() -> None:
     start, data = random_task_model(), toy_data({0: 12, 1: 12})
 
@@ -56,6 +56,7 @@ def test_a_first_round_pulls_features_towards_the_anchors_of_their_labels() -> N
     assert distance(5.0) < distance(0.0)
 
 
+@pytest.mark.learning
 def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     method = short_lander(**LEARNING, synthetic_batch_size=8)
     download = SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1))

@@ -14,7 +14,6 @@ from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.synthesis_records import SynthesisDownload
 from replayfleet.models.resnet import ResNet20
 from tests.support.replay_methods import (
-    LEARNING,
     ONE_STEP,
     SHORT,
     assert_descends,
@@ -24,7 +23,7 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import LEARNING, TOY, toy_data
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -51,6 +50,7 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_four_terms() -> None:
     torch.testing.assert_close(by_latents.generator_loss(teacher, images, torch.tensor([0, 2]), latents), expected)
 
 
+@pytest.mark.learning
 def test_training_lowers_the_generators_loss_and_goes_on_from_where_it_was() -> None:
     method = short_mfcl(generator_steps=6, generator_batch_size=12, generator_width=4)
     average, teacher = old_model(), data_free.frozen_task_model(TOY, old_model())
@@ -118,11 +118,12 @@ class RealReplay(MFCL):
         return draw
 
 
+@pytest.mark.learning
 def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     method = RealReplay(task=TOY, **{**SHORT, **LEARNING, "synthetic_batch_size": 8})
     download = SynthesisDownload(old_model(), {"any": torch.zeros(1)}, seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
-    assert what_it_remembers(method, download) > 0.7
+    assert what_it_remembers(method, download) > 0.8
 
 
 @pytest.mark.parametrize(("logits", "new"), [("split", [2, 3]), ("all", [0, 1, 2, 3])])

@@ -135,6 +135,7 @@ def test_the_descent_stops_when_it_makes_no_progress(experts: list[dict[str, tor
     assert not torch.equal(draws[0], reference.get_state())
 
 
+@pytest.mark.learning
 def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str, torch.Tensor]]) -> None:
     mixture = personalised_weights(
         TOY, StackedParameters(experts), 1, replay_of({2: 24, 3: 24}), SEARCH, torch.Generator().manual_seed(0)
@@ -144,6 +145,7 @@ def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str
     assert bool((mixture.weights >= 0).all())
 
 
+@pytest.mark.learning
 def test_the_mixture_is_never_worse_on_the_replay_than_own_or_average(experts: list[dict[str, torch.Tensor]]) -> None:
     wild = WeightSearch(num_epochs=1, batch_size=8, learning_rate=50.0, momentum=0.0)
     stacked, replay = StackedParameters(experts), replay_of({0: 20, 2: 20})

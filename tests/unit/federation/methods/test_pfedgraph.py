@@ -22,7 +22,7 @@ from replayfleet.federation.methods.pfedgraph import (
 )
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.models.build import build_task_model, initialise
-from tests.support.toy import TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 QUICK: dict[str, Any] = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "weight_decay": 0.0}
@@ -281,8 +281,9 @@ def test_one_seed_gives_the_same_bits() -> None:
     assert same_bits(start, copy)
 
 
+@pytest.mark.learning
 def test_unlike_clients_are_told_apart_and_serve_better_than_with_fedavg() -> None:
-    quick = {**QUICK, "local_epochs": 8, "batch_size": 4}
+    quick = {**LEARNING, "batch_size": 4}
     classes = {"a": (0, 1), "b": (2, 3)}
     method = PFedGraph(task=TOY, **quick, strength=0.3)
     initial = method.initial_download(seeded_generator(0, 0, "initial"))

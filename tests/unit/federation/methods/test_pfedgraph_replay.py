@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from replayfleet.federation.methods.pfedgraph import PFedGraph
 from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay, Upload
 from replayfleet.federation.methods.steps.memory import Memory
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from tests.support.toy import TOY, accuracy, run_rounds, toy_data
+from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)
 TINY = PFedGraphReplay(
@@ -93,7 +92,7 @@ def test_impossible_settings_are_refused_by_name(key: str, value: object) -> Non
         replace(TINY, **{key: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.learning
 def test_it_learns_a_small_problem() -> None:
-    quick: dict[str, Any] = {"local_epochs": 6, "batch_size": 8, "learning_rate": 0.02, "weight_decay": 0.0}
-    _, downloads = run_rounds(replace(TINY, **quick), [{"a": {0: 24, 1: 24}}])
+    _, downloads = run_rounds(replace(TINY, **LEARNING), [{"a": {0: 24, 1: 24}}])
     assert accuracy(downloads["a"].task_parameters, {0: 20, 1: 20}) > 0.8

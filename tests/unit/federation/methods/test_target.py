@@ -15,7 +15,6 @@ from replayfleet.federation.methods.target import FastRound
 from replayfleet.models.data_free import TargetGenerator
 from replayfleet.models.resnet import ResNet20
 from tests.support.replay_methods import (
-    LEARNING,
     ONE_STEP,
     answered,
     assert_descends,
@@ -26,7 +25,7 @@ from tests.support.replay_methods import (
     what_fedavg_remembers,
     what_it_remembers,
 )
-from tests.support.toy import TOY, toy_data
+from tests.support.toy import LEARNING, TOY, toy_data
 
 TRAINING = {"local_epochs": 1, "batch_size": 8, "weight_decay": 0.0}
 
@@ -35,11 +34,12 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.learning
 def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     method = short_target(**LEARNING, synthetic_batch_size=8, distillation_weight=5.0)
     download = SynthesisDownload(old_model(), synthetic=real_replay(), seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
-    assert what_it_remembers(method, download) > 0.6
+    assert what_it_remembers(method, download) > 0.8
 
 
 @pytest.mark.parametrize(("logits", "new", "old"), [("all", [0, 1, 2, 3], [0, 1, 2, 3]), ("split", [2, 3], [0, 1])])
@@ -219,6 +219,7 @@ def test_a_students_first_step_is_the_gradient_of_its_distillation() -> None:
     assert (taken - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.learning
 def test_images_come_closer_to_the_statistics_and_labels_they_are_made_for() -> None:
     method = short_target(synthesis_steps=12, synthesis_batch_size=16, generator_width=4, batch_norm_weight=1.0)
     teacher = data_free.frozen_task_model(TOY, old_model())
@@ -233,6 +234,7 @@ def test_images_come_closer_to_the_statistics_and_labels_they_are_made_for() -> 
     assert distance(data_free.from_bytes(images[:16])) < distance(untrained)
 
 
+@pytest.mark.learning
 def test_a_student_that_is_warmed_up_changes_the_images() -> None:
     average = random_task_model()
     without = short_target(synthesis_rounds=3).make_images({}, average, (0, 1), rng())[1]
@@ -245,6 +247,7 @@ def test_a_student_that_is_warmed_up_changes_the_images() -> None:
     assert any(changed)  # an image counts under exactly one of the two
 
 
+@pytest.mark.learning
 def test_a_student_comes_closer_to_its_teacher_and_leaves_it_alone() -> None:
     teacher = data_free.frozen_task_model(TOY, old_model())
     student = Student(TOY, StudentTraining(learning_rate=0.01), torch.device("cpu"), rng())

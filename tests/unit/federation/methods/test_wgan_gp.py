@@ -103,6 +103,7 @@ def test_the_generator_moves_against_the_gradient_of_its_loss_after_the_critics_
     assert agree > 0.99
 
 
+@pytest.mark.learning
 def test_training_moves_samples_towards_the_class() -> None:
     images = toy_data({2: 32}).images
     start = new_sub_generator(TOY, torch.Generator().manual_seed(0))

@@ -88,6 +88,14 @@ def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_p
     assert summary["average_regret"] == pytest.approx(0.25)
 
 
+def test_a_run_compared_with_any_other_method_has_none(fleet_sim: FleetSim, tmp_path: Path):
+    simulate(fleet_sim, out="first")
+    code, out, _ = simulate(fleet_sim, "--compare", tmp_path / "first" / "result.json")
+    assert code == 0
+    assert "regret" not in out
+    assert "average_regret" not in json.loads((tmp_path / "out" / "result.json").read_text())["summary"]
+
+
 def test_overlap_and_absences_are_options_of_the_stream(fleet_sim: FleetSim, tmp_path: Path):
     code, out, err = simulate(fleet_sim, "--scenario", "extreme", "--overlap", "2", "--absent", "1", "--rounds", "3")
     assert (code, err) == (0, "")
