@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from replayfleet.export.files import read_parameters
 from replayfleet.export.formats import DEFAULT_SAMPLES, DEFAULT_SEED, Format
+from replayfleet.export.parameters import read_parameters
 from replayfleet.export.parity import eager_run, load_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.samples import Source, latents, read_held, read_images, shares, shuffled

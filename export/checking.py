@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.files import read_file
 from replayfleet.export.latency import median_latencies_s
+from replayfleet.export.parameters import ParameterFile, read_parameter_file
 from replayfleet.export.running.artefact import Run
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.runtime import OnnxModel
@@ -27,12 +28,16 @@ def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads:
         ArtefactRejected: (wrong-digest, load-failed) It is another file, or a device would refuse it.
         SettingsError: A file can't be read.
     """
-    arrays = read_parameters(parameters) if parameters is not None else {}
+    file = ParameterFile({}, None) if parameters is None else read_parameter_file(parameters)
     data = read_file(path)
     if sha256 not in {None, found := hashlib.sha256(data).hexdigest()}:
         raise ArtefactRejected(Reason.WRONG_DIGEST, f"{path} has sha256 {found}, expected {sha256}")
-    loaded = OnnxModel(data, arrays, num_threads=threads)
+    loaded = OnnxModel(data, file.parameters, num_threads=threads)
     facts = own_facts(loaded.metadata)
+    for key, value in file.facts.items():
+        if facts.get(key, value) != value:
+            detail = f"{key} is {facts[key][:80]!r} in {path}, but {value[:80]!r} in {parameters}"
+            raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
     for key, value in facts.items():
         yield f"{key:<17} {value}"
     yield f"{'provider':<17} {loaded.active_providers[0]}"

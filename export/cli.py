@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -32,6 +33,12 @@ from replayfleet.models.specs import (
 
 if TYPE_CHECKING:
     from replayfleet.export.calibration import Rounding
+    from replayfleet.export.parameters import Model
+    from replayfleet.export.running.artefact import Array
+
+OpenStored: TypeAlias = "Callable[[Path, str | None, str, str | None], Model]"
+"""(run's folder or data dir, client, kind, class) -> model. The program hands it in (``replayfleet.cli``): who stores
+runs is above the export, which may not know them."""
 
 _ANY_CLASSES = ("any", "other")
 """A sub-generator's architecture doesn't depend on the task's classes, but a ``TaskSpec`` wants two."""
@@ -90,8 +97,19 @@ _TABLE_OPTIONS: dict[str, dict[str, Any]] = {
 def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator with the options of a command that exports this kind."""
     kept = [row.name for row in FORMATS if kind in row.kinds]
+    stored = [
+        click.option(
+            "--from",
+            "run",
+            type=click.Path(path_type=Path),
+            help="In place of --parameters: a simulation's folder, or the data dir of an aggregator or a client. What "
+            "describes the model is read there too.",
+        ),
+        click.option("--client", help="Whose model of --from: its name or number; known if there is only one."),
+    ]
     options = [
-        click.option("--parameters", required=True, type=click.Path(path_type=Path), help="State dict, safetensors."),
+        *(stored if kind != "sampler" else []),
+        click.option("--parameters", type=click.Path(path_type=Path), help="State dict, safetensors."),
         click.option("--format", "format_", help=f"{_choices(kept)}.  [default: {DEFAULT_FORMAT}]"),
         click.option("--device", help="In place of --format: what serves quickest on this board; as of edge-client."),
         click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, or file to write."),
@@ -114,10 +132,8 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _image(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--image-channels", required=True, type=int, help="1 or 3.")(command)
-    return click.option("--image-size", required=True, type=int, help=f"Side in pixels: {_choices(IMAGE_SIZES)}.")(
-        command
-    )
+    command = click.option("--image-channels", type=int, help=f"1 or 3.{_STORED}")(command)
+    return click.option("--image-size", type=int, help=f"Side in pixels: {_choices(IMAGE_SIZES)}.{_STORED}")(command)
 
 
 def _choices(values: Any) -> str:
@@ -125,65 +141,77 @@ def _choices(values: Any) -> str:
     return f"{', '.join(most)} or {last}"
 
 
+_STORED = "  [of the model where it says it]"
+
 _CLASSES = click.option(
-    "--classes", required=True, help="Names in the order of the model's answers: a,b,c or a file with one on each line."
+    "--classes", help=f"Names in the order of the model's answers: a,b,c or a file with one on each line.{_STORED}"
 )
 
 
 @main.command()
 @_image
 @_CLASSES
-@click.option("--stem", default="cifar", show_default=True, help=f"First convolution: {_choices(STEMS)}.")
+@click.option("--stem", help=f"First convolution: {_choices(STEMS)}.  [default: the model's, else cifar]")
 @_exports("task")
-def task(classes: str, stem: str, image_size: int, image_channels: int, **options: Any) -> None:
+def task(classes: str | None, stem: str | None, **options: Any) -> None:
     """Export a task model."""
     from replayfleet.export.files import read_class_names
 
-    if stem not in STEMS:
+    if stem is not None and stem not in STEMS:
         raise SettingsError(f"--stem: unknown stem {stem!r}{nearest(stem, STEMS)}")
-    names = read_class_names(classes)
-    _export("task", _made(lambda: TaskSpec(image_channels, image_size, names, stem=stem)), **options)
+    names = None if classes is None else read_class_names(classes)
+    _export("task", TaskSpec, {"class_names": names, "stem": stem}, {"stem": "cifar"}, **options)
 
 
 @main.command("sub-generator")
 @_image
-@click.option("--width", default=16, show_default=True, type=int, help="Channels of the last hidden layer.")
+@click.option("--class", "class_", help="Which of those in --from: a class's name or number, or all.")
+@click.option("--width", type=int, help="Channels of the last hidden layer.  [default: the model's, else 16]")
 @_exports("sub-generator")
-def sub_generator(width: int, image_size: int, image_channels: int, **options: Any) -> None:
+def sub_generator(width: int | None, **options: Any) -> None:
     """Export the sub-generator of one class."""
-    spec = _made(lambda: TaskSpec(image_channels, image_size, _ANY_CLASSES, generator_width=width))
-    _export("sub-generator", spec, **options)
+    otherwise = {"class_names": _ANY_CLASSES, "generator_width": 16}
+    _export("sub-generator", TaskSpec, {"generator_width": width}, otherwise, **options)
 
 
 @main.command()
-@click.option("--picture-size", required=True, metavar="WIDTHxHEIGHT", help="In pixels, multiples of the stride.")
-@click.option("--image-channels", default=3, show_default=True, type=int, help="1 or 3.")
+@click.option("--picture-size", metavar="WIDTHxHEIGHT", help=f"In pixels, multiples of the stride.{_STORED}")
+@click.option("--image-channels", type=int, help="1 or 3.  [default: the model's, else 3]")
 @_CLASSES
 @click.option(
     "--anchors",
-    required=True,
-    help="Typical boxes in shares of the picture: 0.05x0.1,0.2x0.2 or a file with one on each line.",
+    help=f"Typical boxes in shares of the picture: 0.05x0.1,0.2x0.2 or a file with one on each line.{_STORED}",
 )
-@click.option("--width", default=STANDARD_WIDTH, show_default=True, type=int, help="Channels of the first convolution.")
 @click.option(
-    "--stride", default=32, show_default=True, type=int, help=f"Pixels per cell: {_choices(DETECTION_STRIDES)}."
+    "--width", type=int, help=f"Channels of the first convolution.  [default: the model's, else {STANDARD_WIDTH}]"
+)
+@click.option(
+    "--stride", type=int, help=f"Pixels per cell: {_choices(DETECTION_STRIDES)}.  [default: the model's, else 32]"
 )
 @_exports("detector")
 def detector(
-    picture_size: str, image_channels: int, classes: str, anchors: str, width: int, stride: int, **options: Any
+    picture_size: str | None,
+    classes: str | None,
+    anchors: str | None,
+    width: int | None,
+    stride: int | None,
+    **options: Any,
 ) -> None:
     """Export a detector; decoding and suppression stay outside (replayfleet.export.running.detections)."""
     from replayfleet.export.files import read_class_names, read_pairs
 
-    names = read_class_names(classes, at_least=1)
-    sizes = read_pairs("--anchors", anchors)
-    ((picture_width, picture_height),) = read_pairs("--picture-size", picture_size, count=1)
-    spec = _made(
-        lambda: DetectionSpec(
-            image_channels, int(picture_height), int(picture_width), names, sizes, width=width, stride=stride
-        )
-    )
-    _export("detector", spec, **options)
+    given: dict[str, Any] = {"width": width, "stride": stride, "class_names": None, "anchors": None}
+    if classes is not None:
+        given["class_names"] = read_class_names(classes, at_least=1)
+    if anchors is not None:
+        given["anchors"] = read_pairs("--anchors", anchors)
+    sides: Any = (None, None)
+    if picture_size is not None:
+        (pair,) = read_pairs("--picture-size", picture_size, count=1)
+        sides = [int(side) for side in pair]
+    given["image_width"], given["image_height"] = sides
+    otherwise = {"image_channels": 3, "width": STANDARD_WIDTH, "stride": 32}
+    _export("detector", DetectionSpec, given, otherwise, **options)
 
 
 @main.command()
@@ -197,12 +225,11 @@ def detector(
     help="Calls of the denoiser per image.",
 )
 @_exports("sampler")
-def sampler(width: int, steps: int, image_size: int, image_channels: int, **options: Any) -> None:
+def sampler(width: int, steps: int, **options: Any) -> None:
     """Export a diffusion model with all its steps: noise in, images out."""
     if not (1 <= width <= 32 or (width <= 512 and width % 32 == 0)):
         raise SettingsError(f"--width: {width}, expected 1 to 32, or a multiple of 32 up to 512")
-    spec = _made(lambda: TaskSpec(image_channels, image_size, _ANY_CLASSES))
-    _export("sampler", spec, sampler=(width, steps), **options)
+    _export("sampler", TaskSpec, {}, {"class_names": _ANY_CLASSES}, sampler=(width, steps), **options)
 
 
 @main.command()
@@ -226,28 +253,40 @@ def check(model: Path, parameters: Path | None, sha256: str | None, threads: int
         click.echo(line)
 
 
-def _made(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+_NAMES = {"class_names": "--classes", "generator_width": "--width"}
+"""Field of a spec -> option, where its name is another."""
 
 
 def _export(
     kind: str,
-    spec: AnyTaskSpec,
+    spec_type: type[AnyTaskSpec],
+    given: dict[str, Any],
+    otherwise: dict[str, Any],
     *,
-    parameters: Path,
     out: Path,
     threads: int,
     sampler: tuple[int, int] = (0, 0),
     **chosen: Any,
 ) -> None:
+    """Export what the options say.
+
+    Args:
+        kind: of the model.
+        spec_type: what describes it.
+        given: fields of the spec as the operator wrote them, None where nothing was written; shared ones are added.
+        otherwise: what they are where neither the operator nor the model says.
+        out: where to.
+        threads: of the comparison.
+        sampler: width and steps of a sampler.
+        chosen: all other options.
+    """
     row = chosen_format(chosen["format_"], chosen["device"])
     check_combination(kind, row, [name for name in _TABLE_OPTIONS if _was_given(chosen[name.replace("-", "_")])])
-    from replayfleet.export.files import read_parameters
-
-    arrays = read_parameters(parameters)  # before torch is imported: a wrong path shouldn't take seconds
+    given |= {name: chosen[name] for name in ("image_size", "image_channels") if name in chosen}
+    # Before torch is imported: a wrong path shouldn't take seconds.
+    stored, arrays, where = _stored(kind, chosen)
+    given = {field: value for field, value in given.items() if value is not None}
+    spec = _typed(spec_type, {**otherwise, **given}, where) if stored is None else _agreed(stored, kind, given, where)
     rounding = _rounding(row, spec, chosen)
     from replayfleet.export.job import Request, run_export
     from replayfleet.export.report import lines
@@ -257,6 +296,49 @@ def _export(
     request = Request(architecture, row, out, threads, split=chosen["split"], rounding=rounding)
     for line in lines(request, run_export(request, arrays)):
         click.echo(line)
+
+
+def _stored(kind: str, chosen: dict[str, Any]) -> tuple[Model | None, Mapping[str, Array], Path]:
+    """Return (what a run, or a file that says it, holds; its tensors; where it is)."""
+    from replayfleet.export.parameters import read_parameter_file
+
+    parameters, run = chosen["parameters"], chosen.get("run")
+    if (parameters is None) == (run is None):
+        raise SettingsError("give --parameters FILE" if kind == "sampler" else "give --parameters FILE or --from RUN")
+    if run is not None:
+        open_stored: OpenStored = click.get_current_context().obj
+        model = open_stored(run, chosen["client"], kind, chosen.get("class_"))
+        return model, model.parameters, run
+    for name in ("client", "class_"):
+        if chosen.get(name) is not None:
+            raise SettingsError(f"--{name.strip('_')}: is for --from; --parameters names one file of one model")
+    file = read_parameter_file(parameters)
+    return file.model, file.parameters, parameters
+
+
+def _typed(spec_type: type[AnyTaskSpec], fields: dict[str, Any], where: Path) -> AnyTaskSpec:
+    for field in dataclasses.fields(spec_type):
+        if field.default is dataclasses.MISSING and field.name not in fields:
+            raise SettingsError(f"{_option(field.name)}: is missing, and {where} doesn't say it")
+    try:
+        return spec_type(**fields)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _agreed(model: Model, kind: str, given: dict[str, Any], where: Path) -> AnyTaskSpec:
+    if model.kind != kind:
+        raise SettingsError(f"{where} holds a {model.kind}, not a {kind}; use model-export {model.kind}")
+    for field, value in given.items():
+        known = getattr(model.spec, field)
+        if value != known:
+            raise SettingsError(f"{_option(field)}: {value!r} is asked for, {where} says {known!r}; leave it out")
+    return model.spec
+
+
+def _option(field: str) -> str:
+    side = "--picture-size" if field in {"image_width", "image_height"} else f"--{field.replace('_', '-')}"
+    return _NAMES.get(field, side)
 
 
 def _was_given(value: object) -> bool:

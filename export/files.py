@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.numpy import load as parse_safetensors
-
-from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import SettingsError
 
 MAX_FILE_BYTES = 2**30
@@ -26,19 +22,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror})") from error
-
-
-def read_parameters(path: Path) -> dict[str, Array]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        SettingsError: The file can't be read, or isn't safetensors with dtypes that numpy has.
-    """
-    data = read_file(path)
-    try:
-        return parse_safetensors(data)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(f"{path}: not a safetensors file of plain dtypes ({error})") from error
 
 
 def read_class_names(text: str, *, at_least: int = 2) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from safetensors.numpy import save as format_safetensors
 
 from replayfleet.export.calibration import Rounding, SampleSet, gather_samples
 from replayfleet.export.fold import fold
@@ -19,6 +18,7 @@ from replayfleet.export.formats import FORMATS, Format
 from replayfleet.export.gate import Verdict, check_gate, compare_answers, compare_on_labels
 from replayfleet.export.graph import finished
 from replayfleet.export.latency import median_latencies_s
+from replayfleet.export.parameters import Model
 from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
 from replayfleet.export.precision import to_float16, to_int8
 from replayfleet.export.running.artefact import Array, Run
@@ -132,7 +132,8 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
         script = load_torchscript(data, hashlib.sha256(data).hexdigest())
         return _Candidate({request.path: data}, eager_run(script), None)
     if request.split:
-        graph, tensors = subject.graph(), format_safetensors(dict(parameters))
+        architecture = request.architecture
+        graph, tensors = subject.graph(), Model(architecture.kind, architecture.spec, parameters).encode()
         split = OnnxModel(graph, parameters, num_threads=request.num_threads)
         files = {request.path.with_suffix(".safetensors"): tensors, request.path: graph}
         return _Candidate(files, split.run, len(graph) + len(tensors))

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.files import read_file
+from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec

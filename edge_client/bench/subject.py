@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as format_safetensors
 
-from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.files import read_file
+from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph

@@ -18,7 +18,8 @@ from replayfleet.devices.profiles import CPU, CUDA
 from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
 from replayfleet.edge_client.bench.subject import digest_of, task_from
 from replayfleet.export.engines.cache import Workplace
-from replayfleet.export.files import read_file, read_parameters
+from replayfleet.export.files import read_file
+from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.filling import filled
 from replayfleet.export.running.provider_options import BatchProfile

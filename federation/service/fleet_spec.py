@@ -52,8 +52,16 @@ def method_of(spec: FleetSpec) -> Method:
     Raises:
         SettingsError: This version doesn't know the method, one of its settings or its task.
     """
-    kind = method_class(spec.method)
-    return _build(kind, task_of(spec), _converted(kind, spec.settings, strict=True))
+    return build_method(method_class(spec.method), task_of(spec), spec.settings)
+
+
+def build_method(kind: type[Any], task: AnyTaskSpec, settings: Mapping[str, Any]) -> Method:
+    """Return a method of this class with settings as they were stored or sent.
+
+    Raises:
+        SettingsError: The class doesn't have one of the settings, or refuses its value.
+    """
+    return _build(kind, task, _converted(kind, settings, strict=True))
 
 
 def method_class(name: str) -> type[Any]:

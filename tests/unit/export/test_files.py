@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save
 
 from replayfleet.export import files
-from replayfleet.export.files import read_class_names, read_file, read_parameters
+from replayfleet.export.files import read_class_names, read_file
+from replayfleet.export.parameters import read_parameters
 from replayfleet.federation.errors import SettingsError
 
 

@@ -1,0 +1,331 @@
+"""Runs and what they learned, for programs of others: simulate one, or open what a simulation or a fleet left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from replayfleet.export.parameters import Model
+from replayfleet.export.running.artefact import Array
+from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError, nearest
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from replayfleet.federation.simulator.result import Result
+    from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
+
+_SUB_GENERATOR = "sub-generator/"
+_TASK = "task"
+_Sets: TypeAlias = Mapping[str, Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it lies on disk.
+
+    Attributes:
+        path: its folder.
+        kind: who left it.
+        method: what learns, for example ``pfedgrp``.
+        settings: of the method.
+        task: what is learned: classes, image size, channels.
+        clients: whose models are here.
+        num_rounds: that are complete.
+        results: everything that a finished simulation measured, as in ``result.json``; None otherwise.
+    """
+
+    path: Path
+    kind: Literal["simulation", "aggregator", "client"]
+    method: str
+    settings: Mapping[str, Any]
+    task: AnyTaskSpec
+    clients: tuple[str, ...]
+    num_rounds: int
+    results: Result | None
+    _sets: Callable[[str], _Sets]
+
+    def task_model(self, client: str | int | None = None) -> Model:
+        """Return the model that a client serves after the last complete round.
+
+        Args:
+            client: name, or number in a simulation; may be left out where there is only one.
+
+        Raises:
+            SettingsError: There is no such client, or it has no model yet.
+        """
+        kind = "detector" if isinstance(self.task, DetectionSpec) else "task"
+        return Model(kind, self.task, self._sets(self._client(client))[_TASK])
+
+    def sub_generators(self, client: str | int | None = None) -> dict[str, Model]:
+        """Return the sub-generators that a client has, by the class that each draws; ``all`` draws every class.
+
+        Raises:
+            SettingsError: There is no such client, or they are diffusion models, which aren't read from runs yet.
+        """
+        if self.settings.get("sub_generator", "wgan-gp") != "wgan-gp":
+            raise SettingsError(f"{self.path}: its sub-generators are diffusion models, which aren't read from runs")
+        models = {}
+        for name, parameters in self._sets(self._client(client)).items():
+            if name.startswith(_SUB_GENERATOR):
+                drawn = name.removeprefix(_SUB_GENERATOR)
+                label = self.task.class_names[int(drawn)] if drawn.isdecimal() else drawn
+                models[label] = Model("sub-generator", self.task, parameters)
+        return models
+
+    def _client(self, asked: str | int | None) -> str:
+        if asked is None and len(self.clients) == 1:
+            return self.clients[0]
+        if not self.clients:
+            raise SettingsError(f"{self.path} holds no client's model yet")
+        if asked is None:
+            raise SettingsError(f"{self.path} has several clients, name one of {', '.join(self.clients)}")
+        for name in (str(asked), f"client-{asked}"):
+            if name in self.clients:
+                return name
+        raise SettingsError(f"{self.path} has no client {str(asked)!r}{nearest(str(asked), self.clients)}")
+
+
+def simulate(
+    method: str,
+    *,
+    out: Path | str,
+    dataset: str = "fashion-mnist",
+    scenario: str = "circulating",
+    settings: str = "small",
+    set: Mapping[str, Any] | None = None,
+    on_round: Callable[[Any], None] = lambda _: None,
+    **more: Any,
+) -> Run:
+    """Run a method over a stream, all clients in this process, as ``fleet-sim`` does; equal arguments, equal bits.
+
+    Args:
+        method: a name that ``fleet-sim --list`` shows.
+        out: folder for results and models; it may not hold a run yet.
+        dataset: what images there are.
+        scenario: what comes when.
+        settings: preset of the stream's size and of the method.
+        set: single settings on top, for example ``{"local_epochs": 1}``.
+        on_round: called with each round's measurements (``RoundOutcome``).
+        more: any other field of ``replayfleet.federation.simulator.run_spec.RunSpec``: clients, rounds, seed,
+            data_root, workers, compare, resume, ...
+
+    Raises:
+        SettingsError: Something can't be done; nothing was written.
+    """
+    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
+
+    let_idle_threads_sleep()
+    from replayfleet.federation.simulator.job import prepare
+    from replayfleet.federation.simulator.run_spec import RunSpec
+
+    overrides = tuple(f"{key}={value}" for key, value in (set or {}).items())
+    if more.get("data_root") is not None:
+        more["data_root"] = Path(more["data_root"])
+    spec = RunSpec(
+        method=method,
+        out=Path(out),
+        dataset=dataset,
+        scenario=scenario,
+        preset=settings,
+        overrides=overrides,
+        **more,
+    )
+    spec.check()
+    prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
+    return open_run(out)
+
+
+def open_run(path: Path | str) -> Run:
+    """Open what a simulation, an aggregator or a client left in a folder, also while it runs; nothing is changed there.
+
+    Args:
+        path: ``--out`` of ``fleet-sim``, or ``--data-dir`` of ``aggregator`` or ``edge-client`` (or the folder that has
+            them as ``aggregator`` and ``client``, as the packaged units do).
+
+    Raises:
+        SettingsError: It is none of these, or is damaged.
+    """
+    path = Path(path)
+    if (path / "state" / "run.json").is_file():
+        return _simulation(path)
+    for folder in (path, path / "aggregator", path / "client"):
+        role = _role(folder)
+        if role == "aggregator":
+            return _aggregator(folder)
+        if role == "client":
+            return _client(folder)
+    raise SettingsError(f"{path} holds no run; expected --out of fleet-sim, or --data-dir of aggregator or edge-client")
+
+
+def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads: int = 2) -> tuple[Path, ...]:
+    """Export a model as ``model-export`` does, and return the files; nothing is written unless they agree with it.
+
+    Args:
+        model: of a run.
+        out: a folder, or a file.
+        format: ``onnx`` or ``torchscript``; those that round are judged on samples, which ``model-export`` takes.
+        threads: of the comparison.
+
+    Raises:
+        ArtefactRejected: The parameters don't fit, or the exported model answers otherwise.
+        SettingsError: Another format, or a file can't be there.
+    """
+    from replayfleet.export.formats import chosen_format
+    from replayfleet.export.job import Request, run_export
+    from replayfleet.export.subject import Architecture
+
+    row = chosen_format(format, None)
+    if row.max_loss_points is not None:
+        raise SettingsError(f"format {format!r} rounds, and is judged on samples; model-export takes them")
+    request = Request(Architecture(model.kind, model.spec), row, Path(out), threads)
+    return tuple(path for path, _, _ in run_export(request, model.parameters).files)
+
+
+def as_network(model: Model) -> nn.Module:
+    """Return a model as a PyTorch network in eval mode.
+
+    Raises:
+        ArtefactRejected: The parameters don't fit, or aren't finite.
+    """
+    from replayfleet.export.parity import load_parameters
+    from replayfleet.models.build import build_generator, build_task_model
+
+    is_generator = model.kind == "sub-generator" and isinstance(model.spec, TaskSpec)
+    module = build_generator(model.spec) if is_generator else build_task_model(model.spec)  # type: ignore[arg-type]
+    load_parameters(module, model.parameters)
+    return module.eval()
+
+
+def stored_model(path: Path, client: str | None, kind: str, class_: str | None) -> Model:
+    """Return what ``model-export --from`` names.
+
+    Raises:
+        SettingsError: There is no such model.
+    """
+    run = open_run(path)
+    if kind != "sub-generator":
+        return run.task_model(client)
+    found = run.sub_generators(client)
+    names = run.task.class_names
+    wanted = names[int(class_)] if class_ is not None and class_.isdecimal() and int(class_) < len(names) else class_
+    if wanted is None and len(found) == 1:
+        (wanted,) = found
+    if wanted not in found:
+        have = ", ".join(found) or "none"
+        raise SettingsError(f"--class: {class_ or 'missing'}; {path} has sub-generators of {have} for this client")
+    return found[str(wanted)]
+
+
+def _simulation(path: Path) -> Run:
+    from replayfleet.federation.service.artefact_codec import decode_own
+    from replayfleet.federation.service.fleet_spec import build_method
+    from replayfleet.federation.simulator.checkpoints import Checkpoints
+    from replayfleet.federation.simulator.result import Result
+
+    checkpoints = Checkpoints(path / "state")
+    identity = _json(path / "state" / "run.json")
+    snapshots = checkpoints.load()
+    spec_type: type[AnyTaskSpec] = TaskSpec if "image_size" in identity["task"] else DetectionSpec
+    task = msgspec.convert(identity["task"], type=spec_type)
+    finished = path / "result.json"
+    results = msgspec.json.decode(finished.read_bytes(), type=Result) if finished.exists() else None
+
+    def sets(client: str) -> _Sets:
+        from replayfleet.federation.methods import ALL_METHODS
+        from replayfleet.federation.methods.kit.seeding import seeded_generator
+
+        method: Any = build_method(ALL_METHODS.named(identity["method"]), task, identity["settings"])
+        if not method.deployable:
+            raise SettingsError(f"{path}: {identity['method']} predicts with more than a task model, so it has none")
+        last = snapshots[-1].aggregator
+        state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
+        initial = method.initial_download(seeded_generator(identity["run_seed"], 0, "initial"))
+        download = method.download_for(state, client, initial)
+        packed = download.pack().parameter_sets
+        wanted = {name: tensors for name, tensors in packed.items() if name.startswith(_SUB_GENERATOR)}
+        wanted[_TASK] = download.task_parameters
+        return {name: {key: tensor.numpy() for key, tensor in tensors.items()} for name, tensors in wanted.items()}
+
+    clients = tuple(sorted(snapshots[-1].clients)) if snapshots else ()
+    num_rounds = len(snapshots)
+    return Run(path, "simulation", identity["method"], identity["settings"], task, clients, num_rounds, results, sets)
+
+
+def _aggregator(folder: Path) -> Run:
+    from replayfleet.aggregator.store import AggregatorStore
+
+    store = AggregatorStore(folder, read_only=True)
+    try:
+        spec, downloads = store.spec(), {name: store.download(name) for name in store.clients()}
+        num_rounds = store.round().index if spec is not None else 0
+    finally:
+        store.close()
+    if spec is None:
+        raise SettingsError(f"{folder}: its fleet has not begun yet")
+    known = {name: download for name, download in downloads.items() if download is not None}
+    return _deployed(folder, "aggregator", spec, known, num_rounds)
+
+
+def _client(folder: Path) -> Run:
+    from replayfleet.edge_client.state_store import StateStore
+
+    held = StateStore(folder).held()
+    if held is None:
+        raise SettingsError(f"{folder}: this client has no model yet")
+    return _deployed(folder, "client", held.spec, {held.manifest.client_id: held.manifest}, held.manifest.round)
+
+
+def _deployed(
+    folder: Path,
+    kind: Literal["aggregator", "client"],
+    spec: FleetSpec,
+    downloads: Mapping[str, Manifest],
+    num_rounds: int,
+) -> Run:
+    from replayfleet.federation.service.fleet_task import task_of
+    from replayfleet.federation.wire.protocol.tensors import decode_arrays
+
+    def sets(client: str) -> _Sets:
+        manifest = downloads[client]
+        if manifest.serving is None:
+            raise SettingsError(f"{folder}: the download of {client} has no task model")
+        names = {manifest.serving.parameters: _TASK}
+        names |= {entry.name: entry.name for entry in manifest.blobs if entry.name.startswith(_SUB_GENERATOR)}
+        digests = {entry.name: entry.digest for entry in manifest.blobs}
+        return {name: decode_arrays(_blob(folder, digests[stored])) for stored, name in names.items()}
+
+    clients = tuple(sorted(downloads))
+    return Run(folder, kind, spec.method, spec.settings, task_of(spec), clients, num_rounds, None, sets)
+
+
+def _blob(folder: Path, digest: str) -> bytes:
+    """Return a blob of a data dir that may be another process's, which is why its store isn't opened."""
+    from replayfleet.federation.wire.protocol.tensors import digest as digest_of
+
+    path = folder / "blobs" / digest[:2] / digest
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path} can't be read ({error.strerror}); a newer round may have replaced it") from error
+    if digest_of(data) != digest:
+        raise ArtefactRejected(Reason.WRONG_DIGEST, f"{path} is damaged")
+    return data
+
+
+def _role(folder: Path) -> str:
+    marker = folder / "fleet.json"
+    return str(_json(marker).get("role")) if marker.is_file() else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} can't be read ({error})") from error

@@ -1,0 +1,190 @@
+"""What a simulation or a fleet left on disk, opened through the public interface."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from support.image_sets import write_fashion_mnist
+
+import replayfleet
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.edge_client.state_store import HeldDownload, StateStore
+from replayfleet.export.cli import main
+from replayfleet.export.parameters import Model
+from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.fleet_spec import make_spec
+from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.simulator.checkpoints import Checkpoints
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Probe, Serving
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.runs import Run, open_run, stored_model
+
+TASK = TASKS["fashion-mnist"]
+SMALL = {"samples_per_class": 3, "test_samples_per_class": 1, "local_epochs": 1, "sub_generator_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("runs")
+    write_fashion_mnist(folder / "data", train_per_class=6, test_per_class=4)
+    return replayfleet.simulate(
+        "pfedgrp", out=folder / "out", settings="tiny", set=SMALL, clients=2, rounds=2, data_root=folder / "data"
+    )
+
+
+def fleet() -> FleetSpec:
+    return make_spec("fleet", "pfedgrp", TASK, preset="tiny", overrides={}, run_seed=0)
+
+
+def download(folder: Path, client: str, seed: int) -> Manifest:
+    """A download as the aggregator publishes it, its blobs in the data dir."""
+    blobs, generator = DiskBlobStore(folder / "blobs"), torch.Generator().manual_seed(seed)
+    sets = {
+        "average": build_task_model(TASK),
+        "personalised": build_task_model(TASK),
+        "sub-generator/3": build_generator(TASK),
+    }
+    data = {name: encode_parameters(initialise(module, generator).state_dict()) for name, module in sets.items()}
+    entries = tuple(BlobEntry(name, blobs.put(found), len(found)) for name, found in data.items())
+    serving = Serving("graph/task", "personalised", Probe(0, 1, (0.0,), 1e-4))
+    return Manifest("down", "fleet", client, 1, 0, entries, b"\x80", serving)
+
+
+@pytest.fixture
+def data_dirs(tmp_path: Path) -> Path:
+    """A folder as the packaged units fill it: an aggregator's data dir and a client's."""
+    claim_data_dir(tmp_path / "aggregator", fleet="fleet", role="aggregator").close()
+    store = AggregatorStore(tmp_path / "aggregator")
+    store.found(fleet(), 0.0)
+    for seed, client in enumerate(("cam-1", "cam-2")):
+        store.put_download(download(tmp_path / "aggregator", client, seed))
+    store.close()
+    claim_data_dir(tmp_path / "client", fleet="fleet", role="client", owner="cam-2").close()
+    StateStore(tmp_path / "client").hold(HeldDownload(download(tmp_path / "client", "cam-2", 1), fleet()))
+    return tmp_path
+
+
+def same(one: Model, other: Model) -> bool:
+    pairs = [(one.parameters[name], other.parameters[name]) for name in one.parameters.keys() | other.parameters.keys()]
+    return all(np.array_equal(first, second) for first, second in pairs)
+
+
+def test_a_simulation_returns_what_it_measured_and_the_models_that_were_measured(simulated: Run) -> None:
+    assert (simulated.kind, simulated.method, simulated.num_rounds) == ("simulation", "pfedgrp", 2)
+    assert simulated.clients == ("client-0", "client-1")
+    assert simulated.task == TASK
+    assert simulated.results is not None
+    assert len(simulated.results.rounds) == 2
+    first, second = simulated.task_model(0), simulated.task_model("client-1")
+    assert not same(first, second), "each client has a model of its own"
+    network = replayfleet.as_network(first)
+    assert network(torch.zeros(3, *TASK.image_shape)).shape == (3, 10)
+    drawn = simulated.sub_generators(0)
+    assert drawn
+    assert drawn.keys() <= set(TASK.class_names)
+    generator = replayfleet.as_network(next(iter(drawn.values())))
+    assert generator(torch.zeros(2, 100)).shape == (2, *TASK.image_shape)
+
+
+def test_opening_a_run_changes_nothing_in_its_folder(simulated: Run, data_dirs: Path) -> None:
+    def content(folder: Path) -> dict[str, str]:
+        files = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    for folder in (simulated.path, data_dirs):
+        before = content(folder)
+        open_run(folder).task_model(1 if folder == simulated.path else "cam-1")
+        assert content(folder) == before
+
+
+def test_a_data_dir_holds_the_models_that_are_served(data_dirs: Path) -> None:
+    run = open_run(data_dirs)
+    assert (run.kind, run.clients, run.task, run.results) == ("aggregator", ("cam-1", "cam-2"), TASK, None)
+    own = open_run(data_dirs / "client")
+    assert (own.kind, own.clients) == ("client", ("cam-2",))
+    assert same(own.task_model(), run.task_model("cam-2"))
+    assert not same(own.task_model(), run.task_model("cam-1"))
+    assert list(own.sub_generators()) == [TASK.class_names[3]]
+    assert stored_model(data_dirs, "cam-1", "sub-generator", "3").kind == "sub-generator"
+
+
+@pytest.mark.parametrize(
+    ("client", "kind", "class_", "complaint"),
+    [
+        ("cam-3", "task", None, "has no client 'cam-3'; did you mean 'cam-"),
+        (None, "task", None, "has several clients, name one of cam-1, cam-2"),
+        ("cam-1", "sub-generator", "shirt", "--class: shirt; .* has sub-generators of dress for this client"),
+        ("cam-1", "sub-generator", "99", "--class: 99; "),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(
+    data_dirs: Path, client: str | None, kind: str, class_: str | None, complaint: str
+) -> None:
+    with pytest.raises(replayfleet.SettingsError, match=complaint):
+        stored_model(data_dirs, client, kind, class_)
+
+
+def test_a_folder_without_a_run_and_a_damaged_one_are_refused(data_dirs: Path, tmp_path: Path) -> None:
+    with pytest.raises(replayfleet.SettingsError, match="holds no run; expected --out of fleet-sim"):
+        open_run(data_dirs / "aggregator" / "blobs")
+    for blob in (data_dirs / "aggregator" / "blobs").glob("??/*"):
+        blob.write_bytes(b"damaged")
+    with pytest.raises(replayfleet.ReplayfleetError, match="is damaged"):
+        open_run(data_dirs).task_model("cam-1")
+    (data_dirs / "aggregator" / "fleet.json").write_text("{")
+    with pytest.raises(replayfleet.SettingsError, match=r"fleet\.json can't be read"):
+        open_run(data_dirs)
+
+
+def test_model_export_takes_classes_and_shape_from_the_run(simulated: Run, tmp_path: Path) -> None:
+    words = ["task", "--from", str(simulated.path), "--client", "0", "--threads", "1", "--split"]
+    done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "a")], obj=stored_model)
+    assert done.exit_code == 0, done.output
+    written = tmp_path / "a" / "task.safetensors"
+    again = ["task", "--parameters", str(written), "--threads", "1", "--out", str(tmp_path / "b")]
+    done = CliRunner().invoke(main, again)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "b" / "task.onnx").is_file()
+    checked = CliRunner().invoke(main, ["check", str(tmp_path / "b" / "task.onnx")])
+    assert "ankle-boot" in checked.output
+    other = Model("task", TASKS["mnist"], simulated.task_model(0).parameters).save(tmp_path / "other.safetensors")
+    refused = CliRunner().invoke(main, ["check", str(tmp_path / "a" / "task.onnx"), "--parameters", str(other)])
+    assert refused.exit_code == 2
+    assert 'classes is \'["t-shirt"' in refused.stderr
+
+
+def test_a_run_without_a_complete_round_says_so(simulated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "load", lambda _: [])
+    with pytest.raises(replayfleet.SettingsError, match="holds no client's model yet"):
+        open_run(simulated.path).task_model()
+
+
+def test_importing_the_package_and_naming_its_parts_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, replayfleet\n"
+        "assert 'simulate' in dir(replayfleet), dir(replayfleet)\n"
+        "print(replayfleet.__version__, [name for name in ('torch', 'numpy', 'onnx', 'click') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0.1.0 []\n"
+
+
+@pytest.mark.parametrize("name", replayfleet.__all__)
+def test_every_public_name_is_there_and_explained(name: str) -> None:
+    found = getattr(replayfleet, name)
+    assert found.__doc__
+    assert name in (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
+        _ = replayfleet.simulat
