@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -224,6 +225,9 @@ class Shown:
 
 
 MAX_FRAME_RATE_HZ = 1000.0
+
+Rate: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=MAX_FRAME_RATE_HZ)]
+"""Pictures per second."""
 
 
 @dataclass(frozen=True, slots=True)

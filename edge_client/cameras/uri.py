@@ -7,21 +7,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from msgspec import Meta
+
 from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
-from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
+from replayfleet.edge_client.flow import Rate
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.settings import WrongValueError, check_settings, settings_of
 
 U = TypeVar("U")
+
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +44,20 @@ class DatasetUri:
 
     dataset: str
     scenario: str = "circulating"
-    clients: int = 1
+    clients: Count = 1
     client: int = 0
-    rounds: int = 6
-    samples: int = 200
+    rounds: Count = 6
+    samples: Count = 200
     seed: int = 0
-    rate: float = 10.0
-    test: int = 0
+    rate: Rate = 10.0
+    test: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if self.test < 0:
-            raise SettingsError(f"source: test is {self.test}, expected 0 or more")
-        for key in ("clients", "rounds", "samples"):
-            if getattr(self, key) < 1:
-                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected at least 1")
+        check_settings(self)
         if not 0 <= self.client < self.clients:
             raise SettingsError(
                 f"source: client is {self.client}, expected 0 to {self.clients - 1} (clients={self.clients})"
             )
-        _check_rate(self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +71,16 @@ class FolderUri:
     """
 
     path: Path
-    per_round: int = 200
-    rate: float = 5.0
+    per_round: Count = 200
+    rate: Rate = 5.0
 
     def __post_init__(self) -> None:
-        if self.per_round < 1:
-            raise SettingsError(f"source: per_round is {self.per_round}, expected at least 1")
-        _check_rate(self.rate)
+        check_settings(self)
 
 
 _SCHEMES = ("dataset", "folder")
 _STREET = "street"
 """What ``synthetic://`` shows."""
-
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +100,7 @@ class CameraUri:
 
 SourceUri: TypeAlias = DatasetUri | FolderUri | CameraUri
 
+_BOOLEANS = {"yes": "true", "no": "false"}
 _NAMED = re.compile(r"([A-Za-z0-9_-]{1,64})=([a-z-]+://.*)", re.DOTALL)
 
 
@@ -175,13 +169,11 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         host, _, port = place.rstrip("/").partition(":")
         fixed: dict[str, Any] = {"host": host} if host else {}
         if port:
-            fixed["port"] = _converted("port", port, int)
+            fixed["port"] = port
         return _typed(settings_type, query, fixed)
     if kind.place == "path" and not place:
         raise SettingsError(f"source {uri!r} names no file or folder; expected '{scheme}:///PATH'")
     value: Any = Path(place).expanduser() if kind.place == "path" else place
-    if kind.place == "sensor" and place:
-        value = _converted("sensor", place, int)
     return _typed(settings_type, query, {kind.place: value} if kind.place and rest and place else {})
 
 
@@ -198,29 +190,13 @@ def _query(text: str, uri: str) -> dict[str, str]:
 
 
 def _typed(kind: type[U], query: Mapping[str, str], fixed: Mapping[str, Any]) -> U:
-    hints = typing.get_type_hints(kind)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(typing.cast("Any", kind))}
-    values: dict[str, Any] = dict(fixed)
-    for key, text in query.items():
-        if key not in known or key in fixed:
-            raise SettingsError(f"source: unknown key {key!r}{nearest(key, set(known) - set(fixed))}")
-        values[key] = _converted(key, text, known[key])
-    return kind(**values)
-
-
-def _converted(key: str, text: str, kind: type[Any]) -> Any:
-    if kind is bool:
-        if text.lower() not in _BOOLEANS:
-            raise SettingsError(f"source: {key} is {text!r}, expected true or false")
-        return _BOOLEANS[text.lower()]
+    known = settings_of(kind)
+    values: dict[str, Any] = {}
     try:
-        return kind(text)
-    except ValueError:
-        raise SettingsError(f"source: {key} is {text!r}, expected {kind.__name__}") from None
-
-
-def _check_rate(rate_hz: float) -> None:
-    if not (math.isfinite(rate_hz) and 0 < rate_hz <= MAX_FRAME_RATE_HZ):
-        raise SettingsError(
-            f"source: rate is {rate_hz}, expected more than 0 and at most {MAX_FRAME_RATE_HZ:g} frames/s"
-        )
+        for key, text in (*query.items(), *fixed.items()):
+            if key not in known or (key in query and key in fixed):
+                raise SettingsError(f"source: unknown key {key!r}{nearest(key, set(known) - set(fixed))}")
+            values[key] = known[key].convert(_BOOLEANS.get(text, text) if bool in known[key].kinds else text, text=True)
+        return kind(**values)
+    except WrongValueError as error:
+        raise SettingsError(f"source: {error}") from error

@@ -89,7 +89,7 @@ def look_at_source(camera: CameraUri, profile: DeviceProfile, root: Path = Path(
     best = profile.camera.decoder
     if isinstance(camera.settings, RtspCameraSettings) and camera.settings.decoder != best:
         try:
-            dataclasses.replace(camera.settings, decoder=best).check()
+            dataclasses.replace(camera.settings, decoder=best).check()  # type: ignore[arg-type]
         except SettingsError:
             return [ok(check, f"{found.describe()}: {READY}")]
         return [ok(check, f"{found.describe()}: {READY}", f"add decoder={best} to it: this board decodes in hardware")]

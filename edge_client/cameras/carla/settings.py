@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import platform
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import check_settings
 
 CLASS_NAMES = ("vehicle", "bike", "motobike", "traffic_light", "traffic_sign")
 """In the order of the recorded CARLA set."""
@@ -22,6 +24,10 @@ GRACE_S = 5.0
 """Beyond CARLA's own time-outs, which end most waits."""
 
 _WHOLE = 1e-6
+
+Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+Side: TypeAlias = Annotated[int, Meta(ge=16, le=8192)]
+Mount: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class CarlaSettings:
         min_visible: share of an object's pixels that must not be hidden; 0 asks no depth camera and keeps hidden
             objects.
         min_size_px: shortest side of a box that is worth a label.
-        max_distance_m: farthest object that is worth a label.
+        max_distance_m: farthest object that is worth a label; a depth camera sees 1000 m.
 
     Raises:
         SettingsError: A value out of range.
@@ -59,45 +65,29 @@ class CarlaSettings:
     class_names: ClassVar[tuple[str, ...]] = CLASS_NAMES
     process_per_loss: ClassVar[bool] = True  # a client that failed once is trusted with nothing
 
-    host: str = "127.0.0.1"
-    port: int = 2000
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Port = 2000
     town: str = ""
     vehicle: str = "vehicle.lincoln.mkz_2020"
-    width: int = 640
-    height: int = 380
-    fov: float = 90.0
-    fixed_step: float = 0.05
-    rate: float = 10.0
-    seed: int = 0
+    width: Side = 640
+    height: Side = 380
+    fov: Annotated[float, Meta(ge=1, le=170)] = 90.0
+    fixed_step: Annotated[float, Meta(ge=0.001, le=MAX_FIXED_STEP_S)] = 0.05
+    rate: Annotated[float, Meta(ge=0.01, le=1000)] = 10.0
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     tick: bool = True
-    num_vehicles: int = 0
-    tm_port: int = 8000
-    timeout_s: float = 10.0
+    num_vehicles: Annotated[int, Meta(ge=0, le=1000)] = 0
+    tm_port: Port = 8000
+    timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = 10.0
     allow_version_mismatch: bool = False
-    mount_x: float = 1.5
-    mount_z: float = 2.0
-    min_visible: float = 0.2
-    min_size_px: float = 4.0
-    max_distance_m: float = 80.0
+    mount_x: Mount = 1.5
+    mount_z: Mount = 2.0
+    min_visible: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    min_size_px: Annotated[float, Meta(ge=1, le=8192)] = 4.0
+    max_distance_m: Annotated[float, Meta(ge=1, le=1000)] = 80.0
 
     def __post_init__(self) -> None:
-        if not self.host:
-            raise SettingsError("carla: host is empty, expected carla://HOST:PORT")
-        for key in ("port", "tm_port"):
-            self._check(key, 1 <= getattr(self, key) <= 65535, "1 to 65535")
-        for key in ("width", "height"):
-            self._check(key, 16 <= getattr(self, key) <= 8192, "16 to 8192 pixels")
-        self._check("fov", 1 <= self.fov <= 170, "1 to 170 degrees")
-        self._check("fixed_step", 0.001 <= self.fixed_step <= MAX_FIXED_STEP_S, "0.001 to 0.1 s")
-        self._check("rate", 0.01 <= self.rate <= 1000, "0.01 to 1000 pictures per second")
-        self._check("seed", 0 <= self.seed < 2**31, "0 to 2147483647")
-        self._check("num_vehicles", 0 <= self.num_vehicles <= 1000, "0 to 1000")
-        self._check("timeout_s", 0.1 <= self.timeout_s <= 600, "0.1 to 600 s")
-        self._check("min_visible", 0 <= self.min_visible <= 1, "0 to 1")
-        self._check("min_size_px", 1 <= self.min_size_px <= 8192, "1 to 8192 pixels")
-        self._check("max_distance_m", 1 <= self.max_distance_m <= 1000, "1 to 1000 m, as far as a depth camera sees")
-        for key in ("mount_x", "mount_z"):
-            self._check(key, abs(getattr(self, key)) <= 100, "-100 to 100 m")
+        check_settings(self)
         if self.tick:
             frames = 1 / (self.rate * self.fixed_step)
             if not (abs(frames - round(frames)) <= _WHOLE * frames and round(frames) >= 1):
@@ -147,11 +137,6 @@ class CarlaSettings:
             f"carla {self.place} {self.town or 'as loaded'}, {self.vehicle}, {self.width}x{self.height}, "
             f"{self.rate:g} pictures/s, {role}"
         )
-
-    def _check(self, key: str, good: bool, expected: str) -> None:
-        value = getattr(self, key)
-        if not (good and math.isfinite(value)):
-            raise SettingsError(f"carla: {key} is {value}, expected {expected}")
 
 
 def import_carla() -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from replayfleet.edge_client.cameras.live.opencv import (
     Capture,
     OpenCvSettings,
-    check_timeouts,
+    Timeout,
     open_with,
     require_gstreamer,
 )
 from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
-from replayfleet.federation.errors import SettingsError
 
 TO_BGR = "nvvidconv{flip} ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR"
 """From the video memory to what OpenCV takes."""
@@ -38,20 +39,13 @@ class CsiCameraSettings(OpenCvSettings):
 
     scheme: ClassVar = "csi"
 
-    sensor: int = 0
-    width: int = 1280
-    height: int = 720
-    rate: int = 30
-    flip: int = 0
-    open_timeout_s: float = 4.0
-    read_timeout_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        ranges = {"sensor": (0, 15), "width": (1, MAX_SIDE), "height": (1, MAX_SIDE), "rate": (1, 1000), "flip": (0, 7)}
-        for key, (least, most) in ranges.items():
-            if not least <= getattr(self, key) <= most:
-                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
-        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+    sensor: Annotated[int, Meta(ge=0, le=15)] = 0
+    width: Annotated[int, Meta(ge=1, le=MAX_SIDE)] = 1280
+    height: Annotated[int, Meta(ge=1, le=MAX_SIDE)] = 720
+    rate: Annotated[int, Meta(ge=1, le=1000)] = 30
+    flip: Annotated[int, Meta(ge=0, le=7)] = 0
+    open_timeout_s: Timeout = 4.0
+    read_timeout_s: Timeout = 2.0
 
     def check(self) -> None:
         require_gstreamer(self.describe())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from replayfleet.edge_client.cameras.live.opencv import (
     Capture,
     OpenCvSettings,
-    check_size,
-    check_timeouts,
+    Timeout,
     has_backend,
     open_with,
 )
+from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
+from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
 from replayfleet.federation.errors import SettingsError
 
 
@@ -35,12 +37,12 @@ class DeviceCameraSettings(OpenCvSettings):
     scheme: ClassVar = "camera"
 
     place: str = "0"
-    width: int = 0
-    height: int = 0
-    rate: float = 0.0
+    width: Annotated[int, Meta(ge=0, le=MAX_SIDE)] = 0
+    height: Annotated[int, Meta(ge=0, le=MAX_SIDE)] = 0
+    rate: Annotated[float, Meta(ge=0, le=MAX_FRAME_RATE_HZ)] = 0.0
     pixel_format: str = ""
-    open_timeout_s: float = 2.5
-    read_timeout_s: float = 2.0
+    open_timeout_s: Timeout = 2.5
+    read_timeout_s: Timeout = 2.0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d{1,3}|/dev/\S+", self.place):
@@ -49,10 +51,7 @@ class DeviceCameraSettings(OpenCvSettings):
             )
         if len(self.pixel_format) not in (0, 4) or not self.pixel_format.isascii():
             raise SettingsError(f"source: pixel_format is {self.pixel_format!r}, expected four characters, as in MJPG")
-        if not (math.isfinite(self.rate) and 0 <= self.rate <= 1000):
-            raise SettingsError(f"source: rate is {self.rate}, expected 0 to 1000 pictures/s")
-        check_size(self.width, self.height)
-        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+        OpenCvSettings.__post_init__(self)
 
     def describe(self) -> str:
         return f"camera://{self.place}"

@@ -6,21 +6,23 @@ Axes: H height, W width. OpenCV is imported inside functions only: on a Jetson i
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import check_settings
 
-MAX_TIMEOUT_S = 60.0
+Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=60)]
+"""Seconds."""
 
 Complaints: TypeAlias = Callable[[], str]
 """What native libraries wrote to standard error since the last call."""
@@ -128,6 +130,9 @@ class OpenCvSettings:
     goodbye_s: ClassVar[float] = 1.0
     read_timeout_s: float
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     def check(self) -> None:
         """Raise SettingsError if this machine's OpenCV can't read such a camera; says what to install."""
         require_opencv()
@@ -188,20 +193,6 @@ def require_gstreamer(what: str) -> None:
             "on a Jetson uninstall opencv-python and opencv-python-headless and use JetPack's own: "
             "apt install python3-opencv, and a virtual environment made with --system-site-packages"
         )
-
-
-def check_timeouts(open_timeout_s: float, read_timeout_s: float) -> None:
-    """Raise SettingsError unless both are more than 0 and at most ``MAX_TIMEOUT_S``."""
-    for key, value in (("open_timeout_s", open_timeout_s), ("read_timeout_s", read_timeout_s)):
-        if not (math.isfinite(value) and 0 < value <= MAX_TIMEOUT_S):
-            raise SettingsError(f"source: {key} is {value}, expected more than 0 and at most {MAX_TIMEOUT_S:g}")
-
-
-def check_size(width: int, height: int) -> None:
-    """Raise SettingsError unless both are 0 (as the camera likes) to ``MAX_SIDE``."""
-    for key, value in (("width", width), ("height", height)):
-        if not 0 <= value <= MAX_SIDE:
-            raise SettingsError(f"source: {key} is {value}, expected 0 to {MAX_SIDE}")
 
 
 def _retrieved(capture: Capture) -> NDArray[np.uint8]:

@@ -7,24 +7,22 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
+
+from msgspec import Meta
 
 from replayfleet.edge_client.cameras.live.csi import NEWEST, TO_BGR
 from replayfleet.edge_client.cameras.live.opencv import (
     Capture,
     OpenCvSettings,
-    check_timeouts,
+    Timeout,
     open_with,
     require_gstreamer,
     require_opencv,
 )
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.logs import redact
-
-TRANSPORTS = ("tcp", "udp")
-DECODERS = ("ffmpeg", "nvv4l2")
-CODECS = ("h264", "h265")
 
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _SECRET = re.compile(r"(?i)(pass\w*?=|pwd=|token=)[^/?]*")
@@ -48,13 +46,13 @@ class RtspCameraSettings(OpenCvSettings):
     scheme: ClassVar = "rtsp"
 
     url: str = field(repr=False)
-    transport: str = "tcp"
-    decoder: str = "ffmpeg"
-    codec: str = "h264"
-    latency_ms: int = 200
-    threads: int = 1
-    open_timeout_s: float = 3.0
-    read_timeout_s: float = 2.0
+    transport: Literal["tcp", "udp"] = "tcp"
+    decoder: Literal["ffmpeg", "nvv4l2"] = "ffmpeg"
+    codec: Literal["h264", "h265"] = "h264"
+    latency_ms: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    threads: Annotated[int, Meta(ge=1, le=64)] = 1
+    open_timeout_s: Timeout = 3.0
+    read_timeout_s: Timeout = 2.0
 
     def __post_init__(self) -> None:
         if not _is_stream(self.url):
@@ -62,14 +60,7 @@ class RtspCameraSettings(OpenCvSettings):
                 "source: that is no RTSP address; expected rtsp://host/path without spaces or quotes, "
                 "and in user and password %40 for @, %2F for /, %3F for ?"
             )
-        for key, known in (("transport", TRANSPORTS), ("decoder", DECODERS), ("codec", CODECS)):
-            value = getattr(self, key)
-            if value not in known:
-                raise SettingsError(f"source: unknown {key} {value!r}{nearest(value, known)}")
-        for key, (least, most) in {"latency_ms": (0, 10_000), "threads": (1, 64)}.items():
-            if not least <= getattr(self, key) <= most:
-                raise SettingsError(f"source: {key} is {getattr(self, key)}, expected {least} to {most}")
-        check_timeouts(self.open_timeout_s, self.read_timeout_s)
+        OpenCvSettings.__post_init__(self)
 
     def check(self) -> None:
         if self.decoder == "nvv4l2":

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from replayfleet.edge_client.cameras.recorded.pace import check_rate
+from msgspec import Meta
+
 from replayfleet.edge_client.cameras.recorded.stills import StillsPlayer
-from replayfleet.edge_client.flow import Boxes, Picture
+from replayfleet.edge_client.flow import Boxes, Picture, Rate
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.driving.recording import Driving
 
 
@@ -32,14 +35,12 @@ class CarlaReplaySettings:
     path: Path
     town: str = ""
     towns: str = ""
-    rate: float = 10.0
+    rate: Rate = 10.0
     loop: bool = False
-    start: int = 0
+    start: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
-        if self.start < 0:
-            raise SettingsError(f"source: start is {self.start}, expected 0 or more frames")
+        check_settings(self)
         if self.town and self.towns:
             raise SettingsError("source: both town and towns are given; expected one of them")
         if self.towns and not all(self.order):

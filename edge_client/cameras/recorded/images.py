@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from replayfleet.edge_client.cameras.recorded.pace import check_rate
 from replayfleet.edge_client.cameras.recorded.sidecars import Sidecar, coco_sidecar, label_files, yolo_sidecar
 from replayfleet.edge_client.cameras.recorded.stills import StillsPlayer
-from replayfleet.edge_client.flow import Boxes, Picture
+from replayfleet.edge_client.flow import Boxes, Picture, Rate
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.files.picture_files import list_pictures
 
 COCO_FILE = "annotations.json"
@@ -34,13 +34,13 @@ class ImagesSettings:
     """
 
     path: Path
-    rate: float = 5.0
+    rate: Rate = 5.0
     loop: bool = False
     annotations: str = ""
     names: str = ""
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
+        check_settings(self)
 
 
 class ImagesCamera:

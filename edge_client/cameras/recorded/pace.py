@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-
-from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
-from replayfleet.federation.errors import SettingsError
 
 
 class Pace:
@@ -32,11 +28,3 @@ class Pace:
             return False
         self._due_at += self._period_s
         return True
-
-
-def check_rate(rate_hz: float) -> None:
-    """Raise SettingsError unless a camera can deliver that many pictures a second."""
-    if not (math.isfinite(rate_hz) and 0 < rate_hz <= MAX_FRAME_RATE_HZ):
-        raise SettingsError(
-            f"source: rate is {rate_hz}, expected more than 0 and at most {MAX_FRAME_RATE_HZ:g} frames/s"
-        )

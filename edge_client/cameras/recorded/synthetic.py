@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from replayfleet.edge_client.cameras.recorded.pace import check_rate
-from replayfleet.edge_client.flow import Boxes, Picture
+from replayfleet.edge_client.flow import Boxes, Picture, Rate
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.street.street import Street
 
 DEFAULT_TOWN = "sunny"
@@ -34,7 +34,7 @@ class SyntheticSettings:
         stay: seconds in each of several towns.
     """
 
-    rate: float = 10.0
+    rate: Rate = 10.0
     seed: int = 0
     width: int = 640
     height: int = 380
@@ -43,7 +43,7 @@ class SyntheticSettings:
     stay: float = 60.0
 
     def __post_init__(self) -> None:
-        check_rate(self.rate)
+        check_settings(self)
         if self.town and self.towns:
             raise SettingsError("source: both town and towns are given; expected one of them")
         if not all(self.order):

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.cameras.recorded.pace import Pace, check_rate
+from replayfleet.edge_client.cameras.recorded.pace import Pace
 from replayfleet.edge_client.cameras.recorded.sidecars import (
     NAMES_FILES,
     Sidecar,
@@ -28,6 +29,7 @@ from replayfleet.edge_client.cameras.recorded.sidecars import (
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ, Boxes, CameraError, Picture
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.files.picture_files import SUFFIXES, require_opencv
 
 log = EventLogger(__name__)
@@ -52,17 +54,14 @@ class VideoSettings:
     """
 
     path: Path
-    rate: float = 0.0
+    rate: Annotated[float, Meta(ge=0, le=MAX_FRAME_RATE_HZ)] = 0.0
     loop: bool = False
     annotations: str = ""
     names: str = ""
-    first: int = 0
+    first: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        if self.rate != 0:
-            check_rate(self.rate)
-        if self.first < 0:
-            raise SettingsError(f"source: first is {self.first}, expected 0 or more")
+        check_settings(self)
         if not self.annotations and (self.names or self.first):
             raise SettingsError("source: names and first belong to annotations, which aren't given")
 

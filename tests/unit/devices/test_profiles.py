@@ -7,7 +7,7 @@ import pytest
 from replayfleet.devices.profiles import PROFILES, REQUIRABLE, TENSORRT, check_device, profile
 from replayfleet.devices.profiles import required_provider as required
 from replayfleet.edge_client.cameras.live.csi import CsiCameraSettings, csi_pipeline
-from replayfleet.edge_client.cameras.live.rtsp import DECODERS, RtspCameraSettings, nvv4l2_pipeline
+from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings, nvv4l2_pipeline
 from replayfleet.federation.errors import SettingsError
 
 JETSONS = [board for board in PROFILES.values() if board.vendor_runtime]
@@ -58,6 +58,6 @@ def test_a_required_provider_has_a_short_name_and_the_old_flag_gets_a_clear_answ
 def test_a_boards_camera_elements_are_those_of_the_pipelines_that_cameras_build() -> None:
     pipelines = csi_pipeline(CsiCameraSettings()) + nvv4l2_pipeline(RtspCameraSettings("rtsp://camera/street"))
     for board in PROFILES.values():
-        assert board.camera.decoder in DECODERS
+        RtspCameraSettings("rtsp://camera/street", decoder=board.camera.decoder)  # refuses an unknown one
         assert all(element in pipelines for element in board.camera.elements)
         assert bool(board.camera.elements) == (board.camera.decoder == "nvv4l2")

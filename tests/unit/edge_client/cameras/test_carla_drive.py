@@ -102,14 +102,14 @@ def test_without_the_package_the_operator_learns_where_it_exists(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"fixed_step": 0.2}, "fixed_step is 0.2, expected 0.001 to 0.1 s"),
+        ({"fixed_step": 0.2}, "fixed_step is 0.2, expected a number, 0.001 to 0.1"),
         ({"fixed_step": math.nan}, "fixed_step is nan"),
         ({"rate": 15.0}, "1.33333 frames per picture; expected a whole number, for example rate=20"),
         ({"rate": 30.0}, "expected a whole number, for example rate=20"),
-        ({"port": 0}, "port is 0, expected 1 to 65535"),
-        ({"fov": 180.0}, "fov is 180.0, expected 1 to 170 degrees"),
-        ({"min_visible": 1.5}, "min_visible is 1.5, expected 0 to 1"),
-        ({"host": ""}, "host is empty"),
+        ({"port": 0}, "port is 0, expected a whole number, 1 to 65535"),
+        ({"fov": 180.0}, "fov is 180.0, expected a number, 1 to 170"),
+        ({"min_visible": 1.5}, "min_visible is 1.5, expected a number, 0 to 1"),
+        ({"host": ""}, "host is ''"),
     ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, Any], message: str):

@@ -116,9 +116,9 @@ def test_a_drive_that_vanished_is_a_lost_camera(drive: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 0.0}, "rate is 0.0, expected more than 0"),
+        ({"rate": 0.0}, "rate is 0.0, expected a number, more than 0"),
         ({"rate": float("nan")}, "rate is nan"),
-        ({"start": -1}, "start is -1, expected 0 or more"),
+        ({"start": -1}, "start is -1, expected a whole number, at least 0"),
         ({"start": 7}, "start is 7, expected less than the 7 frames"),
         ({"town": "Town01", "towns": "Town02"}, "both town and towns"),
         ({"towns": "Town01,,Town02"}, "expected names joined by commas"),
