@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from replayfleet.federation.service.charts import percent_axes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -18,9 +20,6 @@ _LINES = ("-", "--", ":")
 
 _MARKERS_UP_TO = 40
 """Rounds; more of them, and dots would cover the line."""
-
-_MARKED_CHANGES = 15
-"""More of them are drawn faintly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,14 @@ def accuracy_chart(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.8 + 0.12 * max(0, len(curves) - 4)), dpi=130, layout="constrained")
-    axes = figure.add_subplot()
+    axes = percent_axes(figure, max(len(curve.accuracy) for curve in curves), changes, change_name)
     for place, curve in enumerate(curves):
         _draw(axes, curve, place, zorder=3 + len(curves) - place)
-    for place, change in enumerate(changes):
-        name = change_name if place == 0 else None
-        faint = 1.0 if len(changes) <= _MARKED_CHANGES else 0.35
-        axes.axvline(change - 0.5, color="0.55", linestyle=":", linewidth=1.1, alpha=faint, label=name, zorder=1)
-    _dress(axes, max(len(curve.accuracy) for curve in curves), title)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9, handlelength=4
+    )
     axes.set_ylabel(f"{measure} on all classes met so far [%]")
     if any(curve.clients for curve in curves):
         axes.set_xlabel(f"round   (bands: from the worst {band} to the best)")
@@ -95,20 +94,3 @@ def _draw(axes: Axes, curve: Curve, place: int, *, zorder: float) -> None:
         by_round = list(zip(*curve.clients.values(), strict=True))
         low, high = [100 * min(values) for values in by_round], [100 * max(values) for values in by_round]
         axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0, zorder=2)
-
-
-def _dress(axes: Axes, num_rounds: int, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("round")
-    axes.set_ylim(0, 100)
-    axes.set_xlim(-0.5, num_rounds - 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9, handlelength=4
-    )

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.result import hardware
 from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
 from replayfleet.federation.wire.transport.broker import BrokerHandle
@@ -24,7 +25,6 @@ from replayfleet.scripts.launch.command import log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.table import rounds_table
-from replayfleet.scripts.words import clock
 
 TIME_LIMIT_S = 3600.0
 WHERE_TO_GET = (

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.wire.transport.broker import BrokerHandle
 from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, find_data, make_plan
@@ -19,7 +20,6 @@ from replayfleet.scripts.launch.command import log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.table import rounds_table
-from replayfleet.scripts.words import clock
 
 TIME_LIMIT_S = 840.0
 _PATH = click.Path(path_type=Path)

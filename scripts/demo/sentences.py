@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from replayfleet.federation.service.words import megabytes, percent
 from replayfleet.scripts.demo.facts import Facts
 from replayfleet.scripts.launch.record import ClientRound
-from replayfleet.scripts.words import megabytes, percent
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from replayfleet.federation.service.words import clock
 from replayfleet.scripts.demo.plan import find_data
 from replayfleet.scripts.fleet.faults import check_faults
 from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
@@ -22,7 +23,6 @@ from replayfleet.scripts.launch.command import log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import note_facts
 from replayfleet.scripts.launch.table import rounds_table
-from replayfleet.scripts.words import clock
 
 _PATH = click.Path(path_type=Path)
 

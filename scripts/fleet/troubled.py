@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.words import UNKNOWN, milliseconds, percent
 from replayfleet.scripts.fleet.faults import RESTART_BROKER, Faults
 from replayfleet.scripts.fleet.plan import Yard
 from replayfleet.scripts.launch.fleet import Broker, RunningFleet
-from replayfleet.scripts.words import UNKNOWN, milliseconds, percent
 
 _COUNTS = ("killed", "frames", "dropped", "failed")
 

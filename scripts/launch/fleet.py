@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.live import Live
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.words import clock
 from replayfleet.federation.wire.transport.broker import BrokerHandle, open_broker
 from replayfleet.scripts.launch.command import interrupted
 from replayfleet.scripts.launch.plan import Command, FleetPlan
 from replayfleet.scripts.launch.processes import Child, Children
 from replayfleet.scripts.launch.record import FleetRecord, JournalTail
 from replayfleet.scripts.launch.table import event_line, live_view
-from replayfleet.scripts.words import clock
 
 POLL_S = 0.25
 _LINE_START_S = 60.0

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from replayfleet.federation.service.words import UNKNOWN, clock, megabytes, milliseconds, percent, short_name
 from replayfleet.scripts.launch.record import ClientRound, FleetRecord, Round
-from replayfleet.scripts.words import UNKNOWN, clock, megabytes, milliseconds, percent, short_name
 
 _MAX_CLIENT_COLUMNS = 4
 _STATE_STYLES = {"training": "yellow", "uploaded": "cyan", "done": "green", "online": "green"}

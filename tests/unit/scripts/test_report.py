@@ -20,7 +20,6 @@ from replayfleet.scripts.demo.report import write_report
 from replayfleet.scripts.demo.samples import Picture, contact_sheet, data_uri, generated_pictures
 from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
 from replayfleet.scripts.launch.record import FleetRecord
-from replayfleet.scripts.pages.line_chart import Line, line_chart
 
 PICTURES = [Picture(class_id, "data:image/png;base64,AA==", 0.5) for class_id in range(4)]
 
@@ -88,6 +87,13 @@ def test_a_fleet_that_is_worse_says_so():
 
 def _fields(struct: object) -> dict[str, object]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def test_wide_tables_say_how_many_columns_there_are():
+    rounds = section(the_page(), "rounds")
+    assert rounds.count("<th>") == 7
+    assert '<p class="more">7 columns: scroll sideways for the rest' in rounds
+    assert '<div class="scroll"><table' in rounds
 
 
 def test_bytes_are_compared_with_sending_everything():
@@ -187,24 +193,6 @@ def test_the_summary_for_terminals_has_the_same_numbers():
     assert "8 of 20" in lines[2]
 
 
-def test_a_chart_draws_every_value_and_moves_close_labels_apart():
-    lines = [Line("a <b>", [0.5, 0.61], "own"), Line("c", [None, 0.6], "fedavg")]
-    chart = line_chart(lines, changes=[1, 9], change_name="again", size=(400, 300))
-    assert chart.count("<circle") == 3
-    assert chart.count('class="change"') == 1
-    assert "a &lt;b&gt;" in chart
-    ends = [float(y) for y in re.findall(r'class="end \w+" x="[\d.]+" y="([\d.]+)"', chart)]
-    assert len(ends) == 2
-    assert abs(ends[0] - ends[1]) >= 16
-
-
-@pytest.mark.parametrize("num_rounds", [1, 2, 150])
-def test_any_number_of_rounds_can_be_drawn(num_rounds: int):
-    chart = line_chart([Line("a", [0.5] * num_rounds, "own")], changes=[], change_name="", size=(400, 300))
-    assert chart.count("<circle") == num_rounds
-    assert 1 <= chart.count('text-anchor="middle"') <= 14
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_survive_their_encoding(channels: int):
     images = np.linspace(-1, 1, 5 * channels * 4 * 4, dtype=np.float32).reshape(5, channels, 4, 4)
@@ -260,40 +248,3 @@ def test_an_unfinished_demo_makes_no_report(tmp_path: Path):
     (out / "fedavg" / "result.json").unlink()
     with pytest.raises(ReplayfleetError, match="no finished demo"):
         read_facts(out)
-
-
-def test_a_chart_names_the_places_that_the_stream_enters():
-    line = Line("a", [0.1, 0.5, 0.9], "own")
-    places = {0: "Town01", 2: "Town<2>", 7: "never"}
-    chart = line_chart([line], changes=[2], change_name="a town", size=(400, 300), title="A & B", places=places)
-    assert [word for word in ("Town01", "Town&lt;2&gt;", "never") if word in chart] == ["Town01", "Town&lt;2&gt;"]
-    assert chart.count("A &amp; B") == 2
-
-
-def test_no_word_for_a_place_crosses_a_line_or_another_word():
-    places = {
-        0: "Town01, Town02",
-        1: "Town03",
-        2: "Town04",
-        6: "Town05, Town06",
-        7: "a very long name of the last town",
-    }
-    line = Line("a", [0.99] * 8, "own")
-    chart = line_chart([line], changes=[1, 2, 6, 7], change_name="a town", size=(440, 300), places=places)
-    numbers = r'<line class="change" x1="([\d.]+)" x2="[\d.]+" y1="([\d.]+)"'
-    lines = [(float(x), float(y)) for x, y in re.findall(numbers, chart)]
-    words = [
-        (float(x), float(x) + 7.3 * len(word), float(y))
-        for x, y, word in re.findall(r'<text class="tick place" x="([\d.]+)" y="([\d.]+)">([^<]+)<title>', chart)
-    ]
-    assert (len(lines), len(words)) == (4, 5)
-    assert all(end <= 440 + 7.3 for _, end, _ in words)
-    for start, end, y in words:
-        assert not [x for x, top in lines if start < x < end and top < y]
-        assert not [other for other in words if other[0] > start and other[0] < end and abs(other[2] - y) < 13]
-        assert y < min(float(cy) for cy in re.findall(r'cy="([\d.]+)"', chart)) - 4  # nor a curve
-    assert "a very long name of the last town</title>" in chart
-
-
-def test_a_chart_without_places_has_all_its_height():
-    assert 'y1="14.0"' in line_chart([Line("a", [0.1], "own")], changes=[], change_name="", size=(400, 300))

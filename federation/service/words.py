@@ -31,3 +31,8 @@ def short_name(client_id: str) -> str:
     """Return ``c3`` for ``client-3``, so that tables stay narrow; other names as they are."""
     prefix, _, number = client_id.rpartition("-")
     return f"c{number}" if prefix == "client" and number.isdecimal() else client_id
+
+
+def spaced(number: int) -> str:
+    """Return a number with its thousands apart."""
+    return f"{number:,}".replace(",", " ")

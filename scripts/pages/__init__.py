@@ -1,1 +1,0 @@
-"""Pages: one HTML file each, without external resources."""
