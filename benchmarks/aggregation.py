@@ -26,10 +26,9 @@ from torch.nn import functional as F
 from benchmarks.environment import write_result
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.simplex import project_to_simplex
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.round_data import round_data

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.task_method import TaskMethod
 
 

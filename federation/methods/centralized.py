@@ -17,7 +17,7 @@ from replayfleet.federation.methods.kit.records import ClientId, RoundData, Samp
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.lockstep import InStep, TrainTaskModel, Work
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
-from replayfleet.federation.methods.steps.stored_rounds import StoredRounds
+from replayfleet.federation.methods.steps.kept_samples import StoredRounds
 from replayfleet.federation.methods.steps.task_model import Optimisation
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 

@@ -2,32 +2,44 @@
 
 Buzzega et al. 2020, "Dark Experience for General Continual Learning: a Strong, Simple Baseline", Eq. 6, in federated
 learning as FedGP's Algorithm 5 has it (Dai et al. 2023, without its projection). Real samples stay on the client.
-Differences from FedGP's text:
-
-1. The term is the mean squared difference over all logits, as in both papers' code; the text has the squared norm.
-2. A round's samples are offered to the reservoir once, in its first epoch; FedGP's code does so in the first round of
-   each task alone, where all of a task's rounds have the same data. A last batch of one sample, which training drops,
-   isn't offered.
-3. The aggregator averages by data volume, as here for FedAvg; FedGP averages evenly.
-4. SGD is that of all methods here (pFedGRP's B.2); FedGP's has neither momentum nor weight decay.
+Differences from the papers: ``docs/methods/der.md``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from replayfleet.federation.methods.buffered_method import BufferedMethod
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
-from replayfleet.federation.methods.steps.buffered_training import Base, train_with_buffer
-from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.steps.buffered_training import BufferUse, Drawn, train_with_buffer
+from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, LOGITS, Reservoir
+from replayfleet.federation.methods.steps.task_model import task_loss
 from replayfleet.federation.methods.task_method import AveragingMethod
+from replayfleet.models.specs import AnyTaskSpec
+
+
+def dark_experience(task: AnyTaskSpec, alpha: float, beta: float) -> BufferUse:
+    """Return DER's use of the buffer, each term on samples drawn anew."""
+    loss_of = task_loss(task)
+
+    def terms(module: nn.Module, drawn: Drawn) -> Iterator[Tensor]:
+        if alpha > 0.0 and (met := drawn()):
+            # Eq. 6; the mean over all logits, as in both papers' code (the text has the squared norm).
+            yield alpha * F.mse_loss(module(met[IMAGES]).to(torch.float32), met[LOGITS])
+        if beta > 0.0 and (met := drawn()):
+            yield beta * loss_of(module(met[IMAGES]), met[LABELS])  # Eq. 7: DER++
+
+    return BufferUse(terms, keeps_logits=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +70,8 @@ class DER(BufferedMethod, AveragingMethod):
         sampler: Sampler,
         pace: Pace | None = None,
     ) -> tuple[Reservoir, TaskUpload]:
-        """Minimise ``loss(new) + alpha * MSE(logits, logits when met) + beta * loss(kept)`` (DER; DER++ with beta)."""
+        """Minimise the loss on new samples and ``dark_experience`` of kept ones."""
         del sampler
-        base = Base("der", self.alpha, self.beta)
-        parameters, kept = train_with_buffer(self, base, download.task_parameters, data, state, rng, pace)
+        use = dark_experience(self.task, self.alpha, self.beta)
+        parameters, kept = train_with_buffer(self, use, download.task_parameters, data, state, rng, pace)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -27,10 +27,7 @@ from typing import Any, ClassVar
 import torch
 
 from replayfleet.federation.methods import fedcil_records as cil
-from replayfleet.federation.methods.kit import checks, packing
-from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
-from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.steps.acgan import (
+from replayfleet.federation.methods.fedcil_gan import (
     Acgan,
     AcganSchedule,
     DrawByClass,
@@ -41,6 +38,9 @@ from replayfleet.federation.methods.steps.acgan import (
     draw_by_class,
     train_acgan,
 )
+from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.modules import judge_of, shuffled_batches
 from replayfleet.federation.methods.task_method import in_order_with_shares

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from replayfleet.federation.methods.fedcil_gan import Acgan
 from replayfleet.federation.methods.kit.packing import CLASS_IDS, COUNTS, ByClient, Inline, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
-from replayfleet.federation.methods.steps.acgan import Acgan
 
 
 @dataclass(frozen=True, slots=True)

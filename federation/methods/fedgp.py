@@ -11,22 +11,7 @@ the start of its next local round, and sends it with that round's task model; th
 the gradient of its own trained model a round earlier; but that model just fitted this buffer, so its gradient is next
 to nothing, and what averaging forgot doesn't show in it.
 
-Differences from the paper:
-
-1. g_ref is therefore one round old: training from w_{t+1} is held against g_ref of w_t. There is none in the first two
-   rounds, where the paper has none in the first one.
-2. Clients without a buffer yet, or whose gradient isn't finite, send none; the mean is over those that did. If nobody
-   did, the last g_ref stays. The paper's clients are always there.
-3. A round's samples are offered to the reservoir once, in its first epoch; the paper's code does so in the first round
-   of each task alone, where all of a task's rounds have the same data. A last batch of one sample, which training
-   drops, isn't offered.
-4. Momentum and weight decay come after the projection, so a step may still go a little against g_ref: SGD is that of
-   all methods here (pFedGRP's B.2), the paper's has neither.
-5. Task models are averaged by data volume, as here for FedAvg; the paper averages evenly. Gradients are averaged
-   evenly, as in the paper.
-6. DER's term is the mean squared difference over all logits, as in the paper's code; its text has the squared norm.
-7. Not built: FedCurv and FedProx as bases.
-
+Differences from the paper: ``docs/methods/fedgp.md``.
 As in the paper's code, g_ref^k is of 32 samples drawn from the buffer, in training mode, over all parameters at once.
 """
 
@@ -34,23 +19,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from replayfleet.federation.methods import fedgp_records as fleet
+from replayfleet.federation.methods.agem import against_the_buffer
 from replayfleet.federation.methods.buffered_method import BufferedMethod
+from replayfleet.federation.methods.der import dark_experience
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import forked_generator
 from replayfleet.federation.methods.steps.averaging import weighted_average
-from replayfleet.federation.methods.steps.buffered_training import BASES, Base, train_with_buffer
-from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined
-from replayfleet.federation.methods.steps.reservoir import IMAGES, LABELS, Reservoir
+from replayfleet.federation.methods.steps.buffered_training import BufferUse, Drawn, train_with_buffer
+from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, Reservoir
+from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_gradient
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
+
+BASES = ("plain", "der", "agem")
+"""What the buffer does in local training beside g_ref: nothing, DER's terms, or A-GEM's projection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +101,19 @@ class FedGP(BufferedMethod):
         start = download.task_parameters
         gradient = self.buffer_gradient(state, start, rng)
         reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
-        base = Base(self.base, self.alpha, self.beta, reference)
-        parameters, kept = train_with_buffer(self, base, start, data, state, rng, pace)
+        base = BufferUse()
+        if self.base == "der":
+            base = dark_experience(self.task, self.alpha, self.beta)
+        if self.base == "agem":
+            base = against_the_buffer(self.task, self.precision)
+
+        def correct(module: nn.Module, drawn: Drawn) -> None:
+            base.correct(module, drawn)
+            if reference is not None:
+                project_gradient(module, reference)  # Eq. 4, after what the base does (Algorithm 6)
+
+        use = replace(base, correct=correct)
+        parameters, kept = train_with_buffer(self, use, start, data, state, rng, pace)
         return kept, fleet.Upload(parameters, len(data.labels), gradient)
 
     def buffer_gradient(self, reservoir: Reservoir, average: Parameters, rng: torch.Generator) -> Parameters:

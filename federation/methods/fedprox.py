@@ -22,8 +22,7 @@ from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskUpload
-from replayfleet.federation.methods.steps.objective import loss_of
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend
+from replayfleet.federation.methods.steps.task_model import Optimisation, descend, loss_of
 from replayfleet.federation.methods.task_method import AveragingMethod
 
 

@@ -21,7 +21,7 @@ from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.methods.lockstep import InStep, TrainTaskModel, Work
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
-from replayfleet.federation.methods.steps.stored_rounds import StoredRounds
+from replayfleet.federation.methods.steps.kept_samples import StoredRounds
 from replayfleet.federation.methods.steps.task_model import Optimisation
 from replayfleet.federation.methods.task_method import AveragingMethod
 

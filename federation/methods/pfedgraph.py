@@ -34,8 +34,7 @@ from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload
-from replayfleet.federation.methods.steps.averaging import check_distribution, weighted_average
-from replayfleet.federation.methods.steps.simplex import project_to_simplex
+from replayfleet.federation.methods.steps.averaging import check_distribution, project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.task_model import Optimisation, descend
 from replayfleet.federation.methods.task_method import TaskMethod, average_by_volume, require_uploads
 from replayfleet.models.build import build_task_model, initialise

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
+from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import gradient_layout, joined
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.reservoir import Reservoir
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
 from tests.support.toy import TOY, toy_data

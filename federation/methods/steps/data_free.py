@@ -64,7 +64,8 @@ class Observation:
 
 def frozen_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20:
     """Return the task model in eval mode with a copy of these parameters, which need no gradients."""
-    return trainable_task_model(spec, parameters).requires_grad_(False).eval()
+    module: ResNet20 = trainable_task_model(spec, parameters).requires_grad_(False).eval()
+    return module
 
 
 def observe(teacher: ResNet20, images: Tensor) -> Observation:

@@ -14,7 +14,6 @@ Axes: B batch, C channels, H height, W width, Z latent.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -32,8 +31,8 @@ from replayfleet.models.ddpm import build_denoiser, require_diffusers
 from replayfleet.models.specs import TaskSpec
 
 NUM_TIMESTEPS = 1000
-_NOISE = {"num_train_timesteps": NUM_TIMESTEPS, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
-"""Section 4 of Ho et al."""
+BETAS = (1e-4, 0.02)
+"""The first and the last of the linear noise schedule (Ho et al., section 4)."""
 
 PredictNoise: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Noised images (B, C, H, W) and timesteps (B,) int64 -> the noise in them."""
@@ -59,7 +58,7 @@ class DdpmSchedule:
 def noise_loss(predict: PredictNoise, images: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
     """Return ``mean ||noise - predict(sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, t)||^2`` (Ho et al., Eq. 14).
 
-    The norm is a mean over pixels. ``abar_t`` is the product of ``1 - beta`` up to t.
+    The norm is a mean over pixels. ``abar_t`` is the product of ``1 - beta`` up to t (``signal_shares``).
 
     Args:
         predict: the denoiser.
@@ -67,8 +66,15 @@ def noise_loss(predict: PredictNoise, images: Tensor, timesteps: Tensor, noise: 
         timesteps: (B,) int64 from 0 to ``NUM_TIMESTEPS - 1``.
         noise: (B, C, H, W) from N(0, 1).
     """
-    noised = _training_scheduler().add_noise(images, noise, timesteps)
-    return F.mse_loss(predict(noised, timesteps), noise)
+    kept = signal_shares().to(images.device)[timesteps].view(-1, 1, 1, 1)
+    noised = kept**0.5 * images + (1 - kept) ** 0.5 * noise  # Eq. 4
+    return F.mse_loss(predict(noised, timesteps), noise)  # Eq. 14
+
+
+def signal_shares() -> Tensor:
+    """Return ``abar_t`` of each timestep, (T,) on the CPU: computed each time, so no two devices share a tensor."""
+    betas = torch.linspace(*BETAS, NUM_TIMESTEPS, dtype=torch.float32)
+    return (1.0 - betas).cumprod(dim=0)
 
 
 def new_denoiser(spec: TaskSpec, width: int, rng: torch.Generator) -> SubGenerator:
@@ -167,19 +173,18 @@ def denoising_sampler(spec: TaskSpec, width: int, num_steps: int) -> Sampler:
     return bind
 
 
-@functools.cache
-def _training_scheduler() -> Any:
-    require_diffusers()
-    from diffusers import DDPMScheduler
-
-    return DDPMScheduler(**_NOISE)
-
-
 def _solver(num_steps: int) -> Any:
     require_diffusers()
     from diffusers import DPMSolverMultistepScheduler
 
-    solver = DPMSolverMultistepScheduler(**_NOISE, algorithm_type="dpmsolver++", solver_order=2)
+    solver = DPMSolverMultistepScheduler(
+        num_train_timesteps=NUM_TIMESTEPS,
+        beta_start=BETAS[0],
+        beta_end=BETAS[1],
+        beta_schedule="linear",
+        algorithm_type="dpmsolver++",
+        solver_order=2,
+    )
     solver.set_timesteps(num_steps)
     return solver
 

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.kit.each import each
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.steps.averaging import check_equal_layouts
+from replayfleet.federation.methods.steps.averaging import check_equal_layouts, project_to_simplex
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.simplex import project_to_simplex
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
 from replayfleet.models.specs import TaskSpec
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.objective import loss_of
-from replayfleet.federation.methods.steps.task_model import computing_in, trainable_task_model
+from replayfleet.federation.methods.steps.task_model import computing_in, loss_of, trainable_task_model
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec
 

@@ -5,23 +5,22 @@ Axes: B batch, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.pace import Pace, ShouldStop, Stage, never, steps_per_epoch
 from replayfleet.federation.methods.kit.records import Judge, Parameters
-from replayfleet.federation.methods.steps.objective import task_loss
+from replayfleet.federation.methods.steps.detection_loss import detection_loss
 from replayfleet.models.build import build_task_model
-from replayfleet.models.resnet import ResNet20
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
-from replayfleet.models.tiny_yolo import TinyYolo
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 EVALUATION_BATCH = 256
 
@@ -31,43 +30,14 @@ DETECTION_BATCH_PIXELS = 2**20
 PRECISIONS = ("float32", "bfloat16")
 """What convolutions compute in while the task model trains; parameters, statistics and updates stay float32."""
 
-BatchLoss: TypeAlias = Callable[[ResNet20, Tensor], Tensor]
+BatchLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(the task model in training, (B,) int64 indices of this step's samples) -> scalar to descend."""
 
-AnyBatchLoss: TypeAlias = Callable[[torch.nn.Module, Tensor], Tensor]
-"""A ``BatchLoss`` for whatever kind of task model."""
+TaskLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(what the task model returned for B images, their labels) -> scalar, mean over the batch."""
 
-
-AfterBackward: TypeAlias = Callable[[torch.nn.Module], None]
+AfterBackward: TypeAlias = Callable[[nn.Module], None]
 """Called with the task model once a step's gradients are there; may change them before the step is taken."""
-
-
-class TaskModelSettings(Protocol):
-    """The settings of a method that trains a task model; ``Optimisation`` says what they mean."""
-
-    @property
-    def local_epochs(self) -> int:
-        """Epochs per round."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples per step."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size."""
-
-    @property
-    def momentum(self) -> float:
-        """Of SGD."""
-
-    @property
-    def weight_decay(self) -> float:
-        """Of SGD."""
-
-    @property
-    def precision(self) -> str:
-        """One of ``PRECISIONS``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +63,8 @@ class Optimisation:
     should_stop: ShouldStop = never
 
     @classmethod
-    def of(cls, settings: TaskModelSettings) -> Optimisation:
-        """Return a method's schedule of local training."""
+    def of(cls, settings: Any) -> Optimisation:
+        """Return a method's schedule of local training, by the names of its settings in ``TaskMethod``."""
         return cls(
             num_epochs=settings.local_epochs,
             batch_size=settings.batch_size,
@@ -133,6 +103,22 @@ class Alignment:
     weight: float
 
 
+def task_loss(spec: AnyTaskSpec) -> TaskLoss:
+    """Return the loss of a task.
+
+    For classification it is the cross-entropy of logits (B, K) and class ids (B,), for detection the three parts of
+    ``steps.detection_loss`` on raw outputs and boxes (B, M, 5).
+    """
+    if isinstance(spec, DetectionSpec):
+        return functools.partial(detection_loss, spec)
+    return F.cross_entropy
+
+
+def loss_of(spec: AnyTaskSpec, module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the task's loss of a module, in whatever mode it is, on a batch of labelled images."""
+    return task_loss(spec)(module(images), labels)
+
+
 def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
     """Return the task model with these parameters as a function, in eval mode.
 
@@ -141,7 +127,9 @@ def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
     with torch.device("meta"):
         module = build_task_model(spec).eval()
     fixed = dict(parameters)
-    batch_size = _evaluation_batch(spec)
+    batch_size = EVALUATION_BATCH
+    if isinstance(spec, DetectionSpec):
+        batch_size = max(1, DETECTION_BATCH_PIXELS // (spec.image_height * spec.image_width))
 
     @torch.no_grad()
     def judge(images: Tensor) -> Tensor:
@@ -150,13 +138,6 @@ def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
         return torch.cat([functional_call(module, fixed, (part,)) for part in images.split(batch_size)])
 
     return judge
-
-
-def _evaluation_batch(spec: AnyTaskSpec) -> int:
-    """Return how many images are judged at a time."""
-    if isinstance(spec, DetectionSpec):
-        return max(1, DETECTION_BATCH_PIXELS // (spec.image_height * spec.image_width))
-    return EVALUATION_BATCH
 
 
 def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, weight: float) -> Tensor:
@@ -206,7 +187,7 @@ def train_task_model(
         raise ValueError("Eq. 2 aligns class logits, which a detection task has not")
     loss = task_loss(spec)
 
-    def batch_loss(module: torch.nn.Module, batch: Tensor) -> Tensor:
+    def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:
         logits = module(images[batch])
         if alignment is None:
             return loss(logits, labels[batch])
@@ -215,33 +196,13 @@ def train_task_model(
     return descend(spec, parameters, len(images), optimisation, rng, batch_loss)
 
 
-@overload
 def descend(
-    spec: TaskSpec,
+    spec: AnyTaskSpec,
     parameters: Parameters,
     num_samples: int,
     optimisation: Optimisation,
     rng: torch.Generator,
     batch_loss: BatchLoss,
-    after_backward: AfterBackward | None = ...,
-) -> dict[str, Tensor]: ...
-@overload
-def descend(
-    spec: AnyTaskSpec,
-    parameters: Parameters,
-    num_samples: int,
-    optimisation: Optimisation,
-    rng: torch.Generator,
-    batch_loss: AnyBatchLoss,
-    after_backward: AfterBackward | None = ...,
-) -> dict[str, Tensor]: ...
-def descend(
-    spec: AnyTaskSpec,
-    parameters: Parameters,
-    num_samples: int,
-    optimisation: Optimisation,
-    rng: torch.Generator,
-    batch_loss: Callable[..., Tensor],
     after_backward: AfterBackward | None = None,
 ) -> dict[str, Tensor]:
     """Return the task model's parameters after SGD on a loss of the caller's.
@@ -284,11 +245,7 @@ def descend(
     return trained_parameters(module)
 
 
-@overload
-def trainable_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20: ...
-@overload
-def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> ResNet20 | TinyYolo: ...
-def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> ResNet20 | TinyYolo:
+def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> Any:
     """Return a task model in training mode with a copy of these parameters.
 
     Its convolutions are laid out channels last, in which the CPU trains it about a third faster.
@@ -300,7 +257,7 @@ def trainable_task_model(spec: AnyTaskSpec, parameters: Parameters) -> ResNet20 
     return module.to(memory_format=torch.channels_last).train()
 
 
-def trained_parameters(module: torch.nn.Module) -> dict[str, Tensor]:
+def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers, detached and laid out as ever."""
     return {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
 

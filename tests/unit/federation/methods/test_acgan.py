@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from replayfleet.federation.methods.steps.acgan import (
+from replayfleet.federation.methods.fedcil_gan import (
     Acgan,
     AcganLosses,
     AcganSchedule,

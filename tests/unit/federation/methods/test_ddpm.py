@@ -66,6 +66,17 @@ def alpha_bar() -> Tensor:
     return torch.cumprod(1 - torch.linspace(1e-4, 0.02, NUM_TIMESTEPS), dim=0)
 
 
+def test_noising_on_one_device_leaves_nothing_behind_that_another_device_would_meet() -> None:
+    def loss(device: str) -> Tensor:
+        images = torch.linspace(-1, 1, 12, device=device).view(3, 1, 2, 2)
+        timesteps = torch.tensor([0, 500, 999], device=device)
+        return noise_loss(lambda noised, _: noised, images, timesteps, torch.ones_like(images))
+
+    before = loss("cpu")
+    assert loss("meta").device.type == "meta"
+    assert torch.equal(loss("cpu"), before)
+
+
 def test_the_denoiser_for_cifar_has_the_size_of_the_ddpm_papers() -> None:
     cifar = TaskSpec(3, 32, tuple("0123456789"))
     assert count_parameters(build_denoiser(cifar, 128, device="meta")) == 35_746_307

@@ -8,8 +8,8 @@ from replayfleet.federation.methods.der import DER
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import flat_gradient
-from replayfleet.federation.methods.steps.reservoir import Reservoir
 from replayfleet.federation.methods.steps.task_model import trainable_task_model
 from tests.support.toy import TOY, run_rounds, toy_data
 from tests.support.two_stages import (

@@ -9,8 +9,13 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.steps import task_model
 from replayfleet.federation.methods.steps.detection_loss import detection_loss
-from replayfleet.federation.methods.steps.objective import loss_of
-from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with, train_task_model
+from replayfleet.federation.methods.steps.task_model import (
+    Alignment,
+    Optimisation,
+    judge_with,
+    loss_of,
+    train_task_model,
+)
 from replayfleet.federation.simulator.measures.detection_metrics import evaluate_detector
 from replayfleet.models.build import build_task_model, initialise
 from tests.support.shapes import SHAPES, shape_pictures

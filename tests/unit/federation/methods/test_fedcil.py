@@ -8,9 +8,9 @@ import torch
 
 from replayfleet.federation.methods import fedcil_records as cil
 from replayfleet.federation.methods.fedcil import FedCIL
+from replayfleet.federation.methods.fedcil_gan import Acgan, AcganSchedule, DrawByClass, MiniBatch
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.steps.acgan import Acgan, AcganSchedule, DrawByClass, MiniBatch
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.presets import TASKS, settings_for
 from tests.support.toy import TOY, run_rounds, toy_data

@@ -16,8 +16,8 @@ from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
+from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_conflicting
-from replayfleet.federation.methods.steps.reservoir import Reservoir
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
 from tests.support.shapes import SHAPES, shape_pictures
 from tests.support.toy import TOY, run_rounds, toy_data

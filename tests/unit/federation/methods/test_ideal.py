@@ -7,7 +7,7 @@ from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.ideal import Ideal
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
-from replayfleet.federation.methods.steps.stored_rounds import StoredRounds
+from replayfleet.federation.methods.steps.kept_samples import StoredRounds
 from tests.support.toy import TOY, run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,

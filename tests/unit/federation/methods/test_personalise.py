@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.personalise import (
     StackedParameters,
     WeightSearch,
@@ -11,7 +11,6 @@ from replayfleet.federation.methods.steps.personalise import (
     personalised_weights,
 )
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.simplex import project_to_simplex
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.methods.steps.reservoir import Reservoir
+from replayfleet.federation.methods.steps.kept_samples import Reservoir
 
 
 def rng(seed: int = 0) -> torch.Generator:

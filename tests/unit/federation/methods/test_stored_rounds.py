@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.methods.steps.stored_rounds import StoredRounds
+from replayfleet.federation.methods.steps.kept_samples import StoredRounds
 from tests.support.toy import toy_data
 
 
