@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size docs bench dist clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size reference docs bench dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,9 @@ size: ## Lines of the product by room: everything but tests
 		lines[room] += $$1; files[room]++; all += $$1 } \
 		END { for (r in lines) printf "%6d %5.1f %% %4d files  %s\n", lines[r], 100 * lines[r] / all, files[r], r | "sort -rn"; \
 		close("sort -rn"); printf "%6d in all\n", all }'
+
+reference: setup ## The pages of docs/reference that list every option, made from the code
+	@$(PYTHON_BIN) -m replayfleet.scripts.reference
 
 docs: setup ## The documentation as a site, strict, to runs/site
 	@.venv/bin/sphinx-build -q -W --keep-going -c docs -b html . runs/site

@@ -1,0 +1,116 @@
+"""``make reference``: a page for every program, docs/reference/<program>.md, made from its options.
+
+Options that are settings stand in tables by group; a test holds that the pages are those that the code makes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from replayfleet.federation.service.command import SettingOption, facts, grouped
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+PROGRAMS = {
+    "edge-client": {"": "replayfleet.edge_client.cli:cli"},
+    "aggregator": {"": "replayfleet.aggregator.cli:cli"},
+    "fleet-sim": {
+        "METHOD": "replayfleet.federation.simulator.cli:fleet_sim",
+        "table": "replayfleet.federation.simulator.tables.command:table",
+    },
+    "model-export": {"": "replayfleet.export.cli:main"},
+}
+"""Program -> first word -> its command."""
+
+_WHERE = """\
+Where a command takes `--config`, each option can stand in three places; the first that says something counts:
+
+1. on the command line, `--health-port 9101`;
+2. in the environment, `REPLAYFLEET_HEALTH_PORT=9101`; where an option can be given several times, its values are
+   separated by spaces;
+3. in the file, `health_port = 9101`.
+
+A value that can't be used is an error that says where it was written.
+"""
+
+
+def page(program: str) -> str:
+    """Return a program's page."""
+    parts = [f"# {program}\n", "Made from the code by `make reference`.\n"]
+    commands = [found for word, place in PROGRAMS[program].items() for found in _commands(_at(place), program, word)]
+    if any(isinstance(parameter, SettingOption) for _, command in commands for parameter in command.params):
+        parts.append(_WHERE)
+    for words, command in commands:
+        parts.append(f"## {words}\n")
+        if command.help:
+            parts.append(_as_markdown(command.help))
+        parts += _tables(words, command)
+    return "\n".join(parts)
+
+
+def _at(place: str) -> click.Command:
+    module, _, name = place.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    assert isinstance(found, click.Command)
+    return found
+
+
+def _commands(command: click.Command, program: str, word: str) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(filter(None, (program, word))), command
+        return
+    for name in command.list_commands(click.Context(command)):
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        yield from _commands(found, f"{program} {name}", "")
+
+
+def _as_markdown(text: str) -> str:
+    """Return a command's help; what click leaves as it is written becomes code."""
+    paragraphs = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        if paragraph.startswith("\b\n"):
+            paragraphs.append(f"```text\n{paragraph[2:]}\n```\n")
+        else:
+            paragraphs.append(" ".join(paragraph.split()) + "\n")
+    return "\n".join(paragraphs)
+
+
+def _tables(words: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=words)
+    for group, parameters in grouped(command.get_params(context)).items():
+        rows = [row for parameter in parameters if (row := _row(parameter, context)) is not None]
+        if rows:
+            heading = f"**{group}**\n\n" if group else ""
+            yield heading + "| option | what it does | values |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _row(parameter: click.Parameter, context: click.Context) -> str | None:
+    record = parameter.get_help_record(context)
+    if record is None or "help" in parameter.opts[0]:
+        return None
+    names, text = record
+    # What stands in brackets at the end is default and range.
+    text, _, values = text.removesuffix("]").partition("  [")
+    if isinstance(parameter, SettingOption):
+        assert parameter.setting.option is not None
+        text, values = parameter.setting.option.help, facts(parameter.setting)
+        if parameter.setting.option.variable:
+            values = "; ".join(filter(None, (values, f"`{parameter.setting.variable}`")))
+    cells = (f"`{names}`", text, values)
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def main() -> None:
+    """Write all pages."""
+    for program in PROGRAMS:
+        (FOLDER / f"{program}.md").write_text(page(program), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
