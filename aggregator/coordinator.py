@@ -6,20 +6,19 @@ import functools
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
-from replayfleet.aggregator.parts import Outcome, Parts
+from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import Change
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
-from replayfleet.aggregator.sync.downloads import PREPARE, DownloadDesk
+from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, Presence, Report, RolledBack
+from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
-AGGREGATE = "aggregate"
 ANNOUNCE_EVERY_S = 10.0
 """The announcement is retained with the seconds that are left, so it is renewed; it also shows that we live."""
 
@@ -70,22 +69,6 @@ class Coordinator:
         """The broker accepted us (again): repeat what it may have lost."""
         self._announce(now)
         self._parts.courier.resume(now)
-
-    def on_outcome(self, outcome: Outcome, now: float) -> None:
-        """Take what a job made.
-
-        Raises:
-            ReplayfleetError: A round can't be aggregated; its uploads are kept, a restart tries again.
-        """
-        if outcome.name.startswith(PREPARE):
-            self._on_prepared(outcome, now)
-        elif outcome.error is not None:
-            raise ReplayfleetError(
-                f"round {self.rounds.index} can't be aggregated: {outcome.error}; its uploads are kept, "
-                "the next start tries again"
-            ) from outcome.error
-        elif isinstance(outcome.result, RoundResult):
-            self._commit(outcome.result, now)
 
     def tick(self, now: float) -> None:
         """Let time pass; call at least every 0.2 s."""
@@ -181,7 +164,7 @@ class Coordinator:
     def _aggregate(self) -> None:
         parts, index = self._parts, self.rounds.index
         work = functools.partial(parts.aggregation.run, index, parts.store.uploads(index), parts.store.state())
-        parts.jobs.submit(AGGREGATE, work)
+        parts.jobs.submit(work, self._commit, self._not_aggregated)
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
@@ -196,14 +179,10 @@ class Coordinator:
         parts.checkpoint(Step.PUBLISHED)
         self._collect_due = True
 
-    def _on_prepared(self, outcome: Outcome, now: float) -> None:
-        client_id = outcome.name.removeprefix(PREPARE)
-        if isinstance(outcome.result, Manifest):
-            self._downloads.prepared(outcome.result, now)
-            return
-        self._downloads.not_prepared(client_id)
-        self._parts.metrics.errors.inc()
-        self._parts.journal.add("download failed", client=client_id, round=self.rounds.index, detail=str(outcome.error))
+    def _not_aggregated(self, error: Exception, now: float) -> None:
+        raise ReplayfleetError(
+            f"round {self.rounds.index} can't be aggregated: {error}; its uploads are kept, the next start tries again"
+        ) from error
 
     def _announce(self, now: float, state: str | None = None) -> None:
         self._announced_at = now

@@ -15,6 +15,7 @@ from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.methods.kit.records import Method
+from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest
 from replayfleet.federation.wire.transport.interfaces import Courier
 
@@ -24,32 +25,6 @@ class BlobStore(Blobs, Protocol):
 
     def collect(self, keep: set[str]) -> int:
         """Delete every blob not in ``keep``; returns how many."""
-
-
-class Jobs(Protocol):
-    """Runs work one by one off the loop's thread, and hands the outcome to ``Coordinator.on_outcome``."""
-
-    def submit(self, name: str, work: Callable[[], object]) -> None:
-        """Run ``work`` after everything submitted before."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is running, waiting, or done but not handed over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        name: as submitted.
-        result: what it returned; None if it failed.
-        error: what it raised.
-    """
-
-    name: str
-    result: object = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.jobs import ThreadJobs
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
@@ -20,6 +18,7 @@ from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet_spec import method_of
 from replayfleet.federation.service.fleet_task import task_of
 from replayfleet.federation.service.health import HealthServer
+from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
@@ -62,7 +61,7 @@ def serve(settings: AggregatorSettings) -> bool:
             data_dir.path,
             connector.to(url),
             metrics=metrics,
-            jobs=functools.partial(ThreadJobs, prepare=functools.partial(prepare_torch, settings.threads)),
+            jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
         )
         view["service"] = service
         stack.enter_context(stopped_by_signals(stop))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from replayfleet.devices.budget import upload_reserve_s
 from replayfleet.edge_client.flow import Samples, Source
-from replayfleet.edge_client.jobs import Outcome
 from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
@@ -13,6 +12,7 @@ from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.session_logic import Situation, Step, next_step
 from replayfleet.edge_client.sync.uploads import UploadDesk
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.jobs import Outcome
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from replayfleet.devices.limits import Sensors, Throttle
 from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.frames.answerer import FrameCounts
 from replayfleet.edge_client.frames.frame_service import FrameService
-from replayfleet.edge_client.jobs import JobThread
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
 from replayfleet.edge_client.learning.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from replayfleet.edge_client.learning.training.brake import TrainingBrake
@@ -34,20 +32,21 @@ from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.presets import stores_data
 from replayfleet.federation.service.systemd import ServiceManager
-from replayfleet.federation.wire.protocol.topics import client_subscriptions, feedback_topic, parse_topic
+from replayfleet.federation.wire.protocol.topics import client_subscriptions, feedback_topic
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
-from replayfleet.federation.wire.transport.interfaces import Connect, Session
+from replayfleet.federation.wire.transport.interfaces import Connect
 
 log = EventLogger(__name__)
 
-TICK_S = 0.1
 STATUS_EVERY_S = 5.0
 MAX_QUEUED = 4096
-"""Messages that wait for the loop; more are dropped and asked for again, which bounds the memory a flood can take."""
+"""Messages that wait for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +64,6 @@ class Identity:
     client_id: str
     device: str
     compute: Compute
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    topic: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _JobOutcome:
-    apply: Callable[[float], None]
-
-
-_Item: TypeAlias = _Message | _JobOutcome | TrainerEvent
 
 
 class ClientService:
@@ -111,23 +96,25 @@ class ClientService:
         self.desk = OperatorDesk(self._class_names, self._learn, clock)
         self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
-        self._inbox: queue.Queue[_Item] = queue.Queue()
-        self._jobs = JobThread(lambda outcome: self._inbox.put(_JobOutcome(outcome)))
+        self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        self.loop = Loop(
+            self, clock, max_queued=MAX_QUEUED, fatal=(ReplayfleetError,), count_error=self.metrics.errors.inc
+        )
+        self._jobs = Jobs(lambda outcome: self.loop.put("job", lambda now: self.client.on_outcome(outcome, now)))
         self._slot = ModelSlot()
         self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
-        self._num_connections = (0, 0)
         self._status_at = float("-inf")
-        self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
         self._feedback_topic = feedback_topic(identity.fleet, identity.client_id)
         self._presence = PresenceClock(
             identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
         )
-        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._inbox.put)))
+        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._hear_trainer)))
         self.client = Client(self._parts)
         allowance = identity.compute.allowance
         self._sensors = Sensors(allowance)
         self._brake = TrainingBrake(self._sensors.read, Throttle(allowance), self._parts.training)
-        self._control, self._data = self._sessions(connect)
+        topics = client_subscriptions(identity.fleet, identity.client_id)
+        self.loop.connect(connect, f"{identity.fleet}-{identity.client_id}", topics, self._presence.will())
 
     @property
     def counts(self) -> FrameCounts:
@@ -138,7 +125,7 @@ class ClientService:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
         identity, client, problem = self._identity, self.client, self._frames.error
         return {
-            "healthy": self._connected and not problem,
+            "healthy": self.loop.connected and not problem,
             "fleet": identity.fleet,
             "client": identity.client_id,
             "device": identity.device,
@@ -155,7 +142,7 @@ class ClientService:
             **self._training_status(),
             "source": "" if client.source is None else client.source.pictures.description,
             "source_error": problem,
-            "broker": "connected" if self._connected else self._control.state,
+            "broker": "connected" if self.loop.connected else self.loop.control.state,
             "pid": os.getpid(),
         }
 
@@ -173,7 +160,19 @@ class ClientService:
         A camera that is lost counts while it is tried again, and so does a broker that isn't there: a restart would
         help neither. A client without a source yet waits for its fleet's task.
         """
-        return {**self._frames.turns, "mqtt control": self._control.turns, "mqtt data": self._data.turns}
+        return {**self._frames.turns, **self.loop.turns}
+
+    @property
+    def ready(self) -> bool:
+        return self.loop.connected or self.client.serving_version > 0
+
+    @property
+    def summary(self) -> str:
+        phase, round_index, version = self._state()
+        where = f"round {round_index}" if round_index >= 0 else "no round yet"
+        served = f"serving version {version}" if version > 0 else "serving no model yet"
+        engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
+        return f"{phase}; {where}, {served}{engine}"
 
     def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished or ``stop`` is set; returns whether it is finished.
@@ -181,22 +180,16 @@ class ClientService:
         Args:
             stop: set by a signal handler.
             stay: go on serving frames after the run is finished.
-            manager: is told that this client is ready (it serves what was on its disk, or has the broker) and turns.
+            manager: is told that this client is ready, and that it turns.
 
         Raises:
             SettingsError: The source doesn't fit the fleet's task.
             ReplayfleetError: The data dir can't be written.
         """
-        last_state = ""
         manager = manager or ServiceManager()
         try:
             self.start()
-            while not stop.is_set():
-                self.pump(TICK_S)
-                self._report(manager)
-                last_state = self._tell_state(last_state)
-                if self.client.finished and not stay:
-                    break
+            self.loop.run(stop, lambda now: self.client.finished and not stay, manager)
             return self.client.finished
         finally:
             manager.stopping()
@@ -207,38 +200,41 @@ class ClientService:
         self.client.start()
         self._frames.start()
         self._brake.start()
-        self._control.start()
-        self._data.start()
+        self.loop.start()
         self._follow()
 
-    def _follow(self) -> None:
-        source = self.client.source
-        if source is not None:  # the fleet's task is known
-            self._frames.follow(source.pictures, source.samples.watch)
-
-    def pump(self, wait_s: float) -> None:
-        """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
-        deadline = self._clock() + wait_s
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
+        if topic != self._feedback_topic:
+            self.client.on_message(topic, payload, now)
+            return
         try:
-            self._deal_with(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
-            while wait_s == 0 or self._clock() < deadline:
-                self._deal_with(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        now = self._clock()
-        self._notice_connections(now)
-        self._guarded(lambda: self.client.tick(now), "tick")
+            self.desk.take(payload)
+            log.info("feedback taken")
+        except FeedbackRefused as refused:
+            log.warning("feedback refused", reason=refused)
+
+    def on_connected(self, now: float) -> None:
+        self._presence.forget()  # the will of the broken connection may stand where we do
+        self.client.on_connected(now)
+
+    def on_tick(self, now: float) -> None:
+        self.loop.guarded("tick", self.client.tick, now)
         self._brake.tick(now)
         self._follow()
-        self._speak(now)
+        if self.loop.connected:
+            presence = self._presence.due(*self._state(), now)
+            if presence is not None:
+                self.loop.control.publish(self._presence.topic, presence, retain=True)
+        if now - self._status_at >= STATUS_EVERY_S:
+            self._write_status(now)
 
     def stop(self) -> None:
         """Say goodbye and end everything. Idempotent."""
         now = self._clock()
-        if self._control.connected:
-            self._control.publish(self._presence.topic, self._presence.say("stopped", self._state(), now), retain=True)
-        self._control.stop()
-        self._data.stop()
+        if self.loop.control.connected:
+            goodbye = self._presence.say("stopped", self._state(), now)
+            self.loop.control.publish(self._presence.topic, goodbye, retain=True)
+        self.loop.stop()
         self._frames.stop()
         if self._parts.engines is not None:
             self._parts.engines.stop()
@@ -250,9 +246,10 @@ class ClientService:
         self._jobs.stop()
         self._write_status(now)
 
-    @property
-    def _connected(self) -> bool:
-        return self._control.connected and self._data.connected
+    def _follow(self) -> None:
+        source = self.client.source
+        if source is not None:  # the fleet's task is known
+            self._frames.follow(source.pictures, source.samples.watch)
 
     def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining) -> Parts:
         identity = self._identity
@@ -266,12 +263,12 @@ class ClientService:
             courier=FleetCourier(
                 "client",
                 identity.fleet,
-                self._send,
+                self.loop.send,
                 blobs,
                 own_id=identity.client_id,
-                max_payload_bytes=lambda: self._data.max_payload_bytes,
+                max_payload_bytes=lambda: self.loop.data.max_payload_bytes,
             ),
-            publish=lambda topic, payload, retain: self._control.publish(topic, payload, retain=retain),
+            publish=lambda topic, payload, retain: self.loop.control.publish(topic, payload, retain=retain),
             slot=self._slot,
             workers=Workers(
                 folder / BLOBS,
@@ -286,44 +283,9 @@ class ClientService:
             compute=identity.compute,
         )
 
-    def _sessions(self, connect: Connect) -> tuple[Session, Session]:
-        fleet, client_id = self._identity.fleet, self._identity.client_id
-        control = connect(f"{fleet}-{client_id}-control", self._receive, self._presence.will())
-        data = connect(f"{fleet}-{client_id}-data", self._receive, None)
-        topics = client_subscriptions(fleet, client_id)
-        control.subscribe(topics.control)
-        data.subscribe(topics.data)
-        return control, data
-
-    def _deal_with(self, item: _Item) -> None:
-        now = self._clock()
-        if isinstance(item, _Message) and item.topic == self._feedback_topic:
-            self._guarded(lambda: self._take_feedback(item.payload), "feedback")
-        elif isinstance(item, _Message):
-            self._guarded(lambda: self.client.on_message(item.topic, item.payload, now), "message")
-        elif isinstance(item, _JobOutcome):
-            self._guarded(lambda: self.client.on_outcome(item.apply, now), "job")
-        else:
-            self._guarded(lambda: self.client.on_trainer(item, now), "training")
-
-    def _guarded(self, work: Callable[[], None], what: str) -> None:
-        """One bad message must not stop a device; a disk that fails and a source that doesn't fit must."""
-        try:
-            work()
-        except OSError as error:
-            raise ReplayfleetError(f"the data dir can't be written: {error}; what was committed is kept") from error
-        except ReplayfleetError:
-            raise
-        except Exception:
-            self.metrics.errors.inc()
-            log.exception("unexpected error", while_handling=what)
-
-    def _take_feedback(self, payload: bytes) -> None:
-        try:
-            self.desk.take(payload)
-            log.info("feedback taken")
-        except FeedbackRefused as refused:
-            log.warning("feedback refused", reason=refused)
+    def _hear_trainer(self, event: TrainerEvent) -> None:
+        """Called on the trainer's thread."""
+        self.loop.put("training", lambda now: self.client.on_trainer(event, now))
 
     def _learn(self, feedback: AnyFeedback) -> None:
         """Called on any thread."""
@@ -334,22 +296,6 @@ class ClientService:
 
     def _class_names(self) -> tuple[str, ...]:
         return self.client.class_names
-
-    def _receive(self, topic: str, payload: bytes) -> None:
-        """Called on a network thread: only enqueue."""
-        if self._inbox.qsize() < MAX_QUEUED:
-            self._inbox.put(_Message(topic, payload))
-
-    def _send(self, topic: str, payload: bytes) -> None:
-        session = self._data if parse_topic(topic).carries_blocks else self._control
-        session.publish(topic, payload)
-
-    def _notice_connections(self, now: float) -> None:
-        numbers = (self._control.num_connections, self._data.num_connections)
-        if numbers != self._num_connections and self._connected:
-            self._num_connections = numbers
-            self._presence.forget()  # the will of the broken connection may stand where we do
-            self._guarded(lambda: self.client.on_connected(now), "connection")
 
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""
@@ -366,14 +312,6 @@ class ClientService:
     def _state(self) -> tuple[str, int, int]:
         return (self.client.step.value, self.client.round, self.client.serving_version)
 
-    def _speak(self, now: float) -> None:
-        if self._connected:
-            presence = self._presence.due(*self._state(), now)
-            if presence is not None:
-                self._control.publish(self._presence.topic, presence, retain=True)
-        if now - self._status_at >= STATUS_EVERY_S:
-            self._write_status(now)
-
     def _write_status(self, now: float) -> None:
         self._status_at = now
         counters, metrics = self._parts.courier.counters, self.metrics
@@ -382,24 +320,9 @@ class ClientService:
         metrics.round.set(self.client.round)
         metrics.version.set(self.client.serving_version)
         metrics.serving(self._frames.serving())
-        metrics.connected.set(float(self._connected))
+        metrics.connected.set(float(self.loop.connected))
         metrics.restarts.set(self._parts.training.num_restarts)
         metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
         temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
         temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
         temporary.replace(self._folder / STATUS_FILE)
-
-    def _report(self, manager: ServiceManager) -> None:
-        phase, round_index, version = self._state()
-        engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
-        where = f"round {round_index}" if round_index >= 0 else "no round yet"
-        served = f"serving version {version}" if version > 0 else "serving no model yet"
-        status = f"{phase}; {where}, {served}; broker {self._control.state}{engine}"
-        manager.report(self.turns, ready=self._connected or version > 0, status=status, now=self._clock())
-
-    def _tell_state(self, last: str) -> str:
-        connected = self._connected
-        state = "connected" if connected else self._control.state
-        if state != last:
-            (log.info if connected else log.warning)("broker", state=state)
-        return state

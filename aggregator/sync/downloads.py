@@ -17,9 +17,6 @@ from replayfleet.federation.wire.transport.interfaces import Concluded
 
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
-PREPARE = "prepare/"
-"""Name of the jobs that make one client's download; the client's id follows."""
-
 
 class DownloadDesk:
     """Sees to it that every client that is there holds the download of the current round."""
@@ -57,9 +54,15 @@ class DownloadDesk:
             return  # while a round is aggregated its commit makes downloads for all, and then this is called again
         self._preparing.add(client_id)
         work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state())
-        parts.jobs.submit(PREPARE + client_id, work)
 
-    def prepared(self, draft: Manifest, now: float) -> None:
+        def failed(error: Exception, now: float) -> None:
+            self._preparing.discard(client_id)  # the client's next sign of life tries again
+            parts.metrics.errors.inc()
+            parts.journal.add("download failed", client=client_id, round=self._rounds.index, detail=str(error))
+
+        parts.jobs.submit(work, self._prepared, failed)
+
+    def _prepared(self, draft: Manifest, now: float) -> None:
         """Keep and offer a download that was made; if its round has passed meanwhile, begin again."""
         self._preparing.discard(draft.client_id)
         current = self._parts.store.download(draft.client_id)
@@ -67,10 +70,6 @@ class DownloadDesk:
             self._parts.store.put_download(draft)
             self._parts.checkpoint(Step.DOWNLOAD_PREPARED)
         self.provide(draft.client_id, now)
-
-    def not_prepared(self, client_id: str) -> None:
-        """Forget a job that failed, so that the client's next sign of life tries again."""
-        self._preparing.discard(client_id)
 
     def publish(self, result: RoundResult, now: float) -> None:
         """Send a committed round's downloads to all who are there: what they share once, the rest one by one."""

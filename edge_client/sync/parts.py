@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.edge_client.flow import Source
@@ -17,20 +16,10 @@ from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
+from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Manifest
 from replayfleet.federation.wire.transport.interfaces import BlobStore, Courier
 from replayfleet.models.specs import AnyTaskSpec
-
-T = TypeVar("T")
-
-
-class Jobs(Protocol):
-    """Runs slow work one after the other off the loop's thread."""
-
-    def submit(
-        self, work: Callable[[], T], then: Callable[[T, float], None], failed: Callable[[Exception, float], None]
-    ) -> None:
-        """Run ``work``; the loop's thread then gets ``then(result, now)`` or ``failed(error, now)``."""
 
 
 @dataclass(frozen=True, slots=True)

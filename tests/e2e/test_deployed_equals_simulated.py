@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replayfleet.aggregator.jobs import ThreadJobs
 from support.client_world import PFEDGRP, TrainerThread
 from support.image_sets import idx_bytes
 
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.jobs import ThreadJobs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
@@ -139,9 +139,9 @@ def deployed(
         end = time.monotonic() + 240
         while not all(client.client.finished for client in clients.values()):
             assert time.monotonic() < end, {name: client.status() for name, client in clients.items()}
-            aggregator.pump(0.01)
+            aggregator.loop.pump(0.01)
             for client in clients.values():
-                client.pump(0.01)
+                client.loop.pump(0.01)
     finally:
         for client in clients.values():
             client.stop()

@@ -238,7 +238,7 @@ def test_a_download_made_for_a_round_that_has_passed_is_made_again(fleet: TinyFl
     fleet.run(until=lambda: fleet.rounds.index == 1)
     newest = fleet.store.download("cam-1")
     stale = fleet.service._parts.aggregation.download_for("cam-1", 0, None)
-    fleet.service.coordinator._downloads.prepared(stale, fleet.now)
+    fleet.service.coordinator._downloads._prepared(stale, fleet.now)
     assert fleet.store.download("cam-1") == newest
 
 

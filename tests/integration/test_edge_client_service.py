@@ -109,7 +109,7 @@ def test_a_client_that_comes_back_serves_from_disk_before_it_reaches_anybody(wor
     again = fleet.start_client("cam-0")
     deadline = time.monotonic() + 20
     while again.counts.num_frames == 0 and time.monotonic() < deadline:
-        again.pump(0.01)
+        again.loop.pump(0.01)
     assert again.counts.num_frames > 0
     assert again.status()["phase"] == "waiting for the aggregator"
     fleet.aggregator = fleet.start_aggregator()
@@ -125,7 +125,7 @@ def test_a_restarted_aggregator_gets_the_upload_that_it_did_not_acknowledge(worl
     client = fleet.start_client("cam-1", 1)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and client.status()["phase"] != "waiting for the aggregator":
-        client.pump(0.01)
+        client.loop.pump(0.01)
     fleet.aggregator = fleet.start_aggregator()
     fleet.until(lambda: all(each.client.finished for each in fleet.clients.values()))
     assert len(events(fleet, "upload accepted")) == 2

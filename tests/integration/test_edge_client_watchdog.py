@@ -91,15 +91,16 @@ class RunningClient:
         self._thread = threading.Thread(target=self.service.run, args=(self._stop,), kwargs={"manager": manager})
         self._thread.start()
 
-    def _source(self) -> ToySource:
-        source = ToySource(0, rounds=0)
-        scene = source.cameras[0]._scene
+    def _source(self) -> Source:
+        source = ToySource(0, rounds=0).source
+        camera = source.pictures.cameras[0]
+        scene = camera._scene
 
         def seen() -> Any:
             self.doors.pass_by("capture")
             return scene()
 
-        source.cameras[0]._scene = seen
+        camera._scene = seen
         return source
 
     def hang(self, loop: str) -> None:

@@ -152,9 +152,9 @@ class World:
         return service
 
     def pump(self) -> None:
-        self.aggregator.pump(0.01)
+        self.aggregator.loop.pump(0.01)
         for client in self.clients.values():
-            client.pump(0.01)
+            client.loop.pump(0.01)
 
     def until(self, done: Callable[[], bool], limit_s: float = 150.0) -> None:
         deadline = time.monotonic() + limit_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,14 +11,13 @@ import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
 
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.jobs import run_job
-from replayfleet.aggregator.parts import Outcome
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.service.jobs import Jobs, Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, control_topic, state_topic
@@ -49,23 +49,16 @@ class TinyExporter:
         return Probe(0, 1, tuple(parameters["w"].tolist()), 1e-3)
 
 
-class InlineJobs:
+class InlineJobs(Jobs):
     """Jobs run where they are submitted; their outcomes wait in the service's queue as usual."""
 
     def __init__(self, deliver: Callable[[Outcome], None]) -> None:
         self._deliver = deliver
         self._pending = 0
 
-    def submit(self, name: str, work: Callable[[], object]) -> None:
+    def submit(self, work: Any, then: Any, failed: Any) -> None:
         self._pending += 1
-        self._deliver(run_job(name, work))
-
-    def handed_over(self) -> None:
-        self._pending -= 1
-
-    @property
-    def idle(self) -> bool:
-        return self._pending == 0
+        self._deliver(partial(self._deal_with, outcome_of(work, then, failed)))
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -215,7 +208,7 @@ class TinyFleet:
         while not done():
             assert self.now < end, f"nothing more happens: {self.service.health()}"
             self.now += STEP_S
-            self.service.pump(0)
+            self.service.loop.pump(0)
             for client in self.clients.values():
                 client.pump(self.now)
 
@@ -223,7 +216,7 @@ class TinyFleet:
         """All memory is gone; what is on disk stays as it is."""
         self.service._store.close()
         self.service._parts.journal.close()
-        for session in (self.service._control, self.service._data):
+        for session in (self.service.loop.control, self.service.loop.data):
             self.broker.kill(session.client_id)
 
     def kill_client(self, client_id: str) -> None:

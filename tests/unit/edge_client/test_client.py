@@ -13,7 +13,6 @@ import pytest
 from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views.whole import WholePicture
-from replayfleet.edge_client.jobs import Outcome, outcome_of
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
 from replayfleet.edge_client.learning.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob
 from replayfleet.edge_client.serving.model import Workers
@@ -25,6 +24,7 @@ from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.session_logic import Step
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
 from replayfleet.federation.service.fleet_task import task_of
+from replayfleet.federation.service.jobs import Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import decode
 from replayfleet.federation.wire.protocol.messages import (
     Announcement,

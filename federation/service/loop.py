@@ -1,0 +1,190 @@
+"""The one loop of a service: an inbox, two sessions, and time that passes. Decisions are those of whom it serves."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.protocol.topics import Subscriptions, parse_topic
+from replayfleet.federation.wire.transport.interfaces import Connect, Session, Will
+
+log = EventLogger(__name__)
+
+TICK_S = 0.1
+
+
+class Served(Protocol):
+    """Whose loop it is. Everything is called on the loop's thread."""
+
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
+        """Take a message from the network."""
+
+    def on_connected(self, now: float) -> None:
+        """The broker accepted both sessions (again): repeat what it may have lost."""
+
+    def on_tick(self, now: float) -> None:
+        """Let time pass; called after everything that waited, at least every ``TICK_S``."""
+
+    @property
+    def turns(self) -> Mapping[str, int]:
+        """What the threads of this service have done so far, for a watchdog."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the service does what it is there for."""
+
+    @property
+    def summary(self) -> str:
+        """One line for ``systemctl status``, without the broker's state."""
+
+
+class Loop:
+    """Owns inbox, sessions and clock.
+
+    Args:
+        served: whose loop it is.
+        clock: seconds; never runs backwards.
+        max_queued: messages that wait for the loop; more are dropped and asked for again, which bounds the memory a
+            flood can take.
+        fatal: errors of messages, connections and ticks that end the service; others are logged and counted.
+        disk: errors that mean that the data dir can't be written, which always ends the service.
+        count_error: called for each that is logged.
+
+    Attributes:
+        control: session of small messages; there after ``connect``.
+        data: session of blocks.
+        num_dropped: messages that found the inbox full.
+    """
+
+    control: Session
+    data: Session
+
+    def __init__(
+        self,
+        served: Served,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_queued: int,
+        fatal: tuple[type[Exception], ...] = (),
+        disk: tuple[type[Exception], ...] = (OSError,),
+        count_error: Callable[[], None],
+    ) -> None:
+        self._served = served
+        self._clock = clock
+        self._max_queued = max_queued
+        self._fatal = fatal
+        self._disk = disk
+        self._count_error = count_error
+        self._inbox: queue.Queue[tuple[str, bool, Callable[[float], None]]] = queue.Queue()
+        self._num_connections = (0, 0)
+        self.num_dropped = 0
+
+    def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
+        """Make both sessions; they connect with ``start``. A will goes with the control session."""
+        self.control = connect(f"{name}-control", self._receive, will)
+        self.data = connect(f"{name}-data", self._receive, None)
+        self.control.subscribe(topics.control)
+        self.data.subscribe(topics.data)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has accepted both sessions."""
+        return self.control.connected and self.data.connected
+
+    @property
+    def turns(self) -> dict[str, int]:
+        """What the sessions have done so far, for a watchdog."""
+        return {"mqtt control": self.control.turns, "mqtt data": self.data.turns}
+
+    def put(self, what: str, work: Callable[[float], None], *, guarded: bool = True) -> None:
+        """Have ``work`` called with ``now`` on the loop's thread; may be called on any.
+
+        Args:
+            what: for the log, if it fails.
+            work: must be quick.
+            guarded: as messages are; else whatever it raises ends the service.
+        """
+        self._inbox.put((what, guarded, work))
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Publish on the session that the topic belongs to."""
+        (self.data if parse_topic(topic).carries_blocks else self.control).publish(topic, payload)
+
+    def start(self) -> None:
+        """Connect in the background."""
+        self.control.start()
+        self.data.start()
+
+    def stop(self) -> None:
+        """Close both sessions. Idempotent."""
+        self.control.stop()
+        self.data.stop()
+
+    def run(self, stop: threading.Event, over: Callable[[float], bool], manager: ServiceManager) -> None:
+        """Turn until ``over(now)`` or until ``stop`` is set, and tell systemd."""
+        last = ""
+        while not stop.is_set() and not over(self._clock()):
+            self.pump(TICK_S)
+            state = self.control.state
+            summary = f"{self._served.summary}; broker {state}"
+            manager.report(self._served.turns, ready=self._served.ready, status=summary, now=self._clock())
+            if state != last and not self.control.connected:  # the session itself logs when it is connected
+                log.warning("broker", state=state)
+            last = state
+
+    def pump(self, wait_s: float) -> None:
+        """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
+        deadline = self._clock() + wait_s
+        try:
+            self._do(*(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()))
+            while wait_s == 0 or self._clock() < deadline:
+                self._do(*self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        numbers = (self.control.num_connections, self.data.num_connections)
+        if numbers != self._num_connections and self.connected:
+            self._num_connections = numbers
+            self._do("connection", True, self._served.on_connected)
+        self._served.on_tick(self._clock())
+
+    def guarded(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Call ``work``: one bad message must stop neither device nor fleet; a disk that fails must.
+
+        Raises:
+            ReplayfleetError: The data dir can't be written.
+        """
+        try:
+            work(*arguments)
+        except self._disk as error:
+            raise _unwritable(error) from error
+        except self._fatal:
+            raise
+        except Exception:  # root of the loop
+            self._count_error()
+            log.exception("unexpected error", while_handling=what)
+
+    def _do(self, what: str, guarded: bool, work: Callable[[float], None]) -> None:
+        if guarded:
+            self.guarded(what, work, self._clock())
+            return
+        try:
+            work(self._clock())
+        except self._disk as error:
+            raise _unwritable(error) from error
+
+    def _receive(self, topic: str, payload: bytes) -> None:
+        """Called on a network thread: only enqueue."""
+        if self._inbox.qsize() < self._max_queued:
+            self.put("message", lambda now: self._served.on_message(topic, payload, now))
+        else:
+            self.num_dropped += 1
+
+
+def _unwritable(error: Exception) -> ReplayfleetError:
+    return ReplayfleetError(f"the data dir can't be written: {error}; what was committed is kept")
