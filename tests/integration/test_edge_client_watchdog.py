@@ -16,7 +16,7 @@ import pytest
 from support.client_world import TASK, ToySource, World
 from support.manager_socket import ManagerSocket
 
-from replayfleet.edge_client.flow import CameraError
+from replayfleet.edge_client.flow import CameraError, Source
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.frames.views.whole import WholePicture

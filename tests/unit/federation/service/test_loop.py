@@ -1,0 +1,188 @@
+"""The one loop of both services: what waits is dealt with, what fails is counted or ends the service."""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.jobs import Jobs, Outcome
+from replayfleet.federation.service.loop import Loop
+from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.protocol.topics import client_subscriptions
+from replayfleet.federation.wire.transport.interfaces import Will
+
+
+class Session:
+    def __init__(self, name: str, on_message: Callable[[str, bytes], None], will: Will | None) -> None:
+        self.name, self.on_message, self.will = name, on_message, will
+        self.connected, self.num_connections, self.turns, self.state = False, 0, 0, "connecting"
+        self.topics: list[str] = []
+        self.published: list[str] = []
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        self.topics += topics
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.published.append(topic)
+
+    def accepted(self) -> None:
+        self.connected, self.num_connections = True, self.num_connections + 1
+
+
+class Service:
+    """Notes what its loop tells it."""
+
+    turns: ClassVar[dict[str, int]] = {}
+    ready = True
+    summary = "all is well"
+
+    def __init__(self, **options: Any) -> None:
+        self.now, self.errors, self.heard = 0.0, 0, []
+        self.loop = Loop(
+            self, lambda: self.now, **{"max_queued": 3, "count_error": self.count, "fatal": (SettingsError,), **options}
+        )
+        self.loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", b""))
+        self.fails: Exception | None = None
+
+    def count(self) -> None:
+        self.errors += 1
+
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.heard.append((topic, payload, now))
+
+    def on_connected(self, now: float) -> None:
+        self.heard.append("connected")
+
+    def on_tick(self, now: float) -> None:
+        self.heard.append("tick")
+
+
+def test_messages_come_in_their_order_and_then_time_passes():
+    service = Service()
+    service.now = 5.0
+    for number in range(2):
+        service.loop.control.on_message("t", bytes([number]))
+    service.loop.pump(0)
+    assert service.heard == [("t", b"\0", 5.0), ("t", b"\1", 5.0), "tick"]
+
+
+def test_a_flood_is_dropped_and_counted_while_the_services_own_work_always_fits():
+    service, done = Service(), []
+    for _ in range(5):
+        service.loop.data.on_message("t", b"")
+    service.loop.put("job", done.append)
+    service.loop.pump(0)
+    assert service.loop.num_dropped == 2
+    assert len(service.heard) == 3 + 1
+    assert done == [0.0]
+
+
+def test_an_unexpected_error_is_counted_and_the_loop_goes_on():
+    service = Service()
+    service.fails = KeyError("bug")
+    service.loop.control.on_message("t", b"")
+    service.loop.pump(0)
+    assert (service.errors, service.heard) == (1, ["tick"])
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(OSError(28, "No space left"), "data dir can't be written"), (SettingsError("bad"), "bad")]
+)
+def test_a_disk_that_fails_and_a_setting_that_does_not_fit_end_the_service(error: Exception, text: str):
+    service = Service()
+    service.fails = error
+    service.loop.control.on_message("t", b"")
+    with pytest.raises(ReplayfleetError, match=text):
+        service.loop.pump(0)
+
+
+def test_what_is_not_guarded_ends_the_service_whatever_it_raises():
+    service = Service(disk=(sqlite3.Error, OSError))
+    service.loop.put("job", lambda now: 1 // 0, guarded=False)
+    with pytest.raises(ZeroDivisionError):
+        service.loop.pump(0)
+
+
+def test_a_database_that_fails_ends_the_service_as_a_disk_does():
+    def fails(now: float) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    for guarded in (True, False):
+        service = Service(disk=(sqlite3.Error, OSError))
+        service.loop.put("job", fails, guarded=guarded)
+        with pytest.raises(ReplayfleetError, match="disk is full; what was committed is kept"):
+            service.loop.pump(0)
+
+
+def test_it_says_that_it_is_connected_once_for_every_time_both_sessions_are():
+    service = Service()
+    control, data = service.loop.control, service.loop.data
+    control.accepted()
+    service.loop.pump(0)
+    assert "connected" not in service.heard
+    data.accepted()
+    service.loop.pump(0)
+    service.loop.pump(0)
+    assert service.heard.count("connected") == 1
+    data.connected = False
+    service.loop.pump(0)
+    data.accepted()
+    service.loop.pump(0)
+    assert service.heard.count("connected") == 2
+
+
+def test_blocks_and_messages_have_a_session_each_and_the_will_goes_with_the_messages():
+    loop = Service().loop
+    assert (loop.control.name, loop.data.name) == ("fleet-cam-control", "fleet-cam-data")
+    assert (loop.control.will is None, loop.data.will) == (False, None)
+    base = "replayfleet/v1/fleet/clients/cam"
+    loop.send(f"{base}/control", b"")
+    loop.send(f"{base}/up", b"")
+    assert (loop.control.published, loop.data.published) == ([f"{base}/control"], [f"{base}/up"])
+
+
+def test_it_turns_until_it_is_over_or_stopped_and_tells_systemd():
+    service, told = Service(), []
+    manager: Any = SimpleNamespace(report=lambda turns, **fields: told.append(fields["status"]))
+    service.loop.put("job", lambda now: None)
+    service.loop.run(threading.Event(), lambda now: bool(told), manager)
+    assert told == ["all is well; broker connecting"]
+    stopped = threading.Event()
+    stopped.set()
+    service.loop.run(stopped, lambda now: False, ServiceManager())
+
+
+def test_jobs_run_off_the_loops_thread_and_their_ends_on_it():
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    heard: list[Any] = []
+    jobs = Jobs(outcomes.put, lambda: heard.append("prepared"))
+    here = threading.get_ident()
+    try:
+        jobs.submit(threading.get_ident, lambda found, now: heard.append((found != here, now)), lambda *_: None)
+        jobs.submit(lambda: 1 // 0, lambda *_: None, lambda error, now: heard.append(type(error)))
+        assert not jobs.idle
+        for now in (1.0, 2.0):
+            outcomes.get(timeout=30)(now)
+        assert heard == ["prepared", (True, 1.0), ZeroDivisionError]
+        assert jobs.idle
+    finally:
+        jobs.stop()
+
+
+def test_jobs_that_wait_are_dropped_at_the_end():
+    outcomes: queue.Queue[Outcome] = queue.Queue()
+    jobs, goes_on = Jobs(outcomes.put), threading.Event()
+    jobs.submit(goes_on.wait, lambda *_: None, lambda *_: None)
+    jobs.submit(lambda: None, lambda *_: None, lambda *_: None)
+    threading.Timer(0.1, goes_on.set).start()
+    jobs.stop()
+    assert outcomes.qsize() == 1
