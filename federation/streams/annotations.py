@@ -5,12 +5,12 @@ Axes: N boxes. Needs numpy only. Every error names the file, the place in it, an
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,6 +68,35 @@ class CocoFile:
 
     class_names: tuple[str, ...]
     pictures: tuple[CocoPicture, ...]
+
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: _Text
+
+
+class _Image(msgspec.Struct):
+    id: int
+    width: _Side
+    height: _Side
+    file_name: _Text
+
+
+class _Box(msgspec.Struct):
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float] | None = None
+    iscrowd: bool | int = 0
+
+
+class _Coco(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Box]
+    categories: Annotated[list[_Category], msgspec.Meta(min_length=1, max_length=MAX_CLASSES)]
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
@@ -136,11 +165,11 @@ def read_coco(path: Path, class_names: Sequence[str] = ()) -> CocoFile:
             ``class_names`` lacks (names the nearest).
     """
     try:
-        root = json.loads(_text(path, MAX_COCO_BYTES))
-    except (ValueError, RecursionError) as error:
+        root = msgspec.json.decode(_text(path, MAX_COCO_BYTES), type=_Coco)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: {str(error).replace('`', '')}; expected a COCO file") from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SettingsError(f"{path} is no JSON ({error}); expected a COCO file") from error
-    if not isinstance(root, dict):
-        raise SettingsError(f"{path} holds a JSON {type(root).__name__}; expected a COCO object with 'images'")
     try:
         return _coco(root, tuple(class_names))
     except ValueError as error:
@@ -179,100 +208,54 @@ def _yolo_line(words: Sequence[str], num_classes: int) -> tuple[int, tuple[float
     return int(words[0]), (cx, cy, w, h)
 
 
-def _coco(root: dict[str, Any], class_names: tuple[str, ...]) -> CocoFile:
+def _coco(root: _Coco, class_names: tuple[str, ...]) -> CocoFile:
     """Return what a decoded COCO object says, or raise ValueError."""
-    own_names, classes = _categories(root, class_names)
-    places: dict[int, int] = {}
-    sizes: list[tuple[int, int]] = []
-    file_names: list[str] = []
-    for where, entry in _entries(root, "images"):
-        image_id = _whole(entry, "id", where)
-        if image_id in places:
-            raise ValueError(f"{where}.id is {image_id}, which an earlier picture has")
-        places[image_id] = len(sizes)
-        sizes.append((_side(entry, "width", where), _side(entry, "height", where)))
-        file_names.append(_string(entry, "file_name", where))
-    boxes: list[list[tuple[float, ...]]] = [[] for _ in sizes]
-    class_ids: list[list[int]] = [[] for _ in sizes]
-    for where, entry in _entries(root, "annotations"):
-        image_id, category = _whole(entry, "image_id", where), _whole(entry, "category_id", where)
-        if image_id not in places:
-            raise ValueError(f"{where}.image_id is {image_id}, which no picture in 'images' has")
-        if category not in classes:
-            raise ValueError(f"{where}.category_id is {category}, which no category has")
-        if entry.get("iscrowd", 0):
+    own_names, classes = _categories(root.categories, class_names)
+    boxes: dict[int, list[tuple[float, ...]]] = {}
+    class_ids: dict[int, list[int]] = {}
+    for index, image in enumerate(root.images):
+        if image.id in boxes:
+            raise ValueError(f"images[{index}].id is {image.id}, which an earlier picture has")
+        boxes[image.id], class_ids[image.id] = [], []
+    for index, entry in enumerate(root.annotations):
+        where = f"annotations[{index}]"
+        if entry.image_id not in boxes:
+            raise ValueError(f"{where}.image_id is {entry.image_id}, which no picture in 'images' has")
+        if entry.category_id not in classes:
+            raise ValueError(f"{where}.category_id is {entry.category_id}, which no category has")
+        if entry.iscrowd:
             continue
-        place = places[image_id]
-        if len(boxes[place]) == MAX_BOXES:
-            raise ValueError(f"{where}: more than {MAX_BOXES} boxes in picture {image_id}")
-        boxes[place].append(_box(entry, where))
-        class_ids[place].append(classes[category])
-    pictures = (
-        CocoPicture(name, size, _annotation(np.array(own, np.float64).reshape(-1, 4), ids, f"picture {name}: "))
-        for name, size, own, ids in zip(file_names, sizes, boxes, class_ids, strict=True)
-    )
+        x, y, w, h = entry.bbox or (0, 0, 0, 0)
+        if not (all(abs(value) <= MAX_SIDE for value in (x, y, w, h)) and w > 0 and h > 0):
+            raise ValueError(f"{where}.bbox is {entry.bbox}, expected [left, top, width, height] in pixels")
+        if len(boxes[entry.image_id]) == MAX_BOXES:
+            raise ValueError(f"{where}: more than {MAX_BOXES} boxes in picture {entry.image_id}")
+        boxes[entry.image_id].append((x, y, x + w, y + h))
+        class_ids[entry.image_id].append(classes[entry.category_id])
+    pictures = []
+    for image in root.images:
+        corners = np.array(boxes[image.id], np.float64).reshape(-1, 4)
+        annotation = _annotation(corners, class_ids[image.id], f"picture {image.file_name}: ")
+        pictures.append(CocoPicture(image.file_name, (image.width, image.height), annotation))
     return CocoFile(own_names, tuple(pictures))
 
 
-def _categories(root: dict[str, Any], class_names: tuple[str, ...]) -> tuple[tuple[str, ...], dict[int, int]]:
+def _categories(
+    categories: Sequence[_Category], class_names: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[int, int]]:
     """Return the class names, and category id -> class id."""
     names: dict[int, str] = {}
-    for where, entry in _entries(root, "categories"):
-        category, name = _whole(entry, "id", where), _string(entry, "name", where)
-        if category in names or name in names.values():
-            raise ValueError(f"{where} is {category} {name!r}; an earlier category has that id or name")
-        names[category] = name
-    if not 1 <= len(names) <= MAX_CLASSES:
-        raise ValueError(f"'categories' has {len(names)} entries, expected 1 to {MAX_CLASSES}")
+    for index, category in enumerate(categories):
+        if category.id in names or category.name in names.values():
+            raise ValueError(
+                f"categories[{index}] is {category.id} {category.name!r}; an earlier category has that id or name"
+            )
+        names[category.id] = category.name
     known = class_names or tuple(names[category] for category in sorted(names))
     for name in names.values():
         if name not in known:
             raise ValueError(f"unknown category {name!r}{nearest(name, known)}")
     return known, {category: known.index(name) for category, name in names.items()}
-
-
-def _entries(root: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (what errors call it, entry) of a list of objects."""
-    entries = root.get(key)
-    if not isinstance(entries, list):
-        raise ValueError(f"{key!r} is {_kind(entries)}, expected a list")
-    for index, entry in enumerate(entries):
-        where = f"{key}[{index}]"
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where} is {_kind(entry)}, expected an object")
-        yield where, entry
-
-
-def _whole(entry: dict[str, Any], key: str, where: str) -> int:
-    value = entry.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{where}.{key} is {_kind(value)}, expected a whole number")
-    return value
-
-
-def _side(entry: dict[str, Any], key: str, where: str) -> int:
-    value = _whole(entry, key, where)
-    if not 1 <= value <= MAX_SIDE:
-        raise ValueError(f"{where}.{key} is {value}, expected 1 to {MAX_SIDE}")
-    return value
-
-
-def _string(entry: dict[str, Any], key: str, where: str) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{where}.{key} is {_kind(value)}, expected text")
-    return value
-
-
-def _box(entry: dict[str, Any], where: str) -> tuple[float, float, float, float]:
-    """Return left, top, right, bottom in pixels."""
-    box = entry.get("bbox")
-    if not (isinstance(box, list) and len(box) == 4 and all(type(value) in (int, float) for value in box)):
-        raise ValueError(f"{where}.bbox is {_kind(box)}, expected [left, top, width, height] in pixels")
-    x, y, w, h = box
-    if not (all(abs(value) <= MAX_SIDE for value in box) and w > 0 and h > 0):  # NaN fails too
-        raise ValueError(f"{where}.bbox is {box}, expected pixels with a width and a height above 0")
-    return float(x), float(y), float(x + w), float(y + h)
 
 
 def _annotation(corners: NDArray[np.float64], class_ids: Sequence[int], where: str = "") -> Annotation:
@@ -282,8 +265,3 @@ def _annotation(corners: NDArray[np.float64], class_ids: Sequence[int], where: s
     if not sound.all():
         raise ValueError(f"{where}box {int(np.argmin(sound)) + 1} of {len(rounded)} is too small to have an extent")
     return Annotation(rounded, np.array(class_ids, dtype=np.int64))
-
-
-def _kind(value: object) -> str:
-    """What an error says about a value of the wrong kind: short, whatever stands there."""
-    return "missing" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

@@ -24,9 +24,6 @@ from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
 _TEN = tuple("0123456789")
 
-_MFCL_LATENT_SIZE = 1000
-_TARGET_LATENT_SIZE = 256
-_LANDER_EMBEDDING_SIZE = 512
 _DDPM_WIDTH = 128
 
 
@@ -70,6 +67,7 @@ class NotBuilt(Exception):
     """The model can't be made here; the text says why in a few words."""
 
 
+@functools.cache
 def size_of(model: str, series: str) -> Size:
     """Return the size of one model of Table 6 in one series.
 
@@ -77,15 +75,12 @@ def size_of(model: str, series: str) -> Size:
         NotBuilt: It can't be made here.
         KeyError: The paper has no such model or series.
     """
-    return _size(model, series)
-
-
-@functools.cache
-def _size(model: str, series: str) -> Size:
-    sizes = [
-        Size(count_flops(module, shape), count_parameters(module)) for module, shape in MODELS[model](SERIES[series])
-    ]
-    return Size(sum(size.flops for size in sizes), sum(size.num_parameters for size in sizes))
+    with torch.device("meta"):
+        parts = MODELS[model](SERIES[series])
+    return Size(
+        sum(count_flops(module, shape) for module, shape in parts),
+        sum(count_parameters(module) for module, _ in parts),
+    )
 
 
 def training_cost(updates: float, epochs: float, flops: float, *, share: float = 1.0) -> float:
@@ -104,21 +99,10 @@ Parts = list[tuple[nn.Module, tuple[int, ...]]]
 """Modules with the shape of one sample each; counted together."""
 
 
-def _task_model(series: Series) -> Parts:
-    return [(build_task_model(series.spec, device="meta"), series.spec.image_shape)]
-
-
-def _affcl_task_model(series: Series) -> Parts:
-    return [(build_resnet_plus(series.spec), series.spec.image_shape)]
-
-
 def _wgan(series: Series, factor: int = 1) -> Parts:
     spec = series.spec
     wide = TaskSpec(spec.image_channels, spec.image_size, _TEN, spec.stem, factor * spec.generator_width)
-    return [
-        (build_generator(wide, device="meta"), (LATENT_SIZE,)),
-        (build_critic(wide, device="meta"), spec.image_shape),
-    ]
+    return [(build_generator(wide), (LATENT_SIZE,)), (build_critic(wide), spec.image_shape)]
 
 
 def _ddpm(series: Series) -> Parts:
@@ -135,37 +119,25 @@ def _acgan(series: Series) -> Parts:
 
 
 def _flow(series: Series) -> Parts:
-    with torch.device("meta"):
-        flow = _Joined(ConditionalFlow(NUM_FEATURES, series.spec.num_classes, series.flow_width))
+    flow = _Joined(ConditionalFlow(NUM_FEATURES, series.spec.num_classes, series.flow_width))
     return [(flow, (NUM_FEATURES + series.spec.num_classes,))]
 
 
-def _target(series: Series) -> Parts:
-    with torch.device("meta"):
-        return [(TargetGenerator(series.spec.image_channels, series.spec.image_size), (_TARGET_LATENT_SIZE,))]
-
-
-def _mfcl(series: Series) -> Parts:
-    with torch.device("meta"):
-        return [(MfclGenerator(series.spec.image_channels, series.spec.image_size), (_MFCL_LATENT_SIZE,))]
-
-
-def _lander(series: Series) -> Parts:
-    with torch.device("meta"):
-        return [(LanderGenerator(series.spec.image_channels, series.spec.image_size), (_LANDER_EMBEDDING_SIZE,))]
+def _data_free(kind: Callable[[int, int], nn.Module], latent_size: int) -> Callable[[Series], Parts]:
+    return lambda series: [(kind(series.spec.image_channels, series.spec.image_size), (latent_size,))]
 
 
 MODELS: Mapping[str, Callable[[Series], Parts]] = {
-    "task-model": _task_model,
-    "affcl-task-model": _affcl_task_model,
+    "task-model": lambda series: [(build_task_model(series.spec), series.spec.image_shape)],
+    "affcl-task-model": lambda series: [(build_resnet_plus(series.spec), series.spec.image_shape)],
     "wgan-gp": _wgan,
     "wgan-gp-double": functools.partial(_wgan, factor=2),
     "ddpm": _ddpm,
     "acgan": _acgan,
     "flow": _flow,
-    "target-generator": _target,
-    "mfcl-generator": _mfcl,
-    "lander-generator": _lander,
+    "target-generator": _data_free(TargetGenerator, 256),
+    "mfcl-generator": _data_free(MfclGenerator, 1000),
+    "lander-generator": _data_free(LanderGenerator, 512),
 }
 """Rows of Table 6."""
 

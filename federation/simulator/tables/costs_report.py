@@ -10,11 +10,9 @@ from replayfleet.federation.simulator.measures.costs import NotBuilt, Size, size
 from replayfleet.federation.simulator.measures.metrics import over_seeds
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.costs_paper import CostRow, CostTable, amount, cost_tables, size_table
-from replayfleet.federation.simulator.tables.footnotes import Footnotes
 from replayfleet.federation.simulator.tables.measured import measured
-from replayfleet.federation.simulator.tables.plan import RESULT
-from replayfleet.federation.simulator.tables.reading import read_json
-from replayfleet.federation.simulator.tables.wording import count_of
+from replayfleet.federation.simulator.tables.plan import RESULT, read_json
+from replayfleet.federation.simulator.tables.wording import Footnotes, count_of, head
 
 _NONE = "-"
 
@@ -52,7 +50,7 @@ def cost_report(number: str, out: Path | None) -> str:
 def _sizes() -> str:
     table = size_table()
     names = [f"{kind}, {series}" for series in table.series for kind in ("FLOPs", "parameters")]
-    lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours.", "", *_head(names)]
+    lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours.", "", *head(["model", *names])]
     footnotes = Footnotes(table.notes)
     for row in table.rows:
         texts: list[str] = []
@@ -79,7 +77,7 @@ def _sizes() -> str:
 def _training(table: CostTable, out: Path | None) -> str:
     names = ["updates", "share", "epochs", "FLOPs", "local cost", "global epochs", "global cost", "AA Expt. 1"]
     lines = [f"# Table {table.number}: {table.title}", "", "Paper / ours; costs paper / formula / ours.", ""]
-    lines += _head([*names, "AA Expt. 2", "our updates are from"])
+    lines += head(["model", *names, "AA Expt. 2", "our updates are from"])
     footnotes, sizes = Footnotes(table.notes), size_table()
     for row in table.rows:
         on_flops = footnotes.marks_of(sizes.notes_on(row.model, table.series))
@@ -164,10 +162,6 @@ def _size(model: str, series: str) -> Size | str:
 
 def _billions(flops: float) -> str:
     return f"{flops / 1e9:.5g}B" if flops else "0"
-
-
-def _head(names: Sequence[str]) -> list[str]:
-    return [f"| model | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
 
 
 def _joined(lines: Sequence[str]) -> str:

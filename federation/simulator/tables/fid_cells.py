@@ -25,9 +25,10 @@ from replayfleet.federation.service.artefact_codec import decode_artefacts
 from replayfleet.federation.simulator.checkpoints import Checkpoints, Snapshot
 from replayfleet.federation.simulator.job import simulation_of, wanted_stream
 from replayfleet.federation.simulator.measures.fid import fid_inception, fid_task_features, task_features
+from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.simulation import Simulation
-from replayfleet.federation.simulator.tables.measured import Cell, Results, why
+from replayfleet.federation.simulator.tables.measured import Cell, cells_of
 from replayfleet.federation.simulator.tables.paper import PaperTable
 from replayfleet.federation.simulator.tables.plan import PlannedRun, State
 from replayfleet.federation.simulator.tables.running import Failure
@@ -90,45 +91,25 @@ def fid_cells(
         features: ``task`` or ``inception``.
         show: takes a line for the operator.
     """
-    reasons = {failure.run.folder: f"failed: {failure.reason}" for failure in failures}
     extractors = {
         (run.column.slug, run.seed): run
         for run in runs
         if run.spec.method == _EXTRACTOR and run.row.method == _EXTRACTOR and run.state is State.FINISHED
     }
-    grouped: dict[tuple[str, str], list[PlannedRun]] = {}
-    for run in runs:
-        grouped.setdefault((run.column.slug, run.row.label), []).append(run)
-    results, found = Results(), []
-    for same in grouped.values():
-        row, column = same[0].row, same[0].column
-        values: dict[int, float] = {}
-        missing = {run.seed: why(run, reasons) for run in same if run.state is not State.FINISHED}
-        measured = [run for run in same if run.state is State.FINISHED]
-        for run in measured:
-            extractor = extractors.get((column.slug, run.seed))
-            if features == "task" and extractor is None:
-                missing[run.seed] = f"the features are those of {_EXTRACTOR}'s run, which is not finished"
-                continue
-            show(f"measures: {row.label} on {column.title}, seed {run.seed}")
-            try:
-                values[run.seed] = measured_fid(run, extractor if features == "task" else None)
-            except ReplayfleetError as error:
-                missing[run.seed] = str(error)
-                show(f"not measured: {row.label} on {column.title}, seed {run.seed}: {error}")
-        measured = [run for run in measured if run.seed not in missing]
-        found.append(
-            Cell(
-                row=row,
-                column=column,
-                published=table.published(row, table.columns.index(column)),
-                values={"FID": values} if values else {},
-                results={run.seed: result for run in measured if (result := results.of(run)) is not None},
-                folders={run.seed: run.folder for run in measured},
-                missing=missing,
-            )
-        )
-    return found
+
+    def fid(run: PlannedRun, _result: Result) -> dict[str, float]:
+        extractor = extractors.get((run.column.slug, run.seed))
+        if features == "task" and extractor is None:
+            raise SettingsError(f"the features are those of {_EXTRACTOR}'s run, which is not finished")
+        name = f"{run.row.label} on {run.column.title}, seed {run.seed}"
+        show(f"measures: {name}")
+        try:
+            return {"FID": measured_fid(run, extractor if features == "task" else None)}
+        except ReplayfleetError as error:
+            show(f"not measured: {name}: {error}")
+            raise
+
+    return cells_of(table, runs, failures, fid)
 
 
 def measured_fid(run: PlannedRun, extractor: PlannedRun | None) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.paper import Aim, Column, PaperTable, Row
-from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State
-from replayfleet.federation.simulator.tables.reading import read_json
+from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State, read_json
 from replayfleet.federation.simulator.tables.running import Failure
 
 _OF_SUMMARY = {
@@ -63,73 +63,84 @@ class Cell:
         return {place: sum(values) / len(values) for place, values in sorted(found.items())}
 
 
-@dataclass(slots=True)
-class Results:
-    """Reads finished runs, each once."""
-
-    _read: dict[Path, Result] = field(default_factory=dict)
-
-    def of(self, run: PlannedRun) -> Result | None:
-        """Return a run's result, if it is finished.
-
-        Raises:
-            SettingsError: It can't be read.
-        """
-        if run.state is not State.FINISHED:
-            return None
-        path = run.folder / RESULT
-        if path not in self._read:
-            self._read[path] = read_json(path, Result)
-        return self._read[path]
-
-
 def cells(
     table: PaperTable,
     runs: Sequence[PlannedRun],
     references: Mapping[tuple[str, int], PlannedRun],
     failures: Sequence[Failure] = (),
 ) -> list[Cell]:
-    """Return the cells that the runs belong to, in the order of columns and rows.
+    """Return the cells of accuracies that the runs belong to, in the order of columns and rows.
 
     Args:
         table: of the paper.
         runs: of this table, as they are now.
         references: (slug of the column, seed) -> Centralized on the same stream.
         failures: what went wrong just now.
+
+    Raises:
+        SettingsError: A result can't be read.
     """
-    results = Results()
+    uppers = {
+        place: read_json(run.folder / RESULT, Result)
+        for place, run in references.items()
+        if run.state is State.FINISHED
+    }
+    return cells_of(
+        table, runs, failures, lambda run, result: measured(result, uppers.get((run.column.slug, run.seed)))
+    )
+
+
+def cells_of(
+    table: PaperTable,
+    runs: Sequence[PlannedRun],
+    failures: Sequence[Failure],
+    values_of: Callable[[PlannedRun, Result], Mapping[str, float]],
+) -> list[Cell]:
+    """Return the cells that the runs belong to; a finished run that ``values_of`` raises for has no number.
+
+    Args:
+        table: of the paper.
+        runs: of this table, as they are now.
+        failures: what went wrong just now.
+        values_of: a finished run and its result -> metric -> number, or a ``ReplayfleetError``.
+    """
     reasons = {failure.run.folder: f"failed: {failure.reason}" for failure in failures}
+    wanted = (*table.metrics, *table.also)
     grouped: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in runs:
         grouped.setdefault((run.column.slug, run.row.label), []).append(run)
-    return [_cell(table, same, references, results, reasons) for same in grouped.values()]
-
-
-def _cell(
-    table: PaperTable,
-    runs: Sequence[PlannedRun],
-    references: Mapping[tuple[str, int], PlannedRun],
-    results: Results,
-    reasons: Mapping[Path, str],
-) -> Cell:
-    row, column = runs[0].row, runs[0].column
-    found = {run.seed: result for run in runs if (result := results.of(run)) is not None}
-    values: dict[str, dict[int, float]] = {}
-    for seed, result in found.items():
-        reference = references.get((column.slug, seed))
-        upper = results.of(reference) if reference is not None else None
-        for metric, value in measured(result, upper).items():
-            if metric in (*table.metrics, *table.also):
-                values.setdefault(metric, {})[seed] = value
-    return Cell(
-        row=row,
-        column=column,
-        published=table.published(row, table.columns.index(column)),
-        values=values,
-        results=found,
-        folders={run.seed: run.folder for run in runs if run.seed in found},
-        missing={run.seed: why(run, reasons) for run in runs if run.seed not in found},
-    )
+    found = []
+    for same in grouped.values():
+        row, column = same[0].row, same[0].column
+        values: dict[str, dict[int, float]] = {}
+        results: dict[int, Result] = {}
+        missing: dict[int, str] = {}
+        for run in same:
+            if run.state is not State.FINISHED:
+                missing[run.seed] = why(run, reasons)
+                continue
+            result = read_json(run.folder / RESULT, Result)
+            try:
+                own = values_of(run, result)
+            except ReplayfleetError as error:
+                missing[run.seed] = str(error)
+                continue
+            results[run.seed] = result
+            for metric, value in own.items():
+                if metric in wanted:
+                    values.setdefault(metric, {})[run.seed] = value
+        found.append(
+            Cell(
+                row=row,
+                column=column,
+                published=table.published(row, table.columns.index(column)),
+                values=values,
+                results=results,
+                folders={run.seed: run.folder for run in same if run.seed in results},
+                missing=missing,
+            )
+        )
+    return found
 
 
 def measured(result: Result, upper: Result | None) -> dict[str, float]:

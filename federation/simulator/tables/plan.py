@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,8 +26,9 @@ from replayfleet.federation.simulator.placement import torch_device
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
-from replayfleet.federation.simulator.tables.reading import read_json
 from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
+
+T = TypeVar("T")
 
 RESULT = "result.json"
 REFERENCE = "centralized"
@@ -300,6 +301,18 @@ def _require_built(name: str) -> None:
 def _known_settings(method: str) -> list[str]:
     stream = [field.name for field in dataclasses.fields(StreamSize)]
     return [*stream, *(method_fields(ALL_METHODS[method]) if method in ALL_METHODS else [])]
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return the content of a file in the folder of a run.
+
+    Raises:
+        SettingsError: It can't be read, or holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"{path} can't be read ({error}); remove its folder") from error
 
 
 class _Known(msgspec.Struct, frozen=True):

@@ -18,11 +18,10 @@ from replayfleet.federation.simulator.measures.metrics import Summary
 from replayfleet.federation.simulator.parts import Part
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.settings import default_settings
-from replayfleet.federation.simulator.tables.footnotes import Footnotes
 from replayfleet.federation.simulator.tables.measured import Cell, judged, mean_curve
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable
 from replayfleet.federation.simulator.tables.plan import Choice
-from replayfleet.federation.simulator.tables.wording import count_of, range_of, seeds_named
+from replayfleet.federation.simulator.tables.wording import Footnotes, count_of, head, range_of, seeds_named
 from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import SCENARIOS
 
@@ -117,7 +116,7 @@ class Report:
         metrics, also, place = self.table.metrics, self.table.also, self.table.columns.index(column)
         names = [f"{_HEADINGS[metric]}, {who}" for metric in metrics for who in ("paper", "ours")]
         names += [_HEADINGS[metric] + (", ours" if metrics else "") for metric in also]
-        lines = _head(["method", *names, "seeds"])
+        lines = head(["method", *names, "seeds"])
         footnotes = Footnotes(self.table.notes)
         for cell in self._of(column):
             marks = footnotes.marks(cell.row.label, place)
@@ -148,12 +147,12 @@ class Report:
             for label, own in by_cell.items()
         ]
         title = "After the last round by town [%], mean over clients and seeds:"
-        return [title, "", *_head(["method", *places]), *rows, ""]
+        return [title, "", *head(["method", *places]), *rows, ""]
 
     def _aims(self, column: Column) -> list[str]:
         if not self.table.aims:
             return []
-        lines = _head(["asked", "measured", "met"])
+        lines = head(["asked", "measured", "met"])
         for aim in self.table.aims:
             found = judged(aim, self._of(column))
             text, met = "-", "not measured"
@@ -345,7 +344,3 @@ def _ours(cell: Cell, metric: str) -> str:
 
 def _mean(summary: Summary, how: str) -> str:
     return f"{summary.mean:{how}}" + ("" if summary.spread is None else f" ± {summary.spread:{how.lstrip('+')}}")
-
-
-def _head(names: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 1)}"]

@@ -140,18 +140,21 @@ def test_given_class_names_decide_what_coco_ids_mean(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": None}, "'images' is missing, expected a list"),
-        ({"images": [3]}, r"images\[0\] is int '3', expected an object"),
-        ({"images": [{"id": True}]}, r"images\[0\].id is bool 'True', expected a whole number"),
-        ({"images": [{"id": 2, "width": 0}]}, r"images\[0\].width is 0, expected 1 to 65535"),
-        ({"images": [{"id": 2, "width": 9, "height": 9, "file_name": 4}]}, r"file_name is int '4', expected text"),
+        ({"images": None}, r"Expected array, got null - at \$.images; expected a COCO file"),
+        ({"images": [3]}, r"Expected object, got int - at \$.images\[0\]"),
+        ({"images": [{"id": True}]}, r"Expected int, got bool - at \$.images\[0\].id"),
+        ({"images": [{"id": 2, "width": 0}]}, r"Expected int >= 1 - at \$.images\[0\].width"),
+        (
+            {"images": [{"id": 2, "width": 9, "height": 9, "file_name": 4}]},
+            r"Expected str, got int - at .*file_name",
+        ),
         (
             {"images": [{"id": 2, "width": 9, "height": 9, "file_name": "a"}] * 2},
             r"images\[1\].id is 2, which an earlier",
         ),
-        ({"categories": []}, "'categories' has 0 entries, expected 1 to 1000"),
+        ({"categories": []}, r"Expected array of length >= 1 - at \$.categories"),
         ({"categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}, r"categories\[1\] is 2 'a'; an earlier"),
-        ({"annotations": {}}, "'annotations' is dict '{}', expected a list"),
+        ({"annotations": {}}, r"Expected array, got object - at \$.annotations"),
         ({"annotations": [{"image_id": 8, "category_id": 9}]}, r"image_id is 8, which no picture in 'images' has"),
         ({"annotations": [{"image_id": 2, "category_id": 1}]}, r"category_id is 1, which no category has"),
     ],
@@ -162,12 +165,10 @@ def test_what_isnt_coco_is_refused_with_its_place(tmp_path: Path, changes: dict[
     assert str(tmp_path / "coco.json") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "bbox", [None, 3, [1, 2, 3], [1, 2, 0, 4], [1, 2, 3, -4], [1, 2, "3", 4], [1, 2, float("nan"), 4], [1e9, 2, 3, 4]]
-)
+@pytest.mark.parametrize("bbox", [None, 3, [1, 2, 3], [1, 2, 0, 4], [1, 2, 3, -4], [1, 2, "3", 4], [1e9, 2, 3, 4]])
 def test_a_bad_coco_box_is_refused_with_its_place(tmp_path: Path, bbox: object):
     sound = {"image_id": 2, "category_id": 9, "bbox": [1, 2, 3, 4]}
-    with pytest.raises(SettingsError, match=r"annotations\[1\].bbox is .*expected"):
+    with pytest.raises(SettingsError, match=r"Expected .*annotations\[1\].bbox|annotations\[1\].bbox is .*, expected"):
         read_coco(_coco(tmp_path, annotations=[sound, sound | {"bbox": bbox}]))
 
 
@@ -177,7 +178,7 @@ def test_a_coco_box_without_extent_is_refused_with_file_and_picture(tmp_path: Pa
         read_coco(_coco(tmp_path, annotations=[tiny]))
 
 
-@pytest.mark.parametrize("text", ["{", "", "[" * 100_000, "[]"])
+@pytest.mark.parametrize("text", ["{", "", "[" * 100_000, "[]", '{"annotations": [{"bbox": [1, 2, NaN, 4]}]}'])
 def test_json_that_is_no_coco_object_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "coco.json"
     path.write_text(text)
