@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replayfleet.aggregator.jobs import ThreadJobs
 from support.client_world import PFEDGRP, TrainerThread
 from support.image_sets import idx_bytes
 
@@ -28,6 +27,7 @@ from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.service.variants import resolved
 from replayfleet.federation.simulator.measures.ledger import DigestOnly
@@ -114,7 +114,7 @@ def deployed(
     fleet = Fleet(spec, built, sampler_of(built), OnnxExporter(built, task), rules)
     (folder / "aggregator").mkdir(parents=True)
     aggregator = AggregatorService(
-        fleet, folder / "aggregator", connect, jobs=partial(ThreadJobs, prepare=partial(prepare_torch, 1))
+        fleet, folder / "aggregator", connect, jobs=partial(Jobs, prepare=partial(prepare_torch, 1))
     )
     aggregator.start()
     clients: dict[str, ClientService] = {}
