@@ -14,7 +14,7 @@ from typing import Any
 from replayfleet.edge_client.operator.status import read_status
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.scripts.carla.plan import MARKER, VEHICLES
-from replayfleet.scripts.carla.quality import EVERYWHERE, Qualities, Quality, read_quality
+from replayfleet.scripts.carla.quality import EVERYWHERE, Quality, read_quality
 from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalTail
 
 PARTS = ("crops", "detection")
@@ -22,21 +22,13 @@ PARTS = ("crops", "detection")
 
 @dataclass(frozen=True, slots=True)
 class Vehicle:
-    """One vehicle in one part.
-
-    Attributes:
-        name: its client id.
-        rounds: what it did in each finished round.
-        towns: in the order of its way, as planned.
-        status: what it wrote about itself last.
-        quality: town, or all towns together -> its last model on held-out pictures.
-    """
+    """One vehicle in one part."""
 
     name: str
-    rounds: Sequence[ClientRound]
-    towns: Sequence[str]
-    status: Mapping[str, Any]
-    quality: Mapping[str, Quality]
+    rounds: Sequence[ClientRound]  # what it did in each finished round
+    towns: Sequence[str]  # in the order of its way, as planned
+    status: Mapping[str, Any]  # what it wrote about itself last
+    quality: Mapping[str, Quality]  # town, or all towns together -> its last model on held-out pictures
 
     @property
     def held_out(self) -> list[float | None]:
@@ -61,11 +53,6 @@ class Vehicle:
                 starts[index] = fresh
         return {index: ", ".join(towns) for index, towns in starts.items()}
 
-    @property
-    def overall(self) -> Quality:
-        """Its last model on the held-out pictures of all towns."""
-        return self.quality[EVERYWHERE]
-
     def total(self, name: str) -> int:
         """Sum of a count over all rounds."""
         return sum(getattr(found, name) or 0 for found in self.rounds)
@@ -83,16 +70,10 @@ class Vehicle:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the demo.
-
-    Attributes:
-        name: ``crops`` or ``detection``.
-        record: the fleet, from the aggregator's journal.
-        vehicles: in the order of their names.
-    """
+    """One part of the demo: ``crops`` or ``detection``."""
 
     name: str
-    record: FleetRecord
+    record: FleetRecord  # the fleet, from the aggregator's journal
     vehicles: Sequence[Vehicle]
 
     @property
@@ -107,22 +88,17 @@ class Part:
 
     def mean(self, name: str) -> float | None:
         """Mean over the vehicles of a measure of ``Quality`` on all towns; None where any lacks it."""
-        values = [getattr(vehicle.overall, name) for vehicle in self.vehicles]
+        values = [getattr(vehicle.quality[EVERYWHERE], name) for vehicle in self.vehicles]
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A finished driving demo.
+    """A finished driving demo."""
 
-    Attributes:
-        parts: in the order in which they ran.
-        marker: what the demo noted about itself.
-    """
-
-    parts: Sequence[Part]
-    marker: Mapping[str, Any]
+    parts: Sequence[Part]  # in the order in which they ran
+    marker: Mapping[str, Any]  # what the demo noted about itself
 
     @property
     def synthetic(self) -> bool:
@@ -167,26 +143,24 @@ def read_facts(out: Path) -> Facts:
         ReplayfleetError: Something is missing or damaged; says what.
     """
     marker = read_marker(out)
-    return Facts([_part(out, name, marker) for name in PARTS], marker)
+    parts = []
+    for name in PARTS:
+        record = FleetRecord(JournalTail(out / name / "aggregator" / "events.jsonl").new_events())
+        if not record.committed_rounds():
+            raise ReplayfleetError(f"{out / name} holds no finished round of a fleet; run the demo first")
+        parts.append(Part(name, record, _vehicles(out / name, record, marker["towns"][name])))
+    return Facts(parts, marker)
 
 
-def _part(out: Path, name: str, marker: Mapping[str, Any]) -> Part:
-    record = FleetRecord(JournalTail(out / name / "aggregator" / "events.jsonl").new_events())
-    if not record.committed_rounds():
-        raise ReplayfleetError(f"{out / name} holds no finished round of a fleet; run the demo first")
-    qualities = read_quality(out / name)
-    vehicles = [_vehicle(out / name, vehicle, record, marker["towns"][name], qualities) for vehicle in VEHICLES]
-    return Part(name, record, vehicles)
-
-
-def _vehicle(
-    folder: Path, name: str, record: FleetRecord, towns: Mapping[str, Sequence[str]], qualities: Qualities
-) -> Vehicle:
-    rounds = [found.clients.get(name, ClientRound()) for found in record.committed_rounds()]
-    try:
-        status = read_status(folder / name)
-    except SettingsError as error:
-        raise ReplayfleetError(str(error)) from error
-    if name not in qualities:
-        raise ReplayfleetError(f"{folder} has no measured models of {name}; write the report again")
-    return Vehicle(name, rounds, towns.get(name, ()), status, qualities[name])
+def _vehicles(folder: Path, record: FleetRecord, towns: Mapping[str, Sequence[str]]) -> list[Vehicle]:
+    qualities, vehicles = read_quality(folder), []
+    for name in VEHICLES:
+        if name not in qualities:
+            raise ReplayfleetError(f"{folder} has no measured models of {name}; write the report again")
+        try:
+            status = read_status(folder / name)
+        except SettingsError as error:
+            raise ReplayfleetError(str(error)) from error
+        rounds = [found.clients.get(name, ClientRound()) for found in record.committed_rounds()]
+        vehicles.append(Vehicle(name, rounds, towns.get(name, ()), status, qualities[name]))
+    return vehicles

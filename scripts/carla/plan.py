@@ -32,42 +32,25 @@ _NUM_ANCHORS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One part of the demo: a fleet of its own, with a task and a method.
+    """One part of the demo: a fleet of its own, with a task and a method."""
 
-    Attributes:
-        name: of its folder: ``crops`` or ``detection``.
-        method: a key of ``METHODS``.
-        preset: of its settings.
-        overrides: settings on top of the preset.
-        rate_hz: pictures per second of each vehicle; together with their number it says how long a round lasts.
-        max_samples: that one round learns from at most.
-        detector: (width, height) in pixels and width of the network, where the task is detection.
-    """
-
-    name: str
+    name: str  # of its folder: ``crops`` or ``detection``
     method: str
     preset: str
-    overrides: Mapping[str, object]
-    rate_hz: float
-    max_samples: int = 2000
-    detector: tuple[int, int, int] | None = None
+    overrides: Mapping[str, object]  # settings on top of the preset
+    rate_hz: float  # pictures per second of each vehicle; with their number it says how long a round lasts
+    max_samples: int = 2000  # that one round learns from at most
+    detector: tuple[int, int, int] | None = None  # (width, height) in pixels and width of the network, of a detector
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """How much is driven and learned.
+    """How much is driven and learned."""
 
-    Attributes:
-        num_towns: that every vehicle drives through, once.
-        rounds_per_town: rounds that a town should span.
-        frames_per_town: pictures that a vehicle takes in one town at most, held-out ones included.
-        works: the parts, in this order.
-    """
-
-    num_towns: int
+    num_towns: int  # that every vehicle drives through, once
     rounds_per_town: int
-    frames_per_town: int
-    works: tuple[Work, ...]
+    frames_per_town: int  # pictures that a vehicle takes in one town at most, held-out ones included
+    works: tuple[Work, ...]  # in this order
 
     @property
     def num_rounds(self) -> int:
@@ -128,21 +111,13 @@ FAST = Size(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A checked demo.
+    """A checked demo."""
 
-    Attributes:
-        out: where everything goes.
-        size: how much is driven and learned.
-        roads: the towns.
-        seed: of models, training and drawn streets.
-        slower: by what factor vehicles drive slower than planned, for slower machines.
-    """
-
-    out: Path
+    out: Path  # where everything goes
     size: Size
     roads: Roads
-    seed: int = 0
-    slower: float = 1.0
+    seed: int = 0  # of models, training and drawn streets
+    slower: float = 1.0  # by what factor vehicles drive slower than planned, for slower machines
 
     @property
     def logs(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.fleet_task import task_of
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.federation.wire.protocol.messages import FleetSpec
-from replayfleet.models.specs import DetectionSpec, TaskSpec
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 from replayfleet.scripts.carla.roads import Roads
 
 QUALITY_FILE = "quality.json"
@@ -38,19 +38,12 @@ _BATCH = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quality:
-    """One served model on the held-out pictures of one town, or of all.
+    """One served model on the held-out pictures of one town, or of all."""
 
-    Attributes:
-        num_objects: in these pictures.
-        accuracy: share of objects classified rightly; None of a detector.
-        boxes_found: share of boxes that a detector finds; None otherwise.
-        map50: mAP@0.5 of a detector; None otherwise, or where torchmetrics isn't installed.
-    """
-
-    num_objects: int
-    accuracy: float | None = None
-    boxes_found: float | None = None
-    map50: float | None = None
+    num_objects: int  # in these pictures
+    accuracy: float | None = None  # share of objects classified rightly; None of a detector
+    boxes_found: float | None = None  # share of boxes that a detector finds; None otherwise
+    map50: float | None = None  # mAP@0.5 of a detector; None otherwise, or where torchmetrics isn't installed
 
 
 Qualities = Mapping[str, Mapping[str, Quality]]
@@ -68,21 +61,23 @@ def measure(folder: Path, vehicles: tuple[str, ...], roads: Roads) -> Qualities:
     Raises:
         ReplayfleetError: A vehicle serves nothing.
     """
-    found: dict[str, dict[str, Quality]] = {}
-    known: dict[str, dict[str, Quality]] = {}
+    found: dict[str, Mapping[str, Quality]] = {}
+    known: dict[str, Mapping[str, Quality]] = {}
     tests: dict[str, Samples] = {}
     for vehicle in vehicles:
         held = _held(folder / vehicle)
-        task = task_of(held.spec)
-        tests = tests or {town: test_samples(roads, town, held.spec) for town in roads.towns}
+        if not tests:
+            tests = {town: test_samples(roads, town, held.spec) for town in roads.towns}
+            tests[EVERYWHERE] = Samples(
+                np.concatenate([samples.images for samples in tests.values()]),
+                np.concatenate([samples.labels for samples in tests.values()]),
+            )
         serving = held.manifest.serving
         assert serving is not None
         digest = next(entry.digest for entry in held.manifest.blobs if entry.name == serving.parameters)
         if digest not in known:
-            model = _model(held, folder / vehicle)
-            known[digest] = (
-                _of_detector(model, task, tests) if isinstance(task, DetectionSpec) else _of_classifier(model, tests)
-            )
+            model, task = _model(held, folder / vehicle), task_of(held.spec)
+            known[digest] = {place: _measured(model, task, samples) for place, samples in tests.items()}
         found[vehicle] = known[digest]
     values = {
         vehicle: {town: dataclasses.asdict(quality) for town, quality in by_town.items()}
@@ -138,45 +133,16 @@ def _pictures(roads: Roads, town: str, task: DetectionSpec) -> Samples:
     return Samples(np.concatenate(images), np.stack(labels))
 
 
-def _of_classifier(model: Model, tests: Mapping[str, Samples]) -> dict[str, Quality]:
-    right = {town: _in_batches(model, samples).argmax(axis=1) == samples.labels for town, samples in tests.items()}
-    found = {
-        town: Quality(len(hits), accuracy=float(hits.mean()) if len(hits) else None) for town, hits in right.items()
-    }
-    everything = np.concatenate(list(right.values()))
-    share = float(everything.mean()) if len(everything) else None
-    return {**found, EVERYWHERE: Quality(len(everything), accuracy=share)}
-
-
-def _of_detector(model: Model, task: DetectionSpec, tests: Mapping[str, Samples]) -> dict[str, Quality]:
-    outputs = {town: _in_batches(model, samples) for town, samples in tests.items()}
-    joined = Samples(
-        np.concatenate([samples.images for samples in tests.values()]),
-        np.concatenate([samples.labels for samples in tests.values()]),
-    )
-    all_outputs = np.concatenate(list(outputs.values()))
-    found = {town: _detected(task, outputs[town], samples) for town, samples in tests.items()}
-    return {**found, EVERYWHERE: _detected(task, all_outputs, joined)}
-
-
-def _detected(task: DetectionSpec, outputs: NDArray[np.float32], samples: Samples) -> Quality:
+def _measured(model: Model, task: AnyTaskSpec, samples: Samples) -> Quality:
+    outputs = _in_batches(model, samples)
+    if isinstance(task, TaskSpec):
+        hits = outputs.argmax(axis=1) == samples.labels
+        return Quality(len(hits), accuracy=float(hits.mean()) if len(hits) else None)
     return Quality(
         num_objects=int((samples.labels[:, :, 0] >= 0).sum()),
-        boxes_found=boxes_found(_replayed(outputs), samples, task),
+        boxes_found=boxes_found(model, samples, task),
         map50=_map50(task, outputs, samples),
     )
-
-
-def _replayed(outputs: NDArray[np.float32]) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-    """Return a model that gives outputs that are known already, batch after batch."""
-    place = 0
-
-    def model(images: NDArray[np.float32]) -> NDArray[np.float32]:
-        nonlocal place
-        place += len(images)
-        return outputs[place - len(images) : place]
-
-    return model
 
 
 def _map50(task: DetectionSpec, outputs: NDArray[np.float32], samples: Samples) -> float | None:

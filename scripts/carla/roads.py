@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,32 +33,19 @@ _UNIT = (1_000_000, 1_000_000)
 """Label files hold shares; so do anchors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A picture and what is really in it.
-
-    Attributes:
-        pixels: (H, W, 3) uint8, RGB.
-        boxes: its objects.
-    """
+class Scene(NamedTuple):
+    """A picture, (H, W, 3) uint8, RGB, and what is really in it."""
 
     pixels: NDArray[np.uint8]
     boxes: Boxes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drive:
-    """One vehicle's way through the towns.
+class Drive(NamedTuple):
+    """One vehicle's way through the towns."""
 
-    Attributes:
-        towns: in this order.
-        rate_hz: pictures per second.
-        seed: of what is random on the way.
-    """
-
-    towns: tuple[str, ...]
-    rate_hz: float
-    seed: int
+    towns: tuple[str, ...]  # in this order
+    rate_hz: float  # pictures per second
+    seed: int  # of what is random on the way
 
 
 class Roads(Protocol):
@@ -107,16 +93,13 @@ class RecordedRoads:
         self.frames_per_town = min(len(driving.frames([town])) for town in driving.towns)
 
     def source(self, drive: Drive) -> str:
-        """Return a ``carla-replay://`` of the thinned towns, each of them once."""
         query = urllib.parse.urlencode({"towns": ",".join(drive.towns), "rate": f"{drive.rate_hz:g}"}, safe=",")
         return f"carla-replay://{urllib.parse.quote(str(self._driving.root.absolute()))}?{query}"
 
     def num_pictures(self, drive: Drive) -> int | None:
-        """Return the number of frames: no town is driven through twice."""
         return len(self._driving.frames(drive.towns))
 
     def held_out(self, town: str) -> Iterator[Scene]:
-        """Yield every fourth frame."""
         for index, frame in enumerate(self._driving.frames([town])):
             if index % HOLD_OUT == HOLD_OUT - 1:
                 pixels = frame.pixels()
@@ -124,7 +107,6 @@ class RecordedRoads:
                 yield Scene(pixels, Boxes(found.corners, found.class_ids))
 
     def box_sizes(self) -> NDArray[np.float64]:
-        """Return those of all frames that aren't held out."""
         corners = [
             self._driving.annotation(frame, _UNIT).corners
             for town in self.towns
@@ -134,7 +116,6 @@ class RecordedRoads:
         return _sizes(np.concatenate(corners), _UNIT)
 
     def describe(self) -> str:
-        """Name the recording."""
         return f"recorded CARLA towns of {self.origin}"
 
 
@@ -155,7 +136,6 @@ class StreetRoads:
         self.frames_per_town = frames_per_town
 
     def source(self, drive: Drive) -> str:
-        """Return a ``synthetic://street`` that shows one town after the other, round and round."""
         query = {
             "towns": ",".join(drive.towns),
             "rate": f"{drive.rate_hz:g}",
@@ -165,15 +145,12 @@ class StreetRoads:
         return f"synthetic://street?{urllib.parse.urlencode(query, safe=',')}"
 
     def num_pictures(self, drive: Drive) -> int | None:
-        """Return None: the street goes on for ever, and never shows the same picture twice."""
-        return None
+        return None  # it goes on for ever, and never shows the same picture twice
 
     def held_out(self, town: str) -> Iterator[Scene]:
-        """Yield as many pictures as a recorded town holds out, of another street with the same look."""
         return self._scenes(town, _TEST_SEED, self.frames_per_town // HOLD_OUT)
 
     def box_sizes(self) -> NDArray[np.float64]:
-        """Return those of a third street."""
         sizes = []
         for town in self.towns:
             for scene in self._scenes(town, _FIT_SEED, 2 * HOLD_OUT):
@@ -182,7 +159,6 @@ class StreetRoads:
         return np.concatenate(sizes)
 
     def describe(self) -> str:
-        """Say plainly that this is a drawing."""
         return "synthetic streets (drawn, not recorded)"
 
     def _scenes(self, town: str, seed: int, count: int) -> Iterator[Scene]:

@@ -26,12 +26,7 @@ from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalT
 
 @dataclass(frozen=True, slots=True)
 class BlobSizes:
-    """Mean bytes of one blob as it travels.
-
-    Attributes:
-        task: a task model.
-        sub_generator: one sub-generator.
-    """
+    """Mean bytes of a task model and of a sub-generator as they travel."""
 
     task: float
     sub_generator: float
@@ -55,19 +50,12 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A finished demo.
+    """A finished demo."""
 
-    Attributes:
-        record: the fleet, from the aggregator's journal.
-        baseline: FedAvg on the same stream, as the simulator wrote it.
-        sizes: of blobs on the wire.
-        demo: what the demo noted about itself: sizes, seed, broker, command, duration.
-    """
-
-    record: FleetRecord
-    baseline: Result
+    record: FleetRecord  # the fleet, from the aggregator's journal
+    baseline: Result  # FedAvg on the same stream, as the simulator wrote it
     sizes: BlobSizes
-    demo: Mapping[str, Any]
+    demo: Mapping[str, Any]  # what the demo noted about itself: preset, seed, broker, command, duration
 
     @property
     def rounds(self) -> list[Round]:
@@ -98,11 +86,19 @@ class Facts:
 
     def up(self, found: Round) -> Traffic:
         """All uploads of a round."""
-        return self._sum(found, self._client_up)
+        total = Traffic(0, 0)
+        for client in _uploaded(found):
+            sent, unsent = client.bytes_up or 0, max(0, (client.held or 0) - (client.sent or 0))
+            total += Traffic(sent, sent + unsent * self.sizes.sub_generator)
+        return total
 
     def down(self, found: Round) -> Traffic:
         """What all clients received after a round."""
-        return self._sum(found, self._client_down)
+        total = Traffic(0, 0)
+        for client in _uploaded(found):
+            everything = 2 * self.sizes.task + (client.held or 0) * self.sizes.sub_generator
+            total += Traffic(client.bytes_down or 0, everything)
+        return total
 
     def traffic(self) -> Traffic:
         """Both directions, all rounds."""
@@ -133,22 +129,9 @@ class Facts:
         values = [getattr(client, name) for found in self.rounds for client in found.clients.values()]
         return max((value for value in values if value is not None), default=None)
 
-    def _client_up(self, client: ClientRound) -> Traffic:
-        sent = client.bytes_up or 0
-        unsent = max(0, (client.held or 0) - (client.sent or 0))
-        return Traffic(sent, sent + unsent * self.sizes.sub_generator)
 
-    def _client_down(self, client: ClientRound) -> Traffic:
-        everything = 2 * self.sizes.task + (client.held or 0) * self.sizes.sub_generator
-        return Traffic(client.bytes_down or 0, everything)
-
-    @staticmethod
-    def _sum(found: Round, measure: Any) -> Traffic:
-        total = Traffic(0, 0)
-        for client in found.clients.values():
-            if client.bytes_up is not None:
-                total += measure(client)
-        return total
+def _uploaded(found: Round) -> list[ClientRound]:
+    return [client for client in found.clients.values() if client.bytes_up is not None]
 
 
 def read_facts(out: Path) -> Facts:
@@ -190,21 +173,11 @@ def stored_state(aggregator_dir: Path) -> tuple[StoredArtefacts, DiskBlobStore]:
 
 
 def _sizes(state: StoredArtefacts, blobs: DiskBlobStore) -> BlobSizes:
-    tasks, sub_generators = [], []
-    for entry in state.blobs:
-        if "/sub-generator/" in entry.name:
-            sub_generators.append(_wire_bytes(blobs, entry.digest))
-        else:
-            tasks.append(_wire_bytes(blobs, entry.digest))
-    return BlobSizes(_mean(tasks), _mean(sub_generators))
-
-
-def _wire_bytes(blobs: DiskBlobStore, digest: str) -> int:
+    sizes: dict[bool, list[int]] = {False: [], True: []}
     try:
-        return blobs.encoded(digest).size_bytes
+        for entry in state.blobs:
+            sizes["/sub-generator/" in entry.name].append(blobs.encoded(entry.digest).size_bytes)
     except (KeyError, ArtefactRejected) as error:
-        raise ReplayfleetError(f"the aggregator's store lacks blob {digest[:12]} ({error})") from error
-
-
-def _mean(values: list[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        raise ReplayfleetError(f"the aggregator's store lacks blob {entry.digest[:12]} ({error})") from error
+    task, sub_generator = (sum(found) / len(found) if found else 0.0 for found in sizes.values())
+    return BlobSizes(task, sub_generator)

@@ -36,23 +36,14 @@ _FRAME_RATE_HZ = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A checked demo.
+    """A checked demo."""
 
-    Attributes:
-        out: where everything goes.
-        preset: of the method and the stream.
-        seed: of the stream, the models and the training.
-        clients: number of clients.
-        rounds: number of rounds.
-        data_root: the operator's own folder of data sets.
-    """
-
-    out: Path
-    preset: str
-    seed: int
+    out: Path  # where everything goes
+    preset: str  # of the method and the stream
+    seed: int  # of the stream, the models and the training
     clients: int
     rounds: int
-    data_root: Path | None = None
+    data_root: Path | None = None  # the operator's own folder of data sets
 
     def __post_init__(self) -> None:
         check_sizes(self.preset, clients=self.clients, rounds=self.rounds, seed=self.seed)

@@ -5,7 +5,6 @@ Axes: B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.fleet_spec import method_of
+from replayfleet.federation.service.pages import picture_uri
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.federation.wire.protocol.messages import FleetSpec
@@ -95,7 +94,7 @@ def generated_pictures(aggregator_dir: Path, spec: Mapping[str, Any]) -> dict[st
         for class_id, parameters in sorted(client.sub_generators.items()):
             draw = sampler(parameters)
             images = draw(torch.randn(NUM_COLUMNS * NUM_ROWS, LATENT_SIZE, generator=rng)).numpy()
-            picture = Picture(None, data_uri(contact_sheet(images)))
+            picture = Picture(None, picture_uri(contact_sheet(images)))
             if class_id != ALL_CLASSES:
                 share = recognised_share(draw, class_id, judge, rng, _NUM_JUDGED)
                 picture = replace(picture, class_id=class_id, recognised=share)
@@ -108,7 +107,7 @@ def real_pictures(data: Dataset) -> list[Picture]:
     pictures = []
     for class_id in range(data.task.num_classes):
         first = np.flatnonzero(data.test.labels == class_id)[: NUM_COLUMNS * NUM_ROWS]
-        pictures.append(Picture(class_id, data_uri(contact_sheet(normalise(data.test.images[first])))))
+        pictures.append(Picture(class_id, picture_uri(contact_sheet(normalise(data.test.images[first])))))
     return pictures
 
 
@@ -121,17 +120,3 @@ def contact_sheet(images: NDArray[np.float32]) -> NDArray[np.uint8]:
         top, left = index // NUM_COLUMNS * height, index % NUM_COLUMNS * width
         sheet[top : top + height, left : left + width] = picture
     return sheet
-
-
-def data_uri(picture: NDArray[np.uint8]) -> str:
-    """Return (H, W, C) uint8, grey or RGB, as a PNG within a URI.
-
-    Raises:
-        ReplayfleetError: It can't be encoded.
-    """
-    import cv2
-
-    done, encoded = cv2.imencode(".png", np.ascontiguousarray(picture[..., ::-1]))
-    if not done:
-        raise ReplayfleetError(f"a picture of shape {picture.shape} can't be encoded as PNG")
-    return f"data:image/png;base64,{base64.b64encode(encoded.tobytes()).decode()}"

@@ -38,31 +38,18 @@ _LEAVE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Yard:
-    """A checked simulated fleet.
+    """A checked simulated fleet."""
 
-    Attributes:
-        out: where everything goes.
-        clients: number of client processes.
-        rounds: number of rounds.
-        source: ``dataset`` (each client's share of Fashion-MNIST) or ``synthetic`` (a street of its own).
-        method: a method that can be deployed.
-        preset: of the method and of the stream.
-        rate: pictures a second of every client.
-        deadline_s: seconds that a round stays open.
-        seed: of the streams, the models, the training and the faults.
-        data_root: the operator's own folder of data sets.
-    """
-
-    out: Path
+    out: Path  # where everything goes
     clients: int
     rounds: int
-    source: str
+    source: str  # ``dataset`` (each client's share of Fashion-MNIST) or ``synthetic`` (a street of its own)
     method: str
-    preset: str
-    rate: float
-    deadline_s: float
-    seed: int
-    data_root: Path | None = None
+    preset: str  # of the method and of the stream
+    rate: float  # pictures a second of every client
+    deadline_s: float  # that a round stays open
+    seed: int  # of the streams, the models, the training and the faults
+    data_root: Path | None = None  # the operator's own folder of data sets
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:

@@ -20,17 +20,11 @@ _CHUNK_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LineQuality:
-    """How bad a line is.
+    """How bad a line is; each direction of each connection has it."""
 
-    Attributes:
-        delay_s: one way; every chunk draws between half of it and one and a half.
-        rate_bytes_s: in each direction of each connection; 0: as fast as it goes.
-        cut_every_s: mean lifetime of a connection, exponentially distributed; 0: never cut.
-    """
-
-    delay_s: float = 0.0
-    rate_bytes_s: float = 0.0
-    cut_every_s: float = 0.0
+    delay_s: float = 0.0  # every chunk draws between half of it and one and a half
+    rate_bytes_s: float = 0.0  # 0: as fast as it goes
+    cut_every_s: float = 0.0  # mean lifetime of a connection, exponentially distributed; 0: never cut
 
     def __post_init__(self) -> None:
         for name in ("delay_s", "rate_bytes_s", "cut_every_s"):

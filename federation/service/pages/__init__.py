@@ -1,11 +1,16 @@
-"""Pages: one HTML file each, without external resources, in light and dark. Jinja2 is imported when one is written."""
+"""Pages: one HTML file each, without external resources, in light and dark. Jinja2 and OpenCV come when needed."""
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service import words
 
 if TYPE_CHECKING:
@@ -29,6 +34,24 @@ def render(template: Path, **facts: Any) -> str:
     )
     environment.filters.update({given.__name__: given for given in _FILTERS}, glued=_glued)
     return environment.get_template(template.name).render(**facts)
+
+
+def picture_uri(pixels: NDArray[np.uint8], kind: str = ".png") -> str:
+    """Return a picture within a URI.
+
+    Args:
+        pixels: (H, W, C) uint8, grey or RGB.
+        kind: ``.png``, or ``.jpg`` for photographs.
+
+    Raises:
+        ReplayfleetError: It can't be encoded.
+    """
+    import cv2
+
+    done, encoded = cv2.imencode(kind, np.ascontiguousarray(pixels[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 82])
+    if not done:
+        raise ReplayfleetError(f"a picture of shape {pixels.shape} can't be encoded as {kind}")
+    return f"data:image/{kind[1:].replace('jpg', 'jpeg')};base64,{base64.b64encode(encoded.tobytes()).decode()}"
 
 
 def _glued(text: object) -> Markup:

@@ -14,10 +14,11 @@ from support.demo_journal import baseline_result, journal
 from support.finished_demo import finished_demo, tiny_images
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.pages import picture_uri
 from replayfleet.scripts.demo.facts import BlobSizes, Facts, read_facts
 from replayfleet.scripts.demo.page import page
 from replayfleet.scripts.demo.report import write_report
-from replayfleet.scripts.demo.samples import Picture, contact_sheet, data_uri, generated_pictures
+from replayfleet.scripts.demo.samples import Picture, contact_sheet, generated_pictures
 from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
 from replayfleet.scripts.launch.record import FleetRecord
 
@@ -201,7 +202,7 @@ def test_pictures_survive_their_encoding(channels: int):
     assert (sheet[0, 0] == np.rint((images[0, :, 0, 0] + 1) * 127.5)).all()
     assert (sheet[4, 0] == np.rint((images[2, :, 0, 0] + 1) * 127.5)).all()
     assert (sheet[8:, 4:] == 0).all()
-    encoded = np.frombuffer(base64.b64decode(data_uri(sheet).partition(",")[2]), np.uint8)
+    encoded = np.frombuffer(base64.b64decode(picture_uri(sheet).partition(",")[2]), np.uint8)
     decoded = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED).reshape(12, 8, channels)
     assert (decoded[..., ::-1] == sheet).all()
 
