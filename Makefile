@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size reference docs bench dist clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -43,11 +43,12 @@ test: setup ## All tests but the slow ones
 test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
 
-check: setup ## Lint, format, types, layers
+check: setup ## Lint, format, types, layers, and whether the lock files are as old as pyproject.toml
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-logo
+	@$(PYTHON_BIN) scripts/lock.py check
 
 fix: setup ## Let ruff correct and format what it can
 	@.venv/bin/ruff check --fix .
@@ -69,6 +70,10 @@ docs: setup ## The documentation as a site, strict, to runs/site
 
 bench: setup ## All benchmarks side by side, with raw results under runs/bench
 	@$(PYTHON_BIN) -m benchmarks.run $(ARGS)
+
+lock: setup ## Make scripts/locks anew from pyproject.toml; ARGS=--upgrade takes the newest versions
+	@$(PYTHON_BIN) -m pip install -q uv
+	@$(PYTHON_BIN) scripts/lock.py make $(ARGS)
 
 dist: setup ## Wheel and sdist, to dist/: the wheel is made from the sdist, as others will
 	@rm -rf dist

@@ -2,9 +2,10 @@
 # Everything a fresh machine needs, with no question asked: .venv, the package, a broker, the demo's data set.
 #
 # Run by `make setup`, `make demo` and `make test`. A second run takes a moment; it installs again when pyproject.toml
-# changed. Settings, all optional:
+# or its lock changed. Settings, all optional:
 #   PYTHON     interpreter to use, 3.10 to 3.13            (default: the first that fits)
 #   EXTRA      cpu or cuda                                 (default: cuda where nvidia-smi works, else cpu)
+#   LOCKED     0 installs what pyproject.toml's ranges allow (default: the versions and digests in scripts/locks)
 #   SKIP_APT   1 leaves the system's packages alone        (default: apt is used where it needs no password)
 set -eu
 
@@ -68,14 +69,27 @@ choose_extra() {
     fi
 }
 
+# Every version with its digest, so that two newcomers get the same. Fails where the lock isn't for this platform, is
+# older than pyproject.toml, or names a file that this machine's index doesn't have.
+install_locked() {
+    [ "${LOCKED:-1}" = 1 ] && [ "$(uname -s) $(uname -m)" = "Linux x86_64" ] || return 1
+    $VENV/bin/python scripts/lock.py check || return 1
+    $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes -r "$1" </dev/null &&
+        $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-build-isolation -e . </dev/null
+}
+
 install_package() {
     extra=$(choose_extra)
-    wanted="$extra $(cksum <pyproject.toml)"
+    lock=scripts/locks/$extra.txt
+    wanted="$extra ${LOCKED:-1} $(cat pyproject.toml "$lock" 2>/dev/null | cksum)"
     [ -f $STAMP ] && [ "$(cat $STAMP)" = "$wanted" ] && return
     rm -f $STAMP
     say "installing replayfleet[$extra,dev]; PyTorch is large, this takes minutes the first time"
-    $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input -e ".[$extra,dev]" </dev/null ||
-        fail "pip could not install replayfleet[$extra,dev], see its message above; the same command tries again"
+    if ! install_locked "$lock"; then
+        say "not from $lock; installing what the ranges in pyproject.toml allow"
+        $VENV/bin/python -m pip install -qq --disable-pip-version-check --no-input -e ".[$extra,dev]" </dev/null ||
+            fail "pip could not install replayfleet[$extra,dev], see its message above; the same command tries again"
+    fi
     echo "$wanted" >$STAMP
 }
 
