@@ -205,7 +205,7 @@ class Prediction:
 
     @property
     def age_s(self) -> float:
-        """Seconds from capture to answer."""
+        """From capture to answer."""
         return self.answered_at - self.captured_at
 
 

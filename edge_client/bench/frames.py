@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replayfleet.edge_client.bench.messages import Latency, latency_of
-from replayfleet.edge_client.bench.subject import Variant
+from replayfleet.edge_client.bench.messages import Latency, Variant, latency_of
 from replayfleet.edge_client.flow import Camera, Picture, Shown, View
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
@@ -61,7 +60,6 @@ class _Timed(Answerer):
         self.seconds: list[float] = []
 
     def answer(self, picture: Picture) -> Shown | None:
-        """Answer, and note the seconds."""
         began = time.perf_counter()
         shown = super().answer(picture)
         self.seconds.append(time.perf_counter() - began)

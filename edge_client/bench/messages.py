@@ -7,24 +7,36 @@ from typing import Any
 import msgspec
 
 
+class Variant(msgspec.Struct, frozen=True):
+    """One form of the model, as files that a child process reads.
+
+    Attributes:
+        form: ``onnx``, ``torchscript`` or ``eager``.
+        precision: ``fp32``, ``fp16``, ``int8`` or ``unknown``.
+        model: the file: a graph, a TorchScript file; unused for ``eager``.
+        parameters: safetensors; empty if the file holds them.
+    """
+
+    form: str
+    precision: str
+    model: str
+    parameters: str = ""
+
+
 class Trial(msgspec.Struct, frozen=True):
     """One runtime to measure.
 
     Attributes:
         runtime: ``TensorRT``, ``CUDA``, ``CUDA graphs``, ``CPU``, ``TorchScript`` or ``eager``.
-        precision: ``fp32``, ``fp16``, ``int8`` or ``unknown``.
-        model: the file.
-        parameters: safetensors; empty if the file holds them.
-        task: of ``subject.task_facts_of``, for ``eager`` and ``TorchScript`` of a model that is no file yet.
+        variant: of the model.
+        task: a ``TaskSpec`` or ``DetectionSpec``, for ``eager`` and ``TorchScript`` of a model that is no file yet.
         batches: batch sizes.
         num_threads: of one inference.
         seconds: for each batch size.
     """
 
     runtime: str
-    precision: str
-    model: str
-    parameters: str
+    variant: Variant
     task: dict[str, Any] | None
     batches: tuple[int, ...]
     num_threads: int

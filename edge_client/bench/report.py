@@ -47,22 +47,11 @@ def tail(bench: Bench) -> list[str]:
 def as_facts(bench: Bench) -> dict[str, Any]:
     """Return everything as JSON takes it: seconds and bytes."""
     facts: dict[str, Any] = msgspec.to_builtins(bench)
-    facts["rows"] = [
-        {
-            "runtime": row.runtime,
-            "precision": row.precision,
-            "usable": isinstance(row.outcome, Measured),
-            **_fields(row),
-        }
-        for row in bench.rows
-    ]
+    for row, found in zip(bench.rows, facts["rows"], strict=True):
+        outcome = msgspec.to_builtins(found.pop("outcome"), str_keys=True)
+        outcome.pop("type")
+        found |= {"usable": isinstance(row.outcome, Measured), **outcome}
     return facts
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(row.outcome, str_keys=True)
-    fields.pop("type")
-    return fields
 
 
 def _in_ms(latency: Latency) -> str:

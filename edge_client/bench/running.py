@@ -17,7 +17,7 @@ from replayfleet.devices.profiles import CPU, CUDA, TENSORRT
 from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
 from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable
-from replayfleet.edge_client.bench.subject import Subject, Variant, from_data_dir, from_file, of_our_own, task_facts_of
+from replayfleet.edge_client.bench.subject import Subject, from_data_dir, from_file, of_our_own
 from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
@@ -131,29 +131,18 @@ def _subject(settings: BenchSettings, folder: Path) -> Subject:
 
 def _rows(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> Iterator[Row]:
     """Yield what can't be had at the end: it is the same for every precision."""
+    task = None if subject.task is None else msgspec.to_builtins(subject.task)
     for variant in subject.variants:
         for runtime in _PROVIDERS if variant.form == "onnx" else (_NAMES[variant.form],):
             if not broken.get(_PROVIDERS.get(runtime, "")):
-                yield Row(runtime, variant.precision, _tried(_trial(settings, subject, variant, runtime)))
+                trial = Trial(runtime, variant, task, settings.batches, settings.threads, settings.seconds)
+                yield Row(runtime, variant.precision, _tried(trial))
     for runtime, provider in _PROVIDERS.items():
         if broken[provider] and runtime != "CUDA graphs":
             yield Row(runtime, "any", Unusable(broken[provider]))
     for form, why in subject.lacking:
         precision = form if form in {"fp16", "int8"} else "fp32"
         yield Row(_NAMES.get(form, "ONNX Runtime"), precision, Unusable(why))
-
-
-def _trial(settings: BenchSettings, subject: Subject, variant: Variant, runtime: str) -> Trial:
-    return Trial(
-        runtime=runtime,
-        precision=variant.precision,
-        model=variant.model,
-        parameters=variant.parameters,
-        task=None if subject.task is None else task_facts_of(subject.task),
-        batches=settings.batches,
-        num_threads=settings.threads,
-        seconds=settings.seconds,
-    )
 
 
 def _tried(trial: Trial) -> Measured | Unusable:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -12,9 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from safetensors.numpy import save as format_safetensors
 
+from replayfleet.edge_client.bench.messages import Variant
 from replayfleet.export.files import read_file
 from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
@@ -27,23 +27,6 @@ OUR_TASK = TaskSpec(1, 28, tuple(f"class {number}" for number in range(10)))
 """Of the model that comes with this package: the task model for 28 pixels, its parameters drawn at random."""
 
 TORCHSCRIPT_SUFFIX = ".pt"
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One form of the model, as files that a child process reads.
-
-    Attributes:
-        form: ``onnx``, ``torchscript`` or ``eager``.
-        precision: ``fp32``, ``fp16`` or ``int8``.
-        model: the file: a graph, a TorchScript file; unused for ``eager``.
-        parameters: safetensors; empty if the file holds them.
-    """
-
-    form: str
-    precision: str
-    model: str
-    parameters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +132,10 @@ def task_of_facts(facts: Mapping[str, str]) -> AnyTaskSpec | None:
         return None
 
 
-def task_facts_of(task: AnyTaskSpec) -> dict[str, Any]:
-    """Return a task as JSON takes it; ``task_from`` makes it a task again."""
-    return {"detects": isinstance(task, DetectionSpec), **dataclasses.asdict(task)}
-
-
 def task_from(facts: Mapping[str, Any]) -> AnyTaskSpec:
-    """Return the task that ``task_facts_of`` wrote."""
-    fields = {name: value for name, value in facts.items() if name != "detects"}
-    fields["class_names"] = tuple(fields["class_names"])
-    if facts["detects"]:
-        fields["anchors"] = tuple(tuple(anchor) for anchor in fields["anchors"])
-        return DetectionSpec(**fields)
-    return TaskSpec(**fields)
+    """Return a task that travelled as JSON."""
+    kind: type[AnyTaskSpec] = DetectionSpec if "anchors" in facts else TaskSpec
+    return msgspec.convert(facts, kind)
 
 
 _NO_EAGER = "a model file isn't PyTorch's source; bench a data dir, or nothing, to see it beside the others"
@@ -206,8 +180,3 @@ def _drawn(graph: bytes) -> dict[str, Array]:
 def _precision(facts: Mapping[str, str]) -> str:
     """Return what ``model-export`` says that the file computes in; a file of others doesn't say."""
     return {"onnx": "fp32", "onnx-fp16": "fp16", "onnx-int8": "int8"}.get(facts.get("format", ""), "unknown")
-
-
-def digest_of(path: Path) -> str:
-    """Return a file's sha256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -5,6 +5,7 @@ One runtime a process: memory is its own, and one that crashes takes no other wi
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from replayfleet.devices.profiles import CPU, CUDA
 from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
-from replayfleet.edge_client.bench.subject import digest_of, task_from
+from replayfleet.edge_client.bench.subject import task_from
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.files import read_file
 from replayfleet.export.parameters import read_parameters
@@ -95,8 +96,8 @@ def _open(trial: Trial, folder: Path) -> Runtime:
         return _with_torch(trial)
     from replayfleet.export.running.runtime import OnnxModel
 
-    graph = read_file(Path(trial.model))
-    parameters = read_parameters(Path(trial.parameters)) if trial.parameters else {}
+    graph = read_file(Path(trial.variant.model))
+    parameters = read_parameters(Path(trial.variant.parameters)) if trial.variant.parameters else {}
     if trial.runtime == "TensorRT":
         return _with_tensorrt(filled(graph, parameters), trial, folder)
     captured = trial.batches if trial.runtime == "CUDA graphs" else ()
@@ -124,8 +125,6 @@ def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:
 
 
 def _with_torch(trial: Trial) -> Runtime:
-    import hashlib
-
     from replayfleet.export.parity import load_parameters
     from replayfleet.export.torch_runtime import TorchModel, torchscript_model
     from replayfleet.export.torchscript import torchscript_bytes
@@ -134,11 +133,11 @@ def _with_torch(trial: Trial) -> Runtime:
 
     prepare_torch(trial.num_threads)
     if trial.task is None:
-        path = Path(trial.model)
-        return torchscript_model(read_file(path), digest_of(path))
+        script = read_file(Path(trial.variant.model))
+        return torchscript_model(script, hashlib.sha256(script).hexdigest())
     task = task_from(trial.task)
     module = build_task_model(task)
-    load_parameters(module, _with_counters(module.state_dict(), read_parameters(Path(trial.parameters))))
+    load_parameters(module, _with_counters(module.state_dict(), read_parameters(Path(trial.variant.parameters))))
     if trial.runtime == "eager":
         return TorchModel(module, task.image_shape)
     script = torchscript_bytes(module, task.image_shape, {"input": str(list(task.image_shape))})

@@ -35,7 +35,6 @@ class _HeldUp:
 
     @property
     def delivers(self) -> bool:
-        """Whether the camera is there, where it knows."""
         return bool(getattr(self._camera, "delivers", True))
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:

@@ -62,7 +62,6 @@ CAMERAS: dict[str, CameraKind] = {
 
 
 def _fault(scheme: str, kind: object) -> str:
-    """Return why something can't be the camera of this scheme, or ""."""
     if not isinstance(kind, CameraKind):
         return f"{kind!r} is no CameraKind (replayfleet.edge_client.cameras.kinds)"
     if not re.fullmatch("[a-z-]+", scheme):

@@ -1,8 +1,9 @@
-"""The board itself, Python, and the three packages that come from a vendor on some boards."""
+"""The board itself, Python, the three packages that come from a vendor on some boards, and what it computes with."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,13 +11,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from replayfleet.devices.installing import what_to_install
 from replayfleet.devices.probing import Board
-from replayfleet.devices.profiles import GIB, DeviceProfile
-from replayfleet.edge_client.doctor.findings import Finding, failure, ok, warning
+from replayfleet.devices.profiles import CPU, GIB, TENSORRT, DeviceProfile, required_provider
+from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 
 MEMORY_SHARE = 0.8
 """Of a module's memory; the rest is the firmware's, the GPU's carve-outs and the kernel's."""
 
+_FACTS = ("model", "machine", "jetpack", "cuda", "driver", "num_cores", "memory_bytes")
 _PACKAGES = {
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime", "onnxruntime-training", "onnxruntime-openvino"),
     "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
@@ -43,7 +46,6 @@ class Package:
     rivals: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """One line."""
         origin = self.installer or ("the system's package manager" if "/dist-packages" in self.folder else "unknown")
         return f"{self.name} {self.version} in {self.folder}, installed by {origin}"
 
@@ -52,15 +54,9 @@ def look_at_board(board: Board, profile: DeviceProfile, note: str) -> list[Findi
     """Return what was found, and which profile it means."""
     found = f"{board.describe()}: --device {profile.name}, which serves {profile.precision} models quickest"
     facts = {
-        "model": board.model,
-        "machine": board.machine,
+        **{key: getattr(board, key) for key in _FACTS},
         "l4t": ".".join(map(str, board.l4t or ())),
-        "jetpack": board.jetpack,
-        "cuda": board.cuda,
-        "driver": board.driver,
         "gpus": list(board.gpus),
-        "num_cores": board.num_cores,
-        "memory_bytes": board.memory_bytes,
         "profile": profile.name,
         "precision": profile.precision,
     }
@@ -83,17 +79,20 @@ def look_at_python() -> list[Finding]:
 def look_at_packages(board: Board) -> list[Finding]:
     """Return versions and origins of onnxruntime, OpenCV and torch, without importing what says so by itself."""
     vendor = "from JetPack or its index, see docs/deploy.md" if board.is_jetson else "pip install 'replayfleet[cpu]'"
-    runtime = _found("package.onnxruntime", installed("onnxruntime"))
-    if runtime is None:
-        runtime = failure("package.onnxruntime", "not installed: nothing can be served", f"install it: {vendor}")
-    cv2 = _found("package.opencv", installed("cv2"))
-    if cv2 is None:
-        system = "apt install python3-opencv" if board.is_jetson else "pip install opencv-python-headless"
-        cv2 = warning("package.opencv", "not installed: no cameras, films or folder:// sources", system)
-    torch = _found("package.torch", installed("torch"))
-    if torch is None:
-        torch = warning("package.torch", "not installed: this device serves, but can't train", f"install it: {vendor}")
-    return [runtime, cv2, torch]
+    system = "apt install python3-opencv" if board.is_jetson else "pip install opencv-python-headless"
+    rows = (
+        ("onnxruntime", "onnxruntime", failure, "nothing can be served", f"install it: {vendor}"),
+        ("opencv", "cv2", warning, "no cameras, films or folder:// sources", system),
+        ("torch", "torch", warning, "this device serves, but can't train", f"install it: {vendor}"),
+    )
+    findings = []
+    for name, module, missing, loss, advice in rows:
+        package = installed(module)
+        if package is None:
+            findings.append(missing(f"package.{name}", f"not installed: {loss}", advice))
+        else:
+            findings.append(_found(f"package.{name}", package))
+    return findings
 
 
 def installed(module: str) -> Package | None:
@@ -112,7 +111,6 @@ def installed(module: str) -> Package | None:
 
 
 def _distributions(module: str, folder: str) -> list[str]:
-    """Return which packages put ``module`` into ``folder``."""
     names = []
     for name in _PACKAGES.get(module, (module,)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -121,22 +119,44 @@ def _distributions(module: str, folder: str) -> list[str]:
     return names
 
 
-def _found(check: str, package: Package | None) -> Finding | None:
-    if package is None:
-        return None
-    facts = {
-        "name": package.name,
-        "version": package.version,
-        "folder": package.folder,
-        "installer": package.installer,
-        "rivals": list(package.rivals),
-    }
-    if package.rivals:
-        both = ", ".join((package.name, *package.rivals))
-        return warning(
-            check,
-            f"{package.describe()}; more than one package brings the same files: {both}",
-            f"pip uninstall {both.replace(',', '')}, then install one of them again",
-            **facts,
-        )
-    return ok(check, package.describe(), **facts)
+def _found(check: str, package: Package) -> Finding:
+    facts = dataclasses.asdict(package) | {"rivals": list(package.rivals)}
+    if not package.rivals:
+        return ok(check, package.describe(), **facts)
+    both = (package.name, *package.rivals)
+    found = f"{package.describe()}; more than one package brings the same files: {', '.join(both)}"
+    return warning(check, found, f"pip uninstall {' '.join(both)}, then install one of them again", **facts)
+
+
+def look_at_provider(
+    name: str, provider: str, profile: DeviceProfile, board: Board, require: str = ""
+) -> list[Finding]:
+    """Return whether a provider computes, and how much this profile minds if it doesn't.
+
+    Args:
+        name: of the provider, as ``--require-provider`` takes it.
+        provider: ONNX Runtime's name.
+        profile: what the client is started with.
+        board: what it runs on.
+        require: the provider that must be there; empty: the profile's first.
+    """
+    from replayfleet.devices.providers import try_provider
+
+    check = f"provider.{name}"
+    wanted = required_provider(require) if require else profile.execution_providers[0]
+    try:
+        trial = try_provider(provider)
+    except ImportError as error:
+        if provider in {CPU, wanted}:
+            return [failure(check, f"{error}: it can't be tried", "install onnxruntime first")]
+        return [skipped(check, f"{error}: it can't be tried")]
+    facts = {"listed": trial.listed, "works": trial.works, "missing": list(trial.missing), "wanted": provider == wanted}
+    if trial.works:
+        role = "" if provider in {wanted, CPU} else f"; --device {profile.name} serves with {wanted} first"
+        return [ok(check, f"proved by an inference{role}", **facts)]
+    advice = what_to_install(provider, trial.missing, board)
+    if provider in {CPU, wanted}:
+        return [failure(check, trial.problem, advice, **facts)]
+    if trial.listed or (provider == TENSORRT and profile.tensorrt):
+        return [warning(check, trial.problem, advice, **facts)]
+    return [skipped(check, f"{trial.problem}; --device {profile.name} doesn't need it", **facts)]

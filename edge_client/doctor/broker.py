@@ -45,7 +45,6 @@ class BrokerTarget:
 
     @property
     def client(self) -> str:
-        """The name that the trial is made for."""
         return self.client_id or (self.credentials.user if self.credentials else "") or "doctor"
 
     @property

@@ -40,7 +40,7 @@ def look_at_disk(data_dir: Path | None) -> list[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest that is there: a data dir is made when a client first starts."""
+    # A data dir is made when a client first starts: the nearest folder that is there.
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from replayfleet.devices.probing import chosen, probe
 from replayfleet.devices.profiles import REQUIRABLE
 from replayfleet.edge_client.doctor import board as boards
-from replayfleet.edge_client.doctor import broker, cameras, clock, compute, disk, keys
+from replayfleet.edge_client.doctor import broker, cameras, clock, disk, keys
 from replayfleet.edge_client.doctor.findings import Finding, Report
 from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.doctor.settings import DoctorSettings
@@ -47,7 +47,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
         *(
             Check(
                 f"provider.{name}",
-                partial(compute.look_at_provider, name, provider, profile, board, settings.require_provider),
+                partial(boards.look_at_provider, name, provider, profile, board, settings.require_provider),
                 PROVIDER_S[name],
             )
             for name, provider in REQUIRABLE.items()

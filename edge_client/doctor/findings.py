@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 FORMAT_VERSION = 1
 """Of the JSON. Keys are added without a new one; what is there keeps its meaning."""
@@ -26,8 +28,7 @@ class Status(str, enum.Enum):
 _RANK = (Status.SKIPPED, Status.OK, Status.WARNING, Status.FAILURE)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One row.
 
     Attributes:
@@ -42,22 +43,7 @@ class Finding:
     status: Status
     found: str
     advice: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "check": self.check,
-            "status": self.status.value,
-            "found": self.found,
-            "advice": self.advice,
-            "facts": dict(self.facts),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Finding:
-        """Return what ``as_json`` was made from."""
-        return cls(values["check"], Status(values["status"]), values["found"], values["advice"], values["facts"])
+    facts: dict[str, Any] = {}
 
 
 def ok(check: str, found: str, advice: str = "", /, **facts: Any) -> Finding:
@@ -88,12 +74,10 @@ class Report:
 
     @property
     def status(self) -> Status:
-        """The worst of all."""
         return max((finding.status for finding in self.findings), key=_RANK.index, default=Status.OK)
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if something fails."""
         return 1 if self.status == Status.FAILURE else 0
 
     def as_json(self) -> dict[str, Any]:
@@ -101,7 +85,7 @@ class Report:
         return {
             "format": FORMAT_VERSION,
             "status": self.status.value,
-            "checks": [finding.as_json() for finding in self.findings],
+            "checks": msgspec.to_builtins(self.findings),
         }
 
     def lines(self, width: int) -> list[str]:

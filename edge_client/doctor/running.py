@@ -6,7 +6,6 @@ Drivers and native libraries do both.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -17,6 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, NoReturn
+
+import msgspec
 
 from replayfleet.edge_client.doctor.findings import Finding, failure
 from replayfleet.federation.service.logs import redact
@@ -62,7 +63,7 @@ def run_check(check: Check) -> list[Finding]:
         status = _reap(pid)
         if status is None or not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 0 or not data:
             return [failure(check.name, _ending(status, noise), "report this, with the line above")]
-    return [Finding.from_json(values) for values in json.loads(data)]
+    return msgspec.json.decode(data, type=list[Finding])
 
 
 def _child(check: Check, writable: int, noise: IO[bytes]) -> NoReturn:
@@ -75,7 +76,7 @@ def _child(check: Check, writable: int, noise: IO[bytes]) -> NoReturn:
         for stream in (1, 2):  # native libraries print whatever they like
             os.dup2(noise.fileno(), stream)
         sys.stdout = sys.stderr = os.fdopen(os.dup(noise.fileno()), "w", buffering=1)
-        data = json.dumps([finding.as_json() for finding in check.look()]).encode()
+        data = msgspec.json.encode(check.look())
         while data:
             data = data[os.write(writable, data) :]
         code = 0

@@ -35,7 +35,6 @@ class FrameCounts:
 
     @property
     def num_captured(self) -> int:
-        """All of them."""
         return self.num_frames + self.num_dropped + self.num_failed
 
 

@@ -51,14 +51,12 @@ class FrameService:
         log.info("serving", source=source.description)
 
     def stop(self) -> None:
-        """End all threads. Idempotent."""
         if self._loop is not None:
             self._loop.stop()
         self._guard.stop()
 
     @property
     def counts(self) -> FrameCounts:
-        """What became of all frames."""
         return FrameCounts() if self._loop is None else self._loop.counts
 
     @property
@@ -72,16 +70,13 @@ class FrameService:
         return {} if self._loop is None else self._loop.turns
 
     def measures(self) -> Mapping[str, float]:
-        """What reports say of frames."""
         counts = self.counts
         return {"frames": float(counts.num_frames), "latency_p95_s": counts.latency_p95_s}
 
     def serving(self) -> dict[str, Any]:
-        """What a status says of versions: probation, roll-backs, processes."""
         return serving_status(self.slot, self._guard)
 
     def status(self) -> dict[str, Any]:
-        """What a status says of frames."""
         counts, newest = self.counts, self._newest
         return {
             "frames": counts.num_frames,

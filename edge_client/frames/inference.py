@@ -65,7 +65,6 @@ class InferenceLoop:
             thread.start()
 
     def stop(self) -> None:
-        """End all threads. Idempotent."""
         for signal in (self._stop, *(lane.stop for lane in self._lanes)):
             signal.set()
         with self._changed:
@@ -76,7 +75,6 @@ class InferenceLoop:
 
     @property
     def counts(self) -> FrameCounts:
-        """What became of all frames."""
         return self._answerer.counts
 
     @property
@@ -153,7 +151,6 @@ class InferenceLoop:
             self._watcher_fails = True
 
     def _take(self) -> Picture | None:
-        """Return the next picture, cameras in turn, or None after a while without one."""
         with self._changed:
             if not any(lane.waiting is not None for lane in self._lanes):
                 self._changed.wait(timeout=1.0)

@@ -80,7 +80,6 @@ class CameraSamples:
         return self._collector.round_samples(round_index)
 
     def test_samples(self, round_index: int) -> Samples | None:
-        """Return what was held out so far, if the operator asked for that."""
         return self._collector.held_out()
 
     def measures(self) -> Mapping[str, float]:

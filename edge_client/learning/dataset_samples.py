@@ -67,8 +67,7 @@ class DatasetSamples:
                     "source"
                 )
 
-    def watch(self, shown: Shown) -> None:
-        """Learn nothing from what is shown: round data come apart from it."""
+    def watch(self, shown: Shown) -> None: ...
 
     def round_samples(self, round_index: int) -> Samples | None:
         """The round's samples; None once the stream has ended."""
@@ -85,7 +84,6 @@ class DatasetSamples:
         return _samples(self._data.test, self._stream.test_indices(self._uri.client, last))
 
     def measures(self) -> Mapping[str, float]:
-        """Measure nothing beside the test samples."""
         return {}
 
     def _show_newest(self, round_index: int) -> None:

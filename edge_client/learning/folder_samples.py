@@ -78,8 +78,7 @@ class FolderSamples:
         if first is not None:
             self._show(to_pixels(first.images))
 
-    def watch(self, shown: Shown) -> None:
-        """Learn nothing from what is shown: round data come from files."""
+    def watch(self, shown: Shown) -> None: ...
 
     def round_samples(self, round_index: int) -> Samples | None:
         """Up to ``per_round`` images that no round has used, the oldest first; None if there are none."""
@@ -97,11 +96,9 @@ class FolderSamples:
         return samples
 
     def test_samples(self, round_index: int) -> Samples | None:
-        """A folder holds no test data."""
         return None
 
     def measures(self) -> Mapping[str, float]:
-        """Measure nothing beside the test samples."""
         return {}
 
     def _files(self) -> list[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+
 from replayfleet.edge_client.bench.messages import Measured, Trial
-from replayfleet.edge_client.bench.subject import from_data_dir, task_facts_of
+from replayfleet.edge_client.bench.subject import from_data_dir
 from replayfleet.edge_client.bench.worker import measured
 from replayfleet.edge_client.serving.engine_desk import EngineDesk, open_desk
 from replayfleet.edge_client.serving.model import WorkerModel
@@ -57,8 +59,8 @@ def the_served_model_is_measured(data_dir: Path, folder: Path) -> None:
     assert subject.task == TASK
     for variant in subject.variants:
         runtime = {"eager": "eager", "torchscript": "TorchScript"}.get(variant.form, "CPU")
-        task = task_facts_of(TASK)
-        trial = Trial(runtime, variant.precision, variant.model, variant.parameters, task, (1,), 1, 0.01)
+        task = msgspec.to_builtins(TASK)
+        trial = Trial(runtime, variant, task, (1,), 1, 0.01)
         assert isinstance(measured(trial), Measured)
     assert {variant.precision for variant in subject.variants} == {"fp32", "fp16", "int8"}
 

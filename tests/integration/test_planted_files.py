@@ -13,7 +13,7 @@ import pytest
 
 from replayfleet.devices.jtop import Jtop
 from replayfleet.edge_client.bench import running
-from replayfleet.edge_client.bench.messages import Trial, Unusable
+from replayfleet.edge_client.bench.messages import Trial, Unusable, Variant
 from replayfleet.edge_client.cameras.carla.guard import Duty, Guard
 from replayfleet.edge_client.cameras.live.wire import CameraJob, Lost, Ready, WorkerProcess
 from replayfleet.edge_client.doctor.findings import ok
@@ -121,7 +121,7 @@ def _trainer() -> None:
 
 
 def _bench() -> None:
-    found = running._tried(Trial("CPU", "fp32", "nothing.onnx", "", None, (1,), 1, 0.1))
+    found = running._tried(Trial("CPU", Variant("onnx", "fp32", "nothing.onnx"), None, (1,), 1, 0.1))
     assert isinstance(found, Unusable)
     assert "nothing.onnx" in found.why
 

@@ -49,12 +49,11 @@ class Lens:
 
     @property
     def focal(self) -> float:
-        """``w / (2 tan(fov pi / 360))``, in pixels; pixels are square."""
+        # w / (2 tan(fov pi / 360)), in pixels, which are square
         return self.width / (2 * math.tan(self.fov * math.pi / 360))
 
     @property
     def centre(self) -> Array:
-        """(2,) where the axis meets the picture."""
         return np.array([self.width / 2, self.height / 2])
 
 

@@ -103,12 +103,10 @@ class CarlaSettings:
 
     @property
     def place(self) -> str:
-        """``host:port`` for messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def open_timeout_s(self) -> float:
-        """Four answers of the simulator, and a town to load."""
         return 4 * self.timeout_s + GRACE_S + (LOAD_TOWN_S if self.town else 0.0)
 
     @property
@@ -118,7 +116,6 @@ class CarlaSettings:
 
     @property
     def goodbye_s(self) -> float:
-        """To put everything back."""
         return 3 * self.timeout_s + GRACE_S
 
     def check(self) -> None:

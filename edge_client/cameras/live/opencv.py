@@ -34,23 +34,17 @@ _LIBRARY_ERROR = re.compile(r"\[\w+ @ \w+\] (?P<what>.+)")
 class Capture(Protocol):
     """The part of ``cv2.VideoCapture`` that is used."""
 
-    def isOpened(self) -> bool:  # noqa: N802 - OpenCV's name
-        """Whether there is something to read."""
+    def isOpened(self) -> bool: ...  # noqa: N802 - OpenCV's name
 
-    def grab(self) -> bool:
-        """Wait for the next picture; False if there is none."""
+    def grab(self) -> bool: ...
 
-    def retrieve(self) -> tuple[bool, Any]:
-        """Return (success, (H, W, 3) uint8 BGR) of what was grabbed."""
+    def retrieve(self) -> tuple[bool, Any]: ...
 
-    def get(self, prop: int) -> float:
-        """Return a property."""
+    def get(self, prop: int) -> float: ...
 
-    def set(self, prop: int, value: float) -> bool:
-        """Ask for a property; whether the camera took it."""
+    def set(self, prop: int, value: float) -> bool: ...
 
-    def release(self) -> None:
-        """Let go of the device or connection."""
+    def release(self) -> None: ...
 
 
 class CaptureLoop:

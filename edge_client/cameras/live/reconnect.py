@@ -107,7 +107,6 @@ class Story:
 
     @property
     def delivers(self) -> bool:
-        """Whether the last that was heard of the camera was a picture."""
         return self._size is not None and self.lost_since is None
 
     def picture(self, size: tuple[int, int], now: float) -> News | None:

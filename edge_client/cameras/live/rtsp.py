@@ -69,7 +69,6 @@ class RtspCameraSettings(OpenCvSettings):
             require_opencv()
 
     def describe(self) -> str:
-        """One line for logs, without credentials."""
         return described(self.url)
 
     def hidden(self, reason: str) -> str:

@@ -111,7 +111,6 @@ class SupervisedCamera:
 
     @property
     def pid(self) -> int | None:
-        """Of the capture process; None while there is none."""
         worker = self._worker
         return None if worker is None else worker.pid
 

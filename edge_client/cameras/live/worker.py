@@ -96,7 +96,6 @@ class Desk:
             return not self._closed
 
     def close(self) -> None:
-        """Nothing is wanted any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from replayfleet.edge_client.cameras.recorded.sidecars import Sidecar, coco_sidecar, label_files, yolo_sidecar
-from replayfleet.edge_client.cameras.recorded.stills import StillsPlayer
-from replayfleet.edge_client.flow import Boxes, Picture, Rate
+from replayfleet.edge_client.cameras.recorded.stills import StillsCamera
+from replayfleet.edge_client.flow import Boxes, Rate
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.files.picture_files import list_pictures
@@ -43,8 +42,8 @@ class ImagesSettings:
         check_settings(self)
 
 
-class ImagesCamera:
-    """A folder of pictures; every one is delivered, and waits for a slow reader.
+class ImagesCamera(StillsCamera):
+    """A folder of pictures.
 
     The folder is listed once: what is put there later isn't seen.
 
@@ -57,32 +56,23 @@ class ImagesCamera:
         SettingsError: No such folder, no pictures in it, or annotations that can't be used.
     """
 
-    live = False
-
     def __init__(self, settings: ImagesSettings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = name
         self._settings = settings
         if not settings.path.is_dir():
             raise SettingsError(
                 f"folder of pictures {str(settings.path)!r} doesn't exist; expected PATH/*.png or *.jpg"
             )
-        self.files = tuple(list_pictures(settings.path))
-        if not self.files:
+        files = list_pictures(settings.path)
+        if not files:
             raise SettingsError(f"folder {settings.path} has no pictures; expected PATH/*.png or *.jpg")
+        super().__init__(name, files, rate_hz=settings.rate, loop=settings.loop, clock=clock)
         self._sidecar = _sidecar(settings, self.files)
         self.class_names = self._sidecar.class_names if self._sidecar else ()
-        self._player = StillsPlayer(name, self, rate_hz=settings.rate, loop=settings.loop, clock=clock)
-
-    def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield the pictures until ``stop`` is set or they end; iterating anew goes on where it stopped."""
-        return self._player.pictures(stop)
 
     def boxes(self, index: int, size: tuple[int, int]) -> Boxes | None:
-        """Return the boxes of file ``index``; None where it has none; raises SettingsError if they are damaged."""
         return self._sidecar.boxes(self.files[index].name, size) if self._sidecar else None
 
     def describe(self) -> str:
-        """One line for logs."""
         boxes = f"boxes of {len(self.class_names)} classes" if self._sidecar else "no boxes"
         return f"pictures {self._settings.path}, {len(self.files)} at {self._settings.rate:g}/s, {boxes}"
 

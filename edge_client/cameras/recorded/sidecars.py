@@ -47,7 +47,6 @@ class YoloSidecar(Generic[K]):
     class_names: tuple[str, ...]
 
     def boxes(self, key: K, size: tuple[int, int]) -> Boxes | None:
-        """Return what the picture's label file says."""
         if key not in self.files:
             return None
         return _boxes(read_yolo(self.files[key], len(self.class_names), size))
@@ -62,7 +61,6 @@ class CocoSidecar(Generic[K]):
     class_names: tuple[str, ...]
 
     def boxes(self, key: K, size: tuple[int, int]) -> Boxes | None:
-        """Return what the file says about the picture."""
         if key not in self.pictures:
             return None
         picture = self.pictures[key]

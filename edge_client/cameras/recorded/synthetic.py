@@ -53,7 +53,6 @@ class SyntheticSettings:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The towns, one or more."""
         return tuple(town.strip() for town in (self.towns or self.town or DEFAULT_TOWN).split(","))
 
 
@@ -103,7 +102,6 @@ class SyntheticCamera:
         return order[int(frame_id / self._settings.rate / self._settings.stay) % len(order)]
 
     def describe(self) -> str:
-        """One line for logs."""
         own = self._settings
         towns = ", ".join(own.order) + (f" for {own.stay:g} s each" if len(own.order) > 1 else "")
         return f"synthetic street, {towns}, {own.width}x{own.height} at {own.rate:g}/s, seed {own.seed}"

@@ -106,7 +106,6 @@ class VideoCamera:
             yield from self._one_pass(pace, stop)
 
     def describe(self) -> str:
-        """One line for logs."""
         boxes = f"boxes of {len(self.class_names)} classes" if self._sidecar else "no boxes"
         return f"film {self._settings.path}, {self._rate_hz:g} frames/s, {boxes}"
 
@@ -205,7 +204,6 @@ def _sidecar(settings: VideoSettings) -> Sidecar[int] | None:
 
 
 def _entry_number(path: Path, file_name: str) -> int:
-    """Return a COCO entry's frame number: ``12``, or ``frame_000012.png``."""
     stem, dot, suffix = file_name.rpartition(".")
     number = frame_number(stem if dot and f".{suffix.lower()}" in SUFFIXES else file_name)
     if number is None or (dot and f".{suffix.lower()}" not in SUFFIXES):

@@ -44,5 +44,4 @@ class Crops:
         return kept.astype(np.int64), int((areas > 0).sum()) - len(kept)
 
     def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
-        """Return one class per object."""
         return classified(outputs, inputs)

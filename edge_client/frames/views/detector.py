@@ -24,11 +24,9 @@ class Detector:
         self._rules = rules or DetectionRules()
 
     def inputs(self, picture: Picture) -> Inputs:
-        """Return the picture, resized, as the only input."""
         return Inputs(fitted(picture.pixels, self._task)[None], size=picture.size)
 
     def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
-        """Return what was found, the surest first."""
         assert inputs.size is not None
         (found,) = detections(self._task, outputs, self._rules)
         return Answers(found.class_ids, found.scores, found.in_pixels(*inputs.size), found.num_left_out)

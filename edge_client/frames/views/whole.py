@@ -21,9 +21,7 @@ class WholePicture:
         self._task = task
 
     def inputs(self, picture: Picture) -> Inputs:
-        """Return the picture, resized, as the only input."""
         return Inputs(fitted(picture.pixels, self._task)[None])
 
     def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
-        """Return one class for the picture."""
         return classified(outputs, inputs)

@@ -52,7 +52,6 @@ class Film:
         self.num_frames = 0
 
     def write(self, image: NDArray[np.uint8]) -> None:
-        """Append an RGB image (H, W, 3)."""
         width, height = self._size
         if image.shape[:2] != (height, width):
             image = _fitted(image, width, height)
@@ -60,7 +59,6 @@ class Film:
         self.num_frames += 1
 
     def close(self) -> None:
-        """Finish the file."""
         self._writer.release()
 
 
@@ -99,11 +97,9 @@ class Recorder:
 
     @property
     def num_left_out(self) -> int:
-        """Pictures that are in no film."""
         return self._left_out.total()
 
     def close(self) -> None:
-        """Write what waits and finish the files. Idempotent."""
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join(timeout=30)

@@ -43,7 +43,6 @@ class Window:
         self._newest[shown.picture.camera] = shown
 
     def close(self) -> None:
-        """Close all windows. Idempotent."""
         self._closing.set()
         self._thread.join(timeout=5)
 

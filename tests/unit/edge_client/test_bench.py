@@ -15,17 +15,15 @@ from safetensors.numpy import save as format_safetensors
 
 from replayfleet.edge_client.bench import running
 from replayfleet.edge_client.bench.command import bench
-from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of, percentile
+from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, Variant, latency_of, percentile
 from replayfleet.edge_client.bench.report import line, tail
 from replayfleet.edge_client.bench.running import Bench, BenchSettings, Row
 from replayfleet.edge_client.bench.subject import (
     OUR_TASK,
     Subject,
-    Variant,
     from_data_dir,
     from_file,
     of_our_own,
-    task_facts_of,
     task_from,
     task_of_facts,
 )
@@ -48,10 +46,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 def trial_of(variant: Variant, runtime: str = "CPU", **changes: Any) -> Trial:
     trial = Trial(
         runtime=runtime,
-        precision=variant.precision,
-        model=variant.model,
-        parameters=variant.parameters,
-        task=task_facts_of(OUR_TASK),
+        variant=variant,
+        task=msgspec.to_builtins(OUR_TASK),
         batches=(1, 4),
         num_threads=1,
         seconds=QUICK,
@@ -110,7 +106,9 @@ def test_a_model_that_answers_with_nan_is_not_measured(ours: Subject, tmp_path: 
     layouts = inspect_graph(Path(ours.variants[0].model).read_bytes()).parameters
     broken = {name: np.full(layout.shape, np.nan, layout.dtype) for name, layout in layouts.items()}
     (tmp_path / "broken.safetensors").write_bytes(format_safetensors(broken))
-    found = measured(trial_of(ours.variants[0], parameters=str(tmp_path / "broken.safetensors")))
+    found = measured(
+        trial_of(msgspec.structs.replace(ours.variants[0], parameters=str(tmp_path / "broken.safetensors")))
+    )
     assert found == Unusable("it answers with something else than numbers")
 
 
@@ -134,7 +132,7 @@ def test_percentiles_are_values_that_were_measured():
 
 @pytest.mark.parametrize("task", [OUR_TASK, DETECTS, TaskSpec(3, 64, ("a", "b"), stem="imagenet")])
 def test_a_task_survives_json_and_a_files_facts(task: TaskSpec | DetectionSpec):
-    assert task_from(json.loads(json.dumps(task_facts_of(task)))) == task
+    assert task_from(json.loads(json.dumps(msgspec.to_builtins(task)))) == task
     found = task_of_facts(task_facts(task))
     assert found is not None
     assert (found.image_shape, found.class_names, found.output_shape) == (

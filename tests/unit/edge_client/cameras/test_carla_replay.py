@@ -38,7 +38,7 @@ def test_towns_come_in_the_order_of_the_drive(drive: Path):
     camera = CarlaReplayCamera(CarlaReplaySettings(drive, towns="Town03, Town01", rate=FAST), "front")
     pictures = play(camera)
     assert [number_in(picture.pixels) for picture in pictures] == [6, 0, 1, 2, 3]
-    assert [camera.town_of(picture.frame_id) for picture in pictures] == ["Town03", *["Town01"] * 4]
+    assert [picture.place for picture in pictures] == ["Town03", *["Town01"] * 4]
     assert "Town03, Town01, 5 frames at 1000/s" in camera.describe()
 
 
@@ -52,7 +52,7 @@ def test_start_leaves_frames_out_and_a_loop_brings_them_back(drive: Path):
     pictures = play(camera, most=5)
     assert [number_in(picture.pixels) for picture in pictures] == [6, 4, 5, 6, 4]
     assert [picture.frame_id for picture in pictures] == [0, 1, 2, 3, 4]
-    assert [camera.town_of(frame_id) for frame_id in range(3)] == ["Town03", "Town02", "Town02"]
+    assert [picture.place for picture in pictures][:3] == ["Town03", "Town02", "Town02"]
 
 
 def test_a_drive_goes_on_where_it_stopped_and_stays_ended(drive: Path):
@@ -135,7 +135,7 @@ def test_the_recorded_carla_towns_are_played():
     pictures = play(camera, most=70)
     assert len(pictures) == 70
     assert {picture.size for picture in pictures} == {(640, 380)}
-    assert camera.town_of(57) == "Town04"
-    assert camera.town_of(58) == "Town01"
+    assert camera.place(57) == "Town04"
+    assert camera.place(58) == "Town01"
     assert all(picture.boxes is not None for picture in pictures)
     assert sum(len(picture.boxes or ()) for picture in pictures) > 20

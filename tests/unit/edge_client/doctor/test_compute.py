@@ -8,7 +8,7 @@ from replayfleet.devices import providers
 from replayfleet.devices.probing import Board
 from replayfleet.devices.profiles import CPU, CUDA, TENSORRT, profile
 from replayfleet.devices.providers import Trial
-from replayfleet.edge_client.doctor.compute import look_at_provider
+from replayfleet.edge_client.doctor.board import look_at_provider
 from replayfleet.edge_client.doctor.findings import Status
 
 PC = Board(machine="x86_64", num_cores=8)

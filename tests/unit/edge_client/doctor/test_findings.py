@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from replayfleet.edge_client.doctor.findings import Finding, Report, Status, failure, ok, skipped, warning
@@ -36,7 +37,7 @@ def test_json_has_every_key_of_every_finding_and_comes_back_as_it_was() -> None:
         "advice": "",
         "facts": {"memory_bytes": 5, "gpus": ["x"]},
     }
-    assert tuple(Finding.from_json(each) for each in values["checks"]) == report.findings
+    assert msgspec.convert(values["checks"], tuple[Finding, ...]) == report.findings
 
 
 def test_the_table_has_one_column_each_and_advice_below_what_was_found() -> None:
