@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 
 from benchmarks.environment import write_result
+from replayfleet.federation.streams.street.looks import TOWNS
 from replayfleet.federation.streams.street.street import Street
-from replayfleet.federation.streams.street.towns import TOWNS
 
 
 def measure(town: str, num_pictures: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.streams.stream import client_id
+from replayfleet.federation.streams.street.looks import TOWNS
 from replayfleet.federation.streams.street.street import Street
-from replayfleet.federation.streams.street.towns import TOWNS
 from replayfleet.scripts.fleet.faults import BAD_LINE
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.plan import (

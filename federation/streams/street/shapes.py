@@ -13,69 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-Colour = tuple[int, int, int]
+from replayfleet.federation.streams.street.looks import SIGNS, VEHICLES, Colour, Outline
+
 Point = tuple[float, float, float]
-Outline = Sequence[tuple[float, float]]
 
 NUM_CORNERS = 12
-LENGTHS_M = {"car": 4.35, "van": 5.2, "bus": 10.5, "truck": 9.5, "bike": 1.75, "motobike": 2.1}
 _DARK, _GLASS, _GREY, _WHITE, _SKIN = (28, 28, 31), (46, 60, 72), (112, 116, 118), (232, 232, 226), (206, 160, 130)
 _LIGHT = np.array((-0.35, 0.8, -0.5))
-_Part = tuple[str, float, Outline]
-_CAR = ((0, 0.28), (0, 0.78), (0.12, 0.95), (3.15, 1.0), (4.2, 0.82), (4.35, 0.55), (4.35, 0.28))
-_BODIES: Mapping[str, tuple[float, float, Sequence[_Part]]] = {
-    # Half width, wheels' radius, and parts: colour, half width, outline of (z, y). Windows are bands around the body.
-    "car": (
-        0.9,
-        0.33,
-        (
-            ("body", 0.89, _CAR),
-            ("glass", 0.76, ((0.12, 0.95), (0.7, 1.42), (2.3, 1.42), (3.15, 1.0))),
-            ("body", 0.77, ((0.66, 1.41), (0.7, 1.47), (2.3, 1.47), (2.35, 1.41))),
-        ),
-    ),
-    "van": (
-        1.0,
-        0.36,
-        (
-            ("body", 0.98, ((0, 0.3), (0, 2.2), (4.2, 2.2), (5.2, 1.1), (5.2, 0.3))),
-            ("glass", 0.99, ((0, 1.2), (0, 1.9), (4.4, 1.9), (4.9, 1.3))),
-        ),
-    ),
-    "bus": (
-        1.25,
-        0.48,
-        (
-            ("body", 1.23, ((0, 0.35), (0, 3.0), (10.3, 3.0), (10.5, 1.3), (10.5, 0.35))),
-            ("glass", 1.24, ((0, 1.6), (0, 2.5), (10.4, 2.5), (10.4, 1.6))),
-        ),
-    ),
-    "truck": (
-        1.2,
-        0.48,
-        (
-            ("body", 1.15, ((7.3, 0.5), (7.3, 2.8), (9.2, 2.8), (9.5, 1.3), (9.5, 0.5))),
-            ("glass", 1.16, ((7.8, 1.5), (7.8, 2.4), (9.35, 2.4), (9.45, 1.5))),
-            ("load", 1.2, ((0, 0.9), (0, 3.4), (7.1, 3.4), (7.1, 0.9))),
-            ("dark", 1.0, ((0.1, 0.5), (0.1, 0.9), (7.3, 0.9), (7.3, 0.5))),
-        ),
-    ),
-    "bike": (0.04, 0.34, [("frame", 0.03, ((0.4, 0.36), (0.5, 0.9), (1.25, 1.0), (0.9, 0.32)))]),
-    "motobike": (
-        0.1,
-        0.33,
-        [("body", 0.2, ((0.2, 0.6), (0.1, 0.85), (1.5, 1.0), (1.75, 0.6), (1.2, 0.3), (0.5, 0.3)))],
-    ),
-}
-SIGNS: Mapping[str, Sequence[tuple[int, float, float, Colour]]] = {
-    # Regular polygons, one on the other: corners, turn in shares of a corner, radius, colour.
-    "limit": ((12, 0, 0.42, (206, 28, 34)), (12, 0, 0.31, _WHITE), (4, 0.5, 0.15, _DARK)),
-    "yield": ((3, 0, 0.55, (206, 28, 34)), (3, 0, 0.32, _WHITE)),
-    "stop": ((8, 0.5, 0.46, (206, 28, 34)), (4, 0, 0.2, _WHITE)),
-    "parking": ((4, 0.5, 0.5, (24, 82, 168)), (6, 0, 0.22, _WHITE)),
-    "diamond": ((4, 0, 0.52, _WHITE), (4, 0, 0.4, (246, 196, 30))),
-    "panel": ((4, 0.5, 1.9, _WHITE), (4, 0.5, 1.78, (24, 82, 168)), (4, 0, 0.5, _WHITE)),
-}
 _LAMPS: Mapping[str, Colour] = {"red": (255, 48, 40), "amber": (255, 186, 40), "green": (60, 255, 150)}
 
 
@@ -155,8 +99,8 @@ def vehicle(kind: str, colour: Colour, coat: Colour, phase: int, away: bool, nig
         away: it drives ahead of the camera, not towards it.
         night: its lamps are lit.
     """
-    half, radius, parts = _BODIES[kind]
-    length, colours = LENGTHS_M[kind], {"body": colour, "glass": _GLASS, "load": _WHITE, "dark": _DARK, "frame": _GREY}
+    (length, half, radius), parts = VEHICLES[kind].size, VEHICLES[kind].parts
+    colours = {"body": colour, "glass": _GLASS, "load": _WHITE, "dark": _DARK, "frame": _GREY}
     axles = (1.1 * radius, length - 1.1 * radius) if half < 0.5 else (0.2 * length, 0.79 * length)
     floor = [(x * half, 0.01, z) for x, z in ((-0.95, 0.05), (0.95, 0.05), (0.95, length), (-0.95, length))]
     faces = [Face(floor, _DARK)] if half > 0.5 else []  # its shadow

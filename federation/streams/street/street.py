@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.streams.annotations import Annotation
 from replayfleet.federation.streams.files.picture_files import require_opencv
-from replayfleet.federation.streams.street.shapes import Colour
-from replayfleet.federation.streams.street.towns import CLASS_NAMES, TOWNS, Town
+from replayfleet.federation.streams.street.looks import CLASS_NAMES, TOWNS, Colour, Town
 from replayfleet.federation.streams.street.traffic import (
     BLOCK_M,
     CROSSING_M,

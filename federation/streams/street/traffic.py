@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from replayfleet.federation.streams.street import shapes
-from replayfleet.federation.streams.street.shapes import LENGTHS_M, Colour, Shape
-from replayfleet.federation.streams.street.towns import CLASS_NAMES, Town
+from replayfleet.federation.streams.street.looks import CLASS_NAMES, COLOURS, LENGTHS_M, SIGNS, Colour, Town
+from replayfleet.federation.streams.street.shapes import Shape
 
 FAR_M = 130.0
 """What is farther than this isn't drawn."""
@@ -28,10 +28,6 @@ _LIGHT, _SIGN = CLASS_NAMES.index("traffic_light"), CLASS_NAMES.index("traffic_s
 _LEADER_S, _LIGHT_S = 18.0, 24.0
 _OFFSET = 2**31
 """Makes numbers of stretches, which may be negative, fit for a seed."""
-
-_CARS = ((196, 30, 36), (32, 74, 150), (225, 226, 228), (56, 58, 64), (140, 146, 152), (208, 168, 40), (36, 110, 66))
-_COATS = ((40, 90, 170), (200, 60, 50), (235, 200, 50), (60, 130, 80), (230, 120, 40))
-_WALLS = ((206, 186, 150), (178, 98, 74), (226, 214, 190), (158, 160, 162), (196, 148, 110), (170, 178, 160))
 
 
 class Thing(NamedTuple):
@@ -93,7 +89,7 @@ class Traffic:
 
     def _vehicle(self, kind: str, x: float, z: float, look: float, phase: int = 0, *, away: bool = True) -> Thing:
         place = int(look * 997)
-        colours = _CARS[place % len(_CARS)], _COATS[place % len(_COATS)]
+        colours = COLOURS["cars"][place % len(COLOURS["cars"])], COLOURS["coats"][place % len(COLOURS["coats"])]
         step = (place + phase) % 4 if kind == "bike" else 0
         shape = shapes.vehicle(kind, *colours, step, away, self._town.night)
         return Thing(shape, x, 0, z, CLASS_NAMES.index(kind) if kind in CLASS_NAMES else 0)
@@ -130,7 +126,7 @@ class Traffic:
                     yield self._vehicle(kind, curb - side * 1.15, float(place), rng.random(), away=side > 0)
             for place in (CROSSING_M + 5, CROSSING_M + 40):
                 if rng.random() < 0.6:
-                    kind = str(rng.choice([name for name in shapes.SIGNS if name != "panel"]))
+                    kind = str(rng.choice([name for name in SIGNS if name != "panel"]))
                     yield from _sign(kind, curb + side * 0.45, 2.4, place + rng.uniform(0, 6))
         yield Thing(shapes.pole(5.6, -4.2), 5.2, 0, -0.6)
         yield Thing(shapes.pole(5.6, 0.4), CURBS_M[0] - 0.9, 0, CROSSING_M + 0.4)
@@ -140,7 +136,12 @@ def _houses(rng: np.random.Generator, side: int, x: float, night: bool) -> Itera
     begin = CROSSING_M + 2.0
     while begin < BLOCK_M - 8:
         width = min(float(rng.choice((8, 10, 12, 14))), math.floor(BLOCK_M - begin))
-        look = int(rng.integers(2, 6)), side, int(rng.integers(4)), _WALLS[int(rng.integers(len(_WALLS)))]
+        look = (
+            int(rng.integers(2, 6)),
+            side,
+            int(rng.integers(4)),
+            COLOURS["walls"][int(rng.integers(len(COLOURS["walls"])))],
+        )
         if rng.random() > 0.14:
             yield Thing(shapes.house(width, *look, night), x, 0, begin, depth_m=width)
         else:

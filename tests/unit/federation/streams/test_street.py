@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.street.shapes import LENGTHS_M, SIGNS, Shape, house, sign, tree, vehicle
+from replayfleet.federation.streams.street.looks import CLASS_NAMES, LENGTHS_M, SIGNS, TOWNS
+from replayfleet.federation.streams.street.shapes import Shape, house, sign, tree, vehicle
 from replayfleet.federation.streams.street.street import MIN_HEIGHT, MIN_WIDTH, NEAR_M, Street, View, paint
-from replayfleet.federation.streams.street.towns import CLASS_NAMES, TOWNS
 from replayfleet.federation.streams.street.traffic import Thing, Traffic
 
 WIDTH, HEIGHT = 640, 380
