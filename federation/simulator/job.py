@@ -28,15 +28,14 @@ from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, h
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
 from replayfleet.federation.simulator.parts import Part, noted_parts
 from replayfleet.federation.simulator.placement import device_type, torch_device
-from replayfleet.federation.simulator.records import LateChange, RoundRecord, kept_accuracy
+from replayfleet.federation.simulator.records import LateChange, kept_accuracy
 from replayfleet.federation.simulator.result import Result, commit, hardware, read_result, summary_beside, versions
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
-from replayfleet.federation.streams.driving.stream import LATE_CLIENT, DrivingStream
-from replayfleet.federation.streams.opening import AnyStream, open_stream
-from replayfleet.federation.streams.stream import StreamSettings, client_id, plain_settings
+from replayfleet.federation.streams.opening import open_stream
+from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 
 _RESULT = "result.json"
 _CHART = "accuracy.png"
@@ -50,24 +49,18 @@ class Job:
     """A checked run.
 
     Attributes:
+        spec: what was asked for.
         simulation: what to run.
         identity: what defines it, as JSON values.
-        out: where results go.
-        resume: continue what ``out`` holds.
         compared: other runs on the same stream.
         command: what was typed.
-        label: of its curve: what was typed for the method.
-        minutes: after which it stops with the round; None never.
     """
 
+    spec: RunSpec
     simulation: Simulation
     identity: dict[str, Any]
-    out: Path
-    resume: bool
     compared: list[Result]
     command: list[str]
-    label: str
-    minutes: float | None = None
 
     @property
     def headline(self) -> str:
@@ -78,7 +71,7 @@ class Job:
         absent = f" ({size.num_absent} absent)" if size.num_absent else ""
         storing = ", clients store real samples" if self.simulation.method.stores_data else ""
         return (
-            f"{self.label} on {identity['dataset']}, {size.scenario}{overlap}: "
+            f"{self.spec.method} on {identity['dataset']}, {size.scenario}{overlap}: "
             f"{size.num_clients} clients{absent}, {stream.num_rounds} rounds, seed {identity['run_seed']}, "
             f"{identity['sampler']} sampler, --threads {identity['num_threads']}{storing}"
         )
@@ -94,88 +87,68 @@ class Job:
         Raises:
             SettingsError: Another process runs in ``out``, or what it holds can't be resumed.
         """
-        with claimed(self.out / _STATE):
+        with claimed(self.spec.out / _STATE):
             return self._run(on_round, on_client)
 
     def _run(self, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
-        started = time.monotonic()
-        checkpoints = Checkpoints(self.out / _STATE)
-        if self.resume:
+        started, stream, spec = time.monotonic(), self.simulation.stream, self.spec
+        checkpoints = Checkpoints(spec.out / _STATE)
+        if spec.resume:  # refused before anything is removed, if it is another run
             checkpoints.begin(self.identity, resume=True)
         for name in (_RESULT, _CHART):
-            (self.out / name).unlink(missing_ok=True)
-        if not self.resume:
+            (spec.out / name).unlink(missing_ok=True)
+        if not spec.resume:
             checkpoints.begin(self.identity, resume=False)
-        stream, limit = self.simulation.stream, _Limit(started, self.minutes)
         num_before = checkpoints.num_rounds()
-        parts = noted_parts(self.out / _STATE, self._part(num_before), num_rounds=stream.num_rounds)
-
-        def note_round(outcome: RoundOutcome) -> None:
-            limit.last_round_s = outcome.record.round_s
-            on_round(outcome)
-
-        records = self.simulation.run(
-            checkpoints=checkpoints, on_round=note_round, on_client=on_client, should_stop=limit.is_near
-        )
-        if len(records) < stream.num_rounds:
-            return None
-        last = parts[-1]
-        result = Result(
-            run=self.identity,
-            stream=_described(stream),
-            rounds=records,
-            summary=summary_beside(records, self.compared) | _kept(stream, records),
-            hardware=last.hardware,
-            versions=last.versions,
-            commit=last.commit,
-            wall_s=time.monotonic() - started + sum(record.round_s for record in records[:num_before]),
-            command=last.command,
-            label=self.label,
-            parts=parts if len(parts) > 1 else [],
-        )
-        write_atomic(self.out / _CHART, self._chart(result))
-        write_atomic(self.out / _RESULT, result.encode())
-        return result
-
-    def _part(self, first_round: int) -> Part:
-        return Part(
-            first_round=first_round,
+        part = Part(
+            first_round=num_before,
             hardware=hardware(self.simulation.torch_device),
             versions=versions(),
             commit=commit(),
             command=self.command,
         )
+        parts = noted_parts(spec.out / _STATE, part, num_rounds=stream.num_rounds)
+        ends = math.inf if spec.minutes is None else started + 60 * spec.minutes
+        last_round_s = 0.0
 
-    def _chart(self, result: Result) -> bytes:
-        stream = self.simulation.stream
-        title = f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients"
-        return accuracy_chart(
+        def note_round(outcome: RoundOutcome) -> None:
+            nonlocal last_round_s
+            last_round_s = outcome.record.round_s
+            on_round(outcome)
+
+        records = self.simulation.run(
+            checkpoints=checkpoints,
+            on_round=note_round,
+            on_client=on_client,
+            should_stop=lambda: time.monotonic() + last_round_s > ends,  # the next takes about as long
+        )
+        if len(records) < stream.num_rounds:
+            return None
+        last, described = parts[-1], stream.described()
+        kept = kept_accuracy(records, LateChange(**described["late_change"])) if "late_change" in described else {}
+        result = Result(
+            run=self.identity,
+            stream=described,
+            rounds=records,
+            summary=summary_beside(records, self.compared) | kept,
+            hardware=last.hardware,
+            versions=last.versions,
+            commit=last.commit,
+            wall_s=time.monotonic() - started + sum(record.round_s for record in records[:num_before]),
+            command=last.command,
+            label=spec.method,
+            parts=parts if len(parts) > 1 else [],
+        )
+        chart = accuracy_chart(
             [result.curve(), *(other.curve() for other in self.compared)],
-            title=title,
-            changes=stream.changes(),
-            change_name=stream.change_name,
+            title=f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients",
+            changes=described["changes"],
+            change_name=described["change_name"],
             measure=self.measure,
         )
-
-
-@dataclass(slots=True)
-class _Limit:
-    """When a run has to stop.
-
-    Attributes:
-        started: when it began, in seconds of ``time.monotonic``.
-        minutes: that it may take; None is without end.
-        last_round_s: how long the next round will probably take.
-    """
-
-    started: float
-    minutes: float | None
-    last_round_s: float = 0.0
-
-    def is_near(self) -> bool:
-        """Whether another round would end too late."""
-        limit_s = math.inf if self.minutes is None else 60 * self.minutes
-        return time.monotonic() - self.started + self.last_round_s > limit_s
+        write_atomic(spec.out / _CHART, chart)
+        write_atomic(spec.out / _RESULT, result.encode())
+        return result
 
 
 def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
@@ -192,14 +165,11 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     torch_device(spec.torch_device)
     identity = identity_of(spec, simulation)
     return Job(
+        spec=asked,
         simulation=simulation,
         identity=identity,
-        out=spec.out,
-        resume=spec.resume,
         compared=[read_result(path, identity) for path in spec.compare],
         command=list(command),
-        label=asked.method,
-        minutes=spec.minutes,
     )
 
 
@@ -217,7 +187,7 @@ def wanted_stream(spec: RunSpec) -> StreamSettings:
     Raises:
         SettingsError: The method, the data set or a setting is unknown or out of range.
     """
-    _method(spec.method)
+    ALL_METHODS.named(spec.method, VARIANTS)
     return stream_settings(
         spec.preset,
         spec.dataset,
@@ -242,11 +212,14 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     """
     if isinstance(data, BoxDataset):
         require_metric()
-    method = method_from(_method(spec.method), data.task, spec.preset, split_overrides(spec.overrides))
+    method = method_from(
+        ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, split_overrides(spec.overrides)
+    )
     if spec.in_step and not can_train_in_step(type(method)):
         raise SettingsError(f"{spec.method} can't train in step; without --in-step its clients train one by one")
     on_gpu = device_type(spec.torch_device) != "cpu"
     in_step = on_gpu if spec.in_step is None else spec.in_step
+    workers = spec.workers or (1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads))
     return Simulation(
         method=method,
         dataset=data,
@@ -254,7 +227,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         run_seed=spec.seed,
         sampler=_sampler(spec.sampler, method, spec.threads),
         num_threads=spec.threads,
-        num_workers=_num_workers(spec, on_gpu=on_gpu),
+        num_workers=workers,
         torch_device=spec.torch_device,
         in_step=in_step and can_train_in_step(type(method)),
     )
@@ -263,16 +236,6 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
 def can_train_in_step(kind: type[Any] | None) -> bool:
     """Return whether a method's clients can train at the same time as one network (``local_work``)."""
     return hasattr(kind, "local_work")
-
-
-def _num_workers(spec: RunSpec, *, on_gpu: bool) -> int:
-    if spec.workers is not None:
-        return spec.workers
-    return 1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads)
-
-
-def _method(name: str) -> type[Any]:
-    return ALL_METHODS.named(name, VARIANTS)
 
 
 def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
@@ -296,31 +259,6 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
-
-
-def _described(stream: AnyStream) -> dict[str, Any]:
-    """Return what ``Result.stream`` says of a stream."""
-    described: dict[str, Any] = {"changes": stream.changes(), "change_name": stream.change_name}
-    if isinstance(stream, DrivingStream):
-        described["routes"] = {
-            client_id(index): [stream.place_names[place] for place in stream.route(index)]
-            for index in range(stream.settings.num_clients)
-        }
-        change = _late_change(stream)
-        if change is not None:
-            described["late_change"] = dataclasses.asdict(change)
-    return described
-
-
-def _late_change(stream: AnyStream) -> LateChange | None:
-    if not (isinstance(stream, DrivingStream) and stream.settings.late_town):
-        return None
-    return LateChange(client=client_id(LATE_CLIENT), town=stream.settings.late_town, round=stream.change_round)
-
-
-def _kept(stream: AnyStream, records: Sequence[RoundRecord]) -> dict[str, float]:
-    change = _late_change(stream)
-    return {} if change is None else kept_accuracy(records, change)
 
 
 def _sampler(name: str, method: Any, num_threads: int) -> Sampler:

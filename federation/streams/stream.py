@@ -248,6 +248,10 @@ class Stream:
         """What happens at ``changes``."""
         return self._scenario.change_name
 
+    def described(self) -> dict[str, Any]:
+        """Return what results say of the stream, as JSON values."""
+        return {"changes": self.changes(), "change_name": self.change_name}
+
     @property
     def _classes_per_round(self) -> int:
         return self.settings.classes_per_task + self.settings.overlap

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -145,6 +146,18 @@ class DrivingStream:
         if self.settings.late_town:
             name += f"; at the last, {client_id(LATE_CLIENT)} alone reaches {self.settings.late_town}"
         return name
+
+    def described(self) -> dict[str, Any]:
+        """Return what results say of the stream, as JSON values."""
+        routes = {
+            client_id(index): [self.place_names[place] for place in self.route(index)]
+            for index in range(self.settings.num_clients)
+        }
+        found = {"changes": self.changes(), "change_name": self.change_name, "routes": routes}
+        if self.settings.late_town:
+            late = {"client": client_id(LATE_CLIENT), "town": self.settings.late_town, "round": self.change_round}
+            found["late_change"] = late
+        return found
 
     def _gets_to_late_town(self, client: int) -> bool:
         return bool(self.settings.late_town) and client == LATE_CLIENT

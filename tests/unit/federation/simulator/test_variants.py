@@ -54,7 +54,7 @@ def test_a_variant_runs_as_its_method_under_its_own_label(tmp_path: Path) -> Non
     job = prepare(options(tmp_path, "pfedgrp-as1"))
     assert job.identity["method"] == "pfedgrp"
     assert job.identity["settings"]["filter_replay"] is False
-    assert job.label == "pfedgrp-as1"
+    assert job.spec.method == "pfedgrp-as1"
     assert job.headline.startswith("pfedgrp-as1 on fashion-mnist")
 
 
