@@ -5,17 +5,89 @@ Nothing heavy is imported before a command runs.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.command import run_command
+
+if TYPE_CHECKING:
+    from replayfleet.export.parameters import Model
+
+_FOLDERS = ("broker", "docker", "systemd")
+"""Below scripts/: what a fleet is set up with."""
+
+_NEXT = """
+next, on a machine that is neither broker nor device, make the certificates (names: as devices reach the broker):
+  {folder}/broker/certificates.sh certs broker broker.example
+  {folder}/broker/certificates.sh certs client aggregator cam-1
+then put your names into {folder}/systemd/aggregator.toml and {folder}/systemd/edge.toml, and try them here:
+  aggregator serve --config {folder}/systemd/aggregator.toml --data-dir aggregator
+  edge-client doctor --config {folder}/systemd/edge.toml
+Every step, to running services: docs/deploy.md, whose scripts/ is {folder}/ here.
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="replayfleet")
+def cli() -> None:
+    """Cameras that keep learning: see a fleet at work, or set one up.
+
+    The work itself is done by edge-client, aggregator, fleet-sim and model-export.
+    """
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def demo(options: tuple[str, ...]) -> None:
+    """Let three clients and an aggregator learn a stream, and write a report; --help lists the options."""
+    sys.argv = ["replayfleet demo", *options]
+    from replayfleet.scripts.demo.__main__ import main as run
+
+    run()
+
+
+@cli.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Write what a fleet is set up with to DIR: settings, systemd units, broker, certificates' script, Docker.
+
+    Files that are there are left as they are.
+    """
+    import replayfleet.scripts
+
+    home = Path(replayfleet.scripts.__file__).parent
+    try:
+        for path in sorted(path for name in _FOLDERS for path in (home / name).iterdir() if path.is_file()):
+            target = folder / path.parent.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.exists():
+                click.echo(f"kept     {target}")
+                continue
+            shutil.copyfile(path, target)
+            target.chmod(0o755 if path.suffix == ".sh" else 0o644)
+            click.echo(f"written  {target}")
+    except OSError as error:
+        raise SettingsError(f"{error.filename} can't be written ({error.strerror})") from error
+    click.echo(_NEXT.format(folder=folder), nl=False)
+
+
+def main() -> None:
+    """Run the command; every expected error is one line on stderr: exit code 2 for settings, 1 for the rest."""
+    run_command(cli, "replayfleet")
 
 
 def model_export() -> None:
     """Run ``model-export``, handing in what opens runs and data dirs, which the export itself doesn't know."""
-    from replayfleet.export.cli import main
-    from replayfleet.export.parameters import Model
+    from replayfleet.export.cli import main as export
 
     def stored(path: Path, client: str | None, kind: str, class_: str | None) -> Model:
         from replayfleet.runs import stored_model
 
         return stored_model(path, client, kind, class_)
 
-    main(obj=stored)
+    export(obj=stored)

@@ -40,7 +40,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(module: str, tmp_
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("module", [*START, "replayfleet.export.cli"])
+@pytest.mark.parametrize("module", [*START, "replayfleet.export.cli", "replayfleet.cli"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     done = _python(
         "import sys\n"
@@ -81,7 +81,8 @@ def _cpu_s(arguments: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-EVERY_COMMAND = [words for module in (*START, "replayfleet.export.cli") for words in _commands(module)]
+PROGRAMS = (*START, "replayfleet.export.cli", "replayfleet.cli")
+EVERY_COMMAND = [words for module in PROGRAMS for words in _commands(module)]
 EVERY_COMMAND.append(("replayfleet.federation.simulator.cli", "table"))
 
 

@@ -90,7 +90,8 @@ def test_the_composed_files_are_there() -> None:
     text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
     for mounted in re.findall(r"^ +- (\.\./\S+?):", text, re.MULTILINE):
         assert (FOLDER / mounted).exists()
-    assert "dockerfile: scripts/docker/Dockerfile.cuda" in text
+    assert "image: replayfleet:cuda" in text
+    assert "-t replayfleet:cuda ." in (FOLDER / "Dockerfile.cuda").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
