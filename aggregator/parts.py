@@ -17,7 +17,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest
-from replayfleet.federation.wire.transport.interfaces import Courier
+from replayfleet.federation.wire.transport.courier import FleetCourier
 
 
 class BlobStore(Blobs, Protocol):
@@ -42,7 +42,7 @@ class Parts:
     gate: Gate
     store: AggregatorStore
     blobs: BlobStore
-    courier: Courier
+    courier: FleetCourier
     aggregation: Aggregation
     jobs: Jobs
     journal: Journal

@@ -27,7 +27,7 @@ from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement
-from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, round_topic
+from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
@@ -86,9 +86,8 @@ class AggregatorService:
             courier=FleetCourier(
                 "aggregator",
                 fleet.spec.fleet,
-                self.loop.send,
+                self.loop,
                 blobs,
-                max_payload_bytes=lambda: self.loop.data.max_payload_bytes,
             ),
             aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher),
             jobs=self._jobs,
@@ -103,7 +102,7 @@ class AggregatorService:
         self.coordinator = Coordinator(self._parts, clock())
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
-        will = Will(round_topic(name), encode(gone), retain=True)
+        will = Will(topic_of(name, "round"), encode(gone), retain=True)
         self.loop.connect(connect, f"{name}-aggregator", aggregator_subscriptions(name), will)
         self._view = self._snapshot()
 
@@ -185,4 +184,4 @@ class AggregatorService:
         }
 
     def _announce(self, message: Announcement) -> None:
-        self.loop.control.publish(round_topic(message.spec.fleet), encode(message), retain=True)
+        self.loop.control.publish(topic_of(message.spec.fleet, "round"), encode(message), retain=True)

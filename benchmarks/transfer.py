@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 from paho.mqtt.client import Client
@@ -71,10 +72,9 @@ class Member:
         self.courier = FleetCourier(
             "aggregator" if client is None else "client",
             FLEET,
-            self.session.publish,
+            SimpleNamespace(control=self.session, data=self.session),
             self.store,
             own_id=client,
-            max_payload_bytes=lambda: self.session.max_payload_bytes,
         )
         self.session.start()
         while not self.session.connected:

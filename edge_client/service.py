@@ -37,7 +37,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.presets import stores_data
 from replayfleet.federation.service.systemd import ServiceManager
-from replayfleet.federation.wire.protocol.topics import client_subscriptions, feedback_topic
+from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect
@@ -104,7 +104,7 @@ class ClientService:
         self._slot = ModelSlot()
         self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
         self._status_at = float("-inf")
-        self._feedback_topic = feedback_topic(identity.fleet, identity.client_id)
+        self._feedback_topic = topic_of(identity.fleet, "feedback", identity.client_id)
         self._presence = PresenceClock(
             identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
         )
@@ -263,10 +263,9 @@ class ClientService:
             courier=FleetCourier(
                 "client",
                 identity.fleet,
-                self.loop.send,
+                self.loop,
                 blobs,
                 own_id=identity.client_id,
-                max_payload_bytes=lambda: self.loop.data.max_payload_bytes,
             ),
             publish=lambda topic, payload, retain: self.loop.control.publish(topic, payload, retain=retain),
             slot=self._slot,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 from replayfleet.edge_client.doctor.keys import expiry
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.wire.protocol.topics import doctor_topic
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
 from replayfleet.federation.wire.transport.mqtt_connection import MAX_INFLIGHT
@@ -61,7 +61,7 @@ def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
     address = BrokerAddress.parse(target.url, insecure=target.insecure)
     try:
         context = target.tls.context() if address.encrypted else None
-        topic = doctor_topic(target.fleet, target.client)
+        topic = topic_of(target.fleet, "doctor", target.client)
     except SettingsError as error:
         return [failure("broker.connection", str(error), "see the rows about keys")]
     with BrokerProbe(address, f"{target.fleet}-{target.client}-doctor", topic, context, target.credentials) as probe:

@@ -17,7 +17,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest, Report, RolledBack
-from replayfleet.federation.wire.protocol.topics import control_topic
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.models.specs import AnyTaskSpec
 
@@ -140,7 +140,7 @@ class DownloadDesk:
         if gone is not None:
             serving = -1 if self._held is None else self._held.manifest.version
             told = RolledBack(parts.client_id, gone.round, gone.version, serving, gone.reason, gone.detail)
-            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(told), False)
+            parts.publish(topic_of(parts.gate.fleet, "control", parts.client_id), encode(told), False)
 
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or confirm again; returns what the courier says to it."""
@@ -210,7 +210,7 @@ class DownloadDesk:
         """Send the last report again: the aggregator restarted, and keeps none."""
         if self._report is not None:
             parts = self._parts
-            parts.publish(control_topic(parts.gate.fleet, parts.client_id), encode(self._report), False)
+            parts.publish(topic_of(parts.gate.fleet, "control", parts.client_id), encode(self._report), False)
 
     def collect_if_due(self) -> None:
         """Delete blobs that nothing needs any more, once after every swap; call while no training runs."""

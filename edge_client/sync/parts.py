@@ -18,7 +18,8 @@ from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Manifest
-from replayfleet.federation.wire.transport.interfaces import BlobStore, Courier
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.models.specs import AnyTaskSpec
 
 
@@ -62,8 +63,8 @@ class Parts:
     data_dir: Path
     gate: Gate
     records: StateStore
-    blobs: BlobStore
-    courier: Courier
+    blobs: DiskBlobStore
+    courier: FleetCourier
     publish: Callable[[str, bytes, bool], None]
     slot: ModelSlot
     workers: Workers

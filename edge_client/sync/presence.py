@@ -7,7 +7,7 @@ from typing import Literal
 
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Presence
-from replayfleet.federation.wire.protocol.topics import state_topic
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Will
 
 HEARTBEAT_S = 5.0
@@ -27,7 +27,7 @@ class PresenceClock:
     """
 
     def __init__(self, fleet: str, client_id: str, *, device: str, provider: str, boot_id: str | None = None) -> None:
-        self.topic = state_topic(fleet, client_id)
+        self.topic = topic_of(fleet, "state", client_id)
         self._client_id = client_id
         self._device = device
         self._provider = provider

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager
-from replayfleet.federation.wire.protocol.topics import Subscriptions, parse_topic
+from replayfleet.federation.wire.protocol.topics import Subscriptions
 from replayfleet.federation.wire.transport.interfaces import Connect, Session, Will
 
 log = EventLogger(__name__)
@@ -111,10 +111,6 @@ class Loop:
             guarded: as messages are; else whatever it raises ends the service.
         """
         self._inbox.put((what, guarded, work))
-
-    def send(self, topic: str, payload: bytes) -> None:
-        """Publish on the session that the topic belongs to."""
-        (self.data if parse_topic(topic).carries_blocks else self.control).publish(topic, payload)
 
     def start(self) -> None:
         """Connect in the background."""

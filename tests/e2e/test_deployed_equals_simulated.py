@@ -37,8 +37,8 @@ from replayfleet.federation.streams.stream import Stream, StreamSettings
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
-from replayfleet.federation.wire.transport.memory import MemoryBroker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.memory_broker import MemoryBroker
 
 NUM_CLIENTS, NUM_ROUNDS, SAMPLES, SEED, RUN_SEED = 2, 3, 8, 5, 11
 NAMES = [f"client-{index}" for index in range(NUM_CLIENTS)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import TinyFleet
 
-from replayfleet.federation.wire.transport.memory import Faults
+from tests.support.memory_broker import Faults
 
 
 @pytest.mark.parametrize("seed", range(3))

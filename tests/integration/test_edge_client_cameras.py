@@ -15,7 +15,7 @@ from support.client_world import World, events
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.sources import source_opener
-from replayfleet.federation.wire.protocol.topics import feedback_topic
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
@@ -98,7 +98,7 @@ def test_one_client_serves_two_cameras_and_an_operators_feedback_over_mqtt_is_le
     operator = fleet.broker.session("operator", on_message=lambda topic, payload: None)
     operator.start()
     for payload in (b"\x00garbage", b'{"frame": -5, "class": "bike", "object": 0}', json.dumps(body).encode()):
-        operator.publish(feedback_topic("fleet", "car-0"), payload)
+        operator.publish(topic_of("fleet", "feedback", "car-0"), payload)
     fleet.until(lambda: "feedback taken" in caplog.messages)
     assert caplog.messages.count("feedback refused") == 2
     assert client.metrics.errors._value.get() == 0

@@ -22,8 +22,8 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.wire.protocol.codec import decode
 from replayfleet.federation.wire.protocol.messages import Presence
-from replayfleet.federation.wire.protocol.topics import state_topic
-from replayfleet.federation.wire.transport.memory import MemoryBroker
+from replayfleet.federation.wire.protocol.topics import topic_of
+from tests.support.memory_broker import MemoryBroker
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_client_without_data_stays_and_serves_while_the_others_learn(world: An
 def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     client = fleet.start_client("cam-0")
-    topic = state_topic("fleet", "cam-0")
+    topic = topic_of("fleet", "state", "cam-0")
     fleet.until(lambda: topic in fleet.broker.retained)
     online = decode(fleet.broker.retained[topic])
     assert isinstance(online, Presence)

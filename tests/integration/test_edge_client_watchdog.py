@@ -24,7 +24,7 @@ from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.service.systemd import Notifier, ServiceManager
-from replayfleet.federation.wire.protocol.topics import feedback_topic
+from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
@@ -109,7 +109,9 @@ class RunningClient:
             return
         visitor = MqttSession(MqttWorld.url, "visitor", on_message=lambda *_: None)
         visitor.start()
-        visitor.publish(feedback_topic("fleet", self.name), b"{}")  # its callback never comes back; paho's thread lives
+        visitor.publish(
+            topic_of("fleet", "feedback", self.name), b"{}"
+        )  # its callback never comes back; paho's thread lives
         while not visitor.connected:
             time.sleep(0.05)
         visitor.stop()

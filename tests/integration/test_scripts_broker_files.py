@@ -13,18 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.wire.protocol.topics import (
-    aggregator_subscriptions,
-    client_subscriptions,
-    control_topic,
-    doctor_topic,
-    down_topic,
-    feedback_topic,
-    round_topic,
-    shared_down_topic,
-    state_topic,
-    up_topic,
-)
+from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 from replayfleet.federation.wire.transport.mqtt import MqttSession
@@ -112,32 +101,37 @@ def test_every_message_of_a_fleet_passes_and_no_other(broker: Broker) -> None:
     subscriptions = aggregator_subscriptions(FLEET)
     aggregator = broker.session("aggregator", topics=(*subscriptions.control, *subscriptions.data))
     own = client_subscriptions(FLEET, "cam-1")
-    cam_1 = broker.session("cam-1", topics=(*own.control, *own.data, doctor_topic(FLEET, "cam-1")))
+    cam_1 = broker.session("cam-1", topics=(*own.control, *own.data, topic_of(FLEET, "doctor", "cam-1")))
     operator = broker.session("operator", topics=everything)
     spy = broker.session("cam-2", topics=everything)
     assert wait(lambda: all(session.connected for session in (aggregator, cam_1, operator, spy)))
 
     allowed_up = [topic(FLEET, "cam-1") for topic in (state_topic, up_topic, control_topic)]
     forbidden = [topic(FLEET, "cam-2") for topic in (state_topic, up_topic, control_topic, down_topic)]
-    forbidden += [round_topic(FLEET), shared_down_topic(FLEET), down_topic(FLEET, "cam-1")]
-    for topic in (*forbidden, *allowed_up, doctor_topic(FLEET, "cam-1")):
+    forbidden += [topic_of(FLEET, "round"), topic_of(FLEET, "down"), topic_of(FLEET, "down", "cam-1")]
+    for topic in (*forbidden, *allowed_up, topic_of(FLEET, "doctor", "cam-1")):
         cam_1.publish(topic, b"from cam-1")
-    down = [down_topic(FLEET, "cam-1"), round_topic(FLEET), shared_down_topic(FLEET), control_topic(FLEET, "cam-1")]
+    down = [
+        topic_of(FLEET, "down", "cam-1"),
+        topic_of(FLEET, "round"),
+        topic_of(FLEET, "down"),
+        topic_of(FLEET, "control", "cam-1"),
+    ]
     for topic in down:
         aggregator.publish(topic, b"from the aggregator")
-    operator.publish(round_topic(FLEET), b"from the operator")
-    operator.publish(feedback_topic(FLEET, "cam-1"), b"from the operator")
+    operator.publish(topic_of(FLEET, "round"), b"from the operator")
+    operator.publish(topic_of(FLEET, "feedback", "cam-1"), b"from the operator")
 
     expected = {*((topic, b"from the aggregator") for topic in down)}
-    expected.add((feedback_topic(FLEET, "cam-1"), b"from the operator"))
+    expected.add((topic_of(FLEET, "feedback", "cam-1"), b"from the operator"))
     assert wait(
         lambda: len(broker.heard["cam-1"]) >= len(expected) and len(broker.heard["aggregator"]) >= len(allowed_up)
     )
     time.sleep(0.5)  # for what must not come
-    assert set(broker.heard["cam-1"]) - {(doctor_topic(FLEET, "cam-1"), b"from cam-1")} == expected
+    assert set(broker.heard["cam-1"]) - {(topic_of(FLEET, "doctor", "cam-1"), b"from cam-1")} == expected
     assert set(broker.heard["aggregator"]) == {(topic, b"from cam-1") for topic in allowed_up}
     for name in ("cam-2", "operator"):
-        assert {topic for topic, _ in broker.heard[name]} == {round_topic(FLEET), shared_down_topic(FLEET)}
+        assert {topic for topic, _ in broker.heard[name]} == {topic_of(FLEET, "round"), topic_of(FLEET, "down")}
 
 
 def test_nobody_enters_without_a_certificate_of_this_fleet(broker: Broker, tmp_path: Path) -> None:

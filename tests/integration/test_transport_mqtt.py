@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from support.authority import Authority
@@ -59,10 +60,9 @@ class Member:
         self.courier = FleetCourier(
             "aggregator" if client is None else "client",
             FLEET,
-            self.session.publish,
+            SimpleNamespace(control=self.session, data=self.session),
             self.store,
             own_id=client,
-            max_payload_bytes=lambda: self.session.max_payload_bytes,
         )
         self.num_handled = 0
         self.crash_after: int | None = None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.couriers import Clock, End, run
 
 from replayfleet.federation.wire.protocol.messages import Progress
-from replayfleet.federation.wire.transport.memory import Faults, MemoryBroker
 from replayfleet.federation.wire.transport.sending import Sending
+from tests.support.memory_broker import Faults, MemoryBroker
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,8 +28,8 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.fleet_spec import make_spec, method_of
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
-from replayfleet.federation.wire.transport.memory import MemoryBroker
 from replayfleet.models.specs import TaskSpec
+from tests.support.memory_broker import MemoryBroker
 
 TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1)
 FEDAVG = {"local_epochs": "1", "batch_size": "8"}

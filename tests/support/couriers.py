@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 from replayfleet.federation.wire.protocol import topics
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
-from replayfleet.federation.wire.transport.memory import MemoryBroker
-from replayfleet.federation.wire.transport.wire import TransferLimits
+from tests.support.memory_broker import MemoryBroker
 
 FLEET = "yard"
 
@@ -52,10 +53,9 @@ class End:
         self.courier = FleetCourier(
             "aggregator" if client is None else "client",
             FLEET,
-            lambda topic, payload: self.session.publish(topic, payload),
+            SimpleNamespace(control=self.session, data=self.session),
             self.store,
             own_id=client,
-            max_payload_bytes=lambda: self.session.max_payload_bytes,
             credit=credit,
             limits=limits,
         )

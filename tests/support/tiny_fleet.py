@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +21,7 @@ from replayfleet.federation.service.artefact_codec import decode_artefacts, enco
 from replayfleet.federation.service.jobs import Jobs, Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
-from replayfleet.federation.wire.protocol.topics import client_subscriptions, control_topic, state_topic
+from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import (
@@ -32,7 +33,7 @@ from replayfleet.federation.wire.transport.interfaces import (
     Session,
     Will,
 )
-from replayfleet.federation.wire.transport.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 
 FLEET = "tiny-fleet"
 SEED = 7
@@ -92,17 +93,20 @@ class TinyClient:
         self._sequence = 0
         self._heartbeat_at = -1e9
         topics = client_subscriptions(FLEET, client_id)
-        will = Will(state_topic(FLEET, client_id), encode(self._presence("offline")))
+        will = Will(topic_of(FLEET, "state", client_id), encode(self._presence("offline")))
         self.session = broker.session(client_id, on_message=lambda t, p: self._inbox.append((t, p)), will=will)
         self.session.subscribe([*topics.control, *topics.data])
-        self.courier = FleetCourier("client", FLEET, self.session.publish, self.blobs, own_id=client_id)
+        links = SimpleNamespace(control=self.session, data=self.session)
+        self.courier = FleetCourier("client", FLEET, links, self.blobs, own_id=client_id)
         self.session.start()
 
     def pump(self, now: float) -> None:
         if now - self._heartbeat_at >= 5:
             self._heartbeat_at = now
             self._sequence += 1
-            self.session.publish(state_topic(FLEET, self.client_id), encode(self._presence("online")), retain=True)
+            self.session.publish(
+                topic_of(FLEET, "state", self.client_id), encode(self._presence("online")), retain=True
+            )
         inbox, self._inbox = self._inbox, []
         events = [event for topic, payload in inbox for event in self.courier.handle(topic, payload, now)]
         events += self.courier.tick(now)
@@ -120,7 +124,7 @@ class TinyClient:
                 self.courier.conclude(peer, manifest, transfer_id, accepted=True)
                 report = Report(self.client_id, manifest.round, manifest.version, {"accuracy": 0.5})
                 if manifest.client_id == self.client_id:
-                    self.session.publish(control_topic(FLEET, self.client_id), encode(report))
+                    self.session.publish(topic_of(FLEET, "control", self.client_id), encode(report))
             case Concluded(_, _, verdict):
                 self.verdicts.append(verdict)
             case Received(_, Announcement() as announcement):

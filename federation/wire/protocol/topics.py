@@ -20,7 +20,7 @@ _SHARED_CHANNELS = frozenset({"round", "down"})
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a message came from or goes to.
+    """Where a message came from.
 
     Attributes:
         fleet: fleet name.
@@ -31,18 +31,6 @@ class Address:
     fleet: str
     peer: str
     channel: str
-
-    @property
-    def carries_blocks(self) -> bool:
-        """Whether this is bulk: services move it on a connection of its own, so that it delays no command."""
-        return self.channel in {"up", "down"}
-
-    @property
-    def topic(self) -> str:
-        """The topic's text."""
-        if self.peer == EVERYBODY:
-            return f"{ROOT}/{self.fleet}/{self.channel}"
-        return f"{ROOT}/{self.fleet}/clients/{self.peer}/{self.channel}"
 
 
 def parse_topic(topic: str) -> Address:
@@ -59,44 +47,15 @@ def parse_topic(topic: str) -> Address:
     raise MalformedMessage(f"topic {topic[:200]!r} is not one of {ROOT}/<fleet>/...")
 
 
-def state_topic(fleet: str, client: str) -> str:
-    """A client's retained presence."""
-    return _client_topic(fleet, client, "state")
+def topic_of(fleet: str, channel: str, peer: str = EVERYBODY) -> str:
+    """Return the topic of a client's channel, or of one that all clients share.
 
-
-def up_topic(fleet: str, client: str) -> str:
-    """A client's offers and blocks."""
-    return _client_topic(fleet, client, "up")
-
-
-def down_topic(fleet: str, peer: str) -> str:
-    """The aggregator's offers and blocks for one client, or for all with peer ``"*"``."""
-    return shared_down_topic(fleet) if peer == EVERYBODY else _client_topic(fleet, peer, "down")
-
-
-def control_topic(fleet: str, client: str) -> str:
-    """Progress, wants, verdicts and reports between one client and the aggregator, both ways."""
-    return _client_topic(fleet, client, "control")
-
-
-def feedback_topic(fleet: str, client: str) -> str:
-    """What operators say about frames of one client."""
-    return _client_topic(fleet, client, "feedback")
-
-
-def doctor_topic(fleet: str, client: str) -> str:
-    """Where ``edge-client doctor`` talks to itself."""
-    return _client_topic(fleet, client, "doctor")
-
-
-def round_topic(fleet: str) -> str:
-    """The aggregator's retained announcement."""
-    return Address(check_id(fleet, "fleet"), EVERYBODY, "round").topic
-
-
-def shared_down_topic(fleet: str) -> str:
-    """Offers and blocks of what all clients share."""
-    return Address(check_id(fleet, "fleet"), EVERYBODY, "down").topic
+    Raises:
+        MalformedMessage: A bad id, or a channel that is one client's alone.
+    """
+    if peer == EVERYBODY and channel in _SHARED_CHANNELS:
+        return f"{ROOT}/{check_id(fleet, 'fleet')}/{channel}"
+    return f"{ROOT}/{check_id(fleet, 'fleet')}/clients/{check_id(peer, 'client id')}/{channel}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +75,10 @@ def aggregator_subscriptions(fleet: str) -> Subscriptions:
 def client_subscriptions(fleet: str, client: str) -> Subscriptions:
     """The rounds, the answers to this client, operators' feedback, and its own and the shared downloads."""
     return Subscriptions(
-        control=(round_topic(fleet), control_topic(fleet, client), feedback_topic(fleet, client)),
-        data=(shared_down_topic(fleet), down_topic(fleet, client)),
+        control=(
+            topic_of(fleet, "round"),
+            topic_of(fleet, "control", client),
+            topic_of(fleet, "feedback", client),
+        ),
+        data=(topic_of(fleet, "down"), topic_of(fleet, "down", client)),
     )
-
-
-def _client_topic(fleet: str, client: str, channel: str) -> str:
-    return Address(check_id(fleet, "fleet"), check_id(client, "client id"), channel).topic

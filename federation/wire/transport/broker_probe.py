@@ -20,13 +20,13 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
+from replayfleet.federation.wire.transport.courier import BLOCK_BYTES, PAYLOAD_RESERVE_BYTES
 from replayfleet.federation.wire.transport.mqtt_connection import (
     CONNECT_TIMEOUT_S,
     USUAL_PACKET_BYTES,
     describe_failure,
     without_delay,
 )
-from replayfleet.federation.wire.transport.outgoing import BLOCK_BYTES, PAYLOAD_RESERVE_BYTES
 
 ANSWER_S = 5.0
 NUM_ROUND_TRIPS = 5

@@ -1,16 +1,21 @@
 """All transfers of one process: takes messages and time, gives messages and events.
 
-It owns no socket, thread or clock. ``Outgoing`` and ``Incoming`` are its halves; here messages find their way to them.
+It owns no socket, thread or clock. One unfinished bundle per peer is offered until its verdict comes; what arrives is
+``Incoming``'s. Topics are parsed once, where a message enters; what leaves goes straight to its connection.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
-from replayfleet.federation.errors import MalformedMessage
-from replayfleet.federation.wire.protocol.codec import decode
-from replayfleet.federation.wire.protocol.limits import EVERYBODY, check, check_id
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.wire.protocol import topics
+from replayfleet.federation.wire.protocol.codec import decode, encode
+from replayfleet.federation.wire.protocol.limits import EVERYBODY, MIN_BLOCK_BYTES, check, check_id
 from replayfleet.federation.wire.protocol.messages import (
     Announcement,
     Block,
@@ -25,42 +30,54 @@ from replayfleet.federation.wire.protocol.messages import (
     Verdict,
     Want,
 )
-from replayfleet.federation.wire.protocol.topics import Address, parse_topic
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
-from replayfleet.federation.wire.transport.incoming import Incoming
-from replayfleet.federation.wire.transport.interfaces import Event, Received, Send
-from replayfleet.federation.wire.transport.outgoing import Outgoing
-from replayfleet.federation.wire.transport.wire import TransferLimits, Wire
+from replayfleet.federation.wire.transport.incoming import Incoming, TransferLimits
+from replayfleet.federation.wire.transport.interfaces import Concluded, Event, Failed, Links, Received
+from replayfleet.federation.wire.transport.sending import Bundle, Sending
 
+BLOCK_BYTES = 256 << 10
+PAYLOAD_RESERVE_BYTES = 4 << 10
 DEFAULT_CREDIT = 8
-DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
+COUNTERS = ("bytes_sent", "bytes_received", "blocks_resent", "malformed", "duplicates")
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Outgoing:
+    offer: Offer
+    bundle: Bundle
+    sending: Sending
+    bytes_on_wire: int = 0
+
+
 class FleetCourier:
-    """Implements ``Courier`` over any ``Send``.
+    """All transfers of one process. Not thread-safe: one thread calls it; it never blocks on the network.
+
+    ``peer`` is the client's id on both sides (a client's own id names its link to the aggregator);
+    ``"*"`` is everybody, for offers on the shared topic.
 
     Args:
         role: which end this is.
         fleet: fleet name; messages of other fleets are dropped.
-        send: publishes with QoS 1; may be called at any moment of any method.
+        links: publish with QoS 1; asked at any moment of any method.
         store: where blobs come from and go to; its spool holds part files and encoded blobs.
         own_id: a client's id; the aggregator has none.
-        max_payload_bytes: what the broker takes, or a function that says so (``lambda: session.max_payload_bytes``).
         credit: blocks in flight per transfer, both ways.
         limits: what we are willing to receive.
+
+    Attributes:
+        counters: ``COUNTERS``, since the start.
     """
 
-    def __init__(  # noqa: PLR0913  # all but four have defaults
+    def __init__(
         self,
         role: Role,
         fleet: str,
-        send: Send,
+        links: Links,
         store: DiskBlobStore,
         *,
         own_id: str | None = None,
-        max_payload_bytes: int | Callable[[], int] = DEFAULT_MAX_PAYLOAD_BYTES,
         credit: int = DEFAULT_CREDIT,
         limits: TransferLimits | None = None,
     ) -> None:
@@ -68,42 +85,76 @@ class FleetCourier:
             raise ValueError(f"a client needs own_id, the aggregator has none; got {own_id!r} for the {role}")
         if own_id is not None:
             check_id(own_id, "client id")
-        self._wire = Wire(role, check_id(fleet, "fleet"), own_id, send)
-        payload = max_payload_bytes if callable(max_payload_bytes) else lambda: max_payload_bytes
-        self._outgoing = Outgoing(self._wire, store, max_payload_bytes=payload, credit=credit)
-        self._incoming = Incoming(self._wire, store, credit=credit, limits=limits or TransferLimits())
+        self._role = role
+        self._fleet = check_id(fleet, "fleet")
+        self._own_id = own_id
+        self._links = links
+        self._store = store
+        self._credit = credit
+        self._open: dict[str, _Outgoing] = {}
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self._incoming = Incoming(
+            role, self._answer, self.counters, store, credit=credit, limits=limits or TransferLimits()
+        )
 
     def handle(self, topic: str, payload: bytes, now: float) -> list[Event]:
         """Take one message from the session. Malformed bytes are counted and dropped, never raised."""
         try:
-            address = parse_topic(topic)
-            check(
-                address.fleet == self._wire.fleet, f"message of fleet {address.fleet!r}, expected {self._wire.fleet!r}"
-            )
+            address = topics.parse_topic(topic)
+            self._check_address(address)
             if not payload:
                 return []  # a retained message was cleared
             message = decode(payload)
-            self._check_origin(address, message)
+            _check_origin(address, message)
         except MalformedMessage as error:
-            self._wire.counters["malformed"] += 1
+            self.counters["malformed"] += 1
             log.warning("message dropped topic=%s bytes=%d error=%s", topic[:200], len(payload), error)
             return []
-        self._wire.counters["bytes_received"] += len(payload)
+        self.counters["bytes_received"] += len(payload)
         return self._dispatch(address.peer, message, now)
 
     def tick(self, now: float) -> list[Event]:
         """Re-send after stalls, report progress, give up on the dead. Call at least every 0.2 s."""
-        return self._outgoing.tick(now) + self._incoming.tick(now)
+        return self._push_all(now) + self._incoming.tick(now)
+
+    def resume(self, now: float) -> None:
+        """The session reconnected, or the peer restarted: offer again all that has no verdict."""
+        for current in self._open.values():
+            current.sending.offer_again()
+        self._push_all(now)
+        self._incoming.resume(now)
 
     def send(self, peer: str, manifest: Manifest, presumed_missing: Sequence[str], now: float) -> str:
-        """Offer the manifest with a bundle of the blobs ``presumed_missing``; returns the transfer id.
+        """Offer the manifest with a bundle of the blobs that the peer is presumed to lack; returns the transfer's id.
+
+        Encodes each blob once (cached in the store's spool), pushes the first window at once, and re-offers after a
+        reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one.
 
         Raises:
             KeyError: A blob is not in the store.
             ArtefactRejected: A blob is damaged on our own disk.
             MalformedMessage: The offer breaks a limit of the protocol or of the broker.
+            OSError: Our disk refuses.
         """
-        return self._outgoing.send(peer, manifest, presumed_missing, now)
+        max_payload = self._links.data.max_payload_bytes
+        block_bytes = max(MIN_BLOCK_BYTES, min(BLOCK_BYTES, max_payload - PAYLOAD_RESERVE_BYTES))
+        bundle = Bundle([self._store.encoded(digest) for digest in dict.fromkeys(presumed_missing)], block_bytes)
+        transfer_id = bundle.transfer_id(manifest)
+        current = self._open.get(peer)
+        if current is not None and (current.offer.transfer_id, current.offer.manifest) == (transfer_id, manifest):
+            current.sending.offer_again()
+        else:
+            offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, bundle.block_digests())
+            size = len(encode(offer))
+            if size > max_payload:
+                raise MalformedMessage(f"offer of {size} bytes, the broker takes {max_payload}; nothing was sent")
+            sending = Sending(bundle.num_blocks, credit=self._credit, now=now, shared=peer == EVERYBODY)
+            carried = 0
+            if current is not None and current.offer.manifest == manifest:
+                carried = current.bytes_on_wire
+            self._open[peer] = _Outgoing(offer, bundle, sending, carried)
+        self._push(peer, now)
+        return transfer_id
 
     def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
         """Receive what was ``Offered``: resumes from a part file if there is one; asks for blobs the bundle lacks."""
@@ -119,59 +170,135 @@ class FleetCourier:
         """Send the verdict on what ``Arrived``, after it is durable. Repeated if the peer offers the same again."""
         self._incoming.conclude(peer, manifest, transfer_id, accepted=accepted, reason=reason, detail=detail)
 
-    def resume(self, now: float) -> None:
-        """The session reconnected, or the peer restarted: offer again all that has no verdict."""
-        self._outgoing.resume(now)
-        self._incoming.resume(now)
+    def _check_address(self, address: topics.Address) -> None:
+        check(address.fleet == self._fleet, f"message of fleet {address.fleet!r}, expected {self._fleet!r}")
+        if self._own_id is not None:
+            check(address.peer in {self._own_id, EVERYBODY}, f"message for {address.peer!r} reached {self._own_id!r}")
 
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """``bytes_sent``, ``bytes_received``, ``blocks_resent``, ``malformed``, ``duplicates``."""
-        return self._wire.counters
-
-    def _check_address(self, address: Address) -> None:
-        wire = self._wire
-        check(address.fleet == wire.fleet, f"message of fleet {address.fleet!r}, expected {wire.fleet!r}")
-        if wire.own_id is not None:
-            check(address.peer in {wire.own_id, EVERYBODY}, f"message for {address.peer!r} reached {wire.own_id!r}")
-
-    def _check_origin(self, address: Address, message: Message | Block) -> None:
-        """A message must stand on a topic of its kind and speak for the client whose topic it is.
-
-        Raises:
-            MalformedMessage: It doesn't.
-        """
-        expected = _CHANNELS[type(message)]
-        check(address.channel in expected, f"{type(message).__name__} on a topic that ends in {address.channel!r}")
-        if isinstance(message, Offer):
-            manifest = message.manifest
-            found = (manifest.direction, manifest.fleet, manifest.client_id)
-            wanted = (address.channel, address.fleet, address.peer)
-            check(found == wanted, f"manifest of (direction, fleet, client) {found} on a topic of {wanted}")
-            sender = "client" if address.channel == "up" else "aggregator"
-            check(message.sender == sender, f"offer of the {message.sender} on topic {address.channel!r}")
-        elif isinstance(message, (Presence, Report, RolledBack)):
-            check(message.client_id == address.peer, f"word of {message.client_id!r} on a topic of {address.peer!r}")
-
-    def _dispatch(self, peer: str, message: Message | Block, now: float) -> list[Event]:
+    def _dispatch(  # noqa: PLR0911  # one for each kind of message
+        self, peer: str, message: Message | Block, now: float
+    ) -> list[Event]:
         if isinstance(message, (Presence, Report, RolledBack)):
-            return [Received(peer, message)] if self._wire.role == "aggregator" else []
+            return [Received(peer, message)] if self._role == "aggregator" else []
         if isinstance(message, Announcement):
-            return [Received(peer, message)] if self._wire.role == "client" else []
+            return [Received(peer, message)] if self._role == "client" else []
         if isinstance(message, Block):
             return self._incoming.on_block(peer, message, now)
-        if message.sender == self._wire.role:
+        if message.sender == self._role:
             return []  # our own words, echoed: both ends subscribe to the control topic
         if isinstance(message, Offer):
             return self._incoming.on_offer(peer, message, now)
-        return self._answered(peer, message, now)
-
-    def _answered(self, peer: str, message: Progress | Want | Verdict, now: float) -> list[Event]:
         if isinstance(message, Progress):
-            return self._outgoing.on_progress(peer, message, now)
+            return self._on_progress(peer, message, now)
         if isinstance(message, Want):
-            return self._outgoing.on_want(peer, message, now)
-        return self._outgoing.on_verdict(peer, message)
+            return self._on_want(peer, message, now)
+        return self._on_verdict(peer, message)
+
+    def _on_progress(self, peer: str, progress: Progress, now: float) -> list[Event]:
+        """The receiver says what it has; returns an event if our own disk fails us."""
+        link = self._find(peer, progress.transfer_id)
+        if link is None:
+            return []
+        self._open[link].sending.on_progress(peer, progress, now)
+        return self._guarded_push(link, now)
+
+    def _on_want(self, peer: str, want: Want, now: float) -> list[Event]:
+        """The receiver lacks blobs that the bundle didn't carry: send a bundle of those."""
+        current = self._open.get(peer)
+        if current is None or current.offer.transfer_id != want.transfer_id:
+            return []
+        listed = {entry.digest for entry in current.offer.manifest.blobs}
+        wanted = [digest for digest in want.digests if digest in listed and self._store.has(digest)]
+        try:
+            if not wanted:
+                raise KeyError("none of the wanted blobs is in the store")
+            self.send(peer, current.offer.manifest, wanted, now)
+        except (ArtefactRejected, KeyError, MalformedMessage, OSError) as error:
+            return self._fail(peer, error)
+        return []
+
+    def _on_verdict(self, peer: str, verdict: Verdict) -> list[Event]:
+        """The receiver is done; repeated verdicts are ignored."""
+        link = self._find(peer, verdict.transfer_id)
+        if link is None:
+            return []
+        current = self._open[link]
+        manifest = current.offer.manifest
+        if (verdict.round, verdict.version) != (manifest.round, manifest.version):
+            return []
+        if not verdict.accepted and verdict.reason == Reason.WRONG_DIGEST.value:
+            for part in current.bundle.parts:
+                self._store.distrust(part.digest)
+        if link != EVERYBODY:
+            del self._open[link]
+        elif not current.sending.on_verdict(peer):
+            return []
+        return [Concluded(peer, manifest, verdict, current.bytes_on_wire)]
+
+    def _push_all(self, now: float) -> list[Event]:
+        return [event for peer in list(self._open) for event in self._guarded_push(peer, now)]
+
+    def _find(self, peer: str, transfer_id: str) -> str | None:
+        """The link that a message of ``peer`` is about: its own, or the shared one."""
+        for link in (peer, EVERYBODY):
+            current = self._open.get(link)
+            if current is not None and current.offer.transfer_id == transfer_id:
+                return link
+        return None
+
+    def _push(self, peer: str, now: float) -> None:
+        """Send what is due."""
+        current = self._open[peer]
+        transfer_id, bundle, sending = current.offer.transfer_id, current.bundle, current.sending
+        resent_before = sending.num_resent
+        step = sending.step(now)
+        blocks: Iterable[Message | Block] = (Block(transfer_id, index, bundle.block(index)) for index in step.blocks)
+        # A client has one link, whomever it offers to; the aggregator has one to each client and one to all.
+        own = self._own_id
+        topic = topics.topic_of(self._fleet, "down", peer) if own is None else topics.topic_of(self._fleet, "up", own)
+        for message in chain([current.offer] if step.offer else [], blocks):
+            frame = encode(message)
+            self.counters["bytes_sent"] += len(frame)
+            self._links.data.publish(topic, frame)
+            current.bytes_on_wire += len(frame)
+        self.counters["blocks_resent"] += sending.num_resent - resent_before
+
+    def _answer(self, peer: str, message: Message) -> None:
+        """Send on the control topic of the link to ``peer``; a client answers shared offers on its own."""
+        frame = encode(message)
+        self.counters["bytes_sent"] += len(frame)
+        self._links.control.publish(topics.topic_of(self._fleet, "control", self._own_id or peer), frame)
+
+    def _guarded_push(self, peer: str, now: float) -> list[Event]:
+        try:
+            self._push(peer, now)
+        except (OSError, ValueError) as error:  # our disk, or a broker that now takes less than before
+            return self._fail(peer, error)
+        return []
+
+    def _fail(self, peer: str, error: Exception) -> list[Event]:
+        current = self._open.pop(peer)
+        log.warning("transfer abandoned peer=%s transfer=%s error=%s", peer, current.offer.transfer_id, error)
+        return [Failed(peer, current.offer.transfer_id, error)]
+
+
+def _check_origin(address: topics.Address, message: Message | Block) -> None:
+    """A message must stand on a topic of its kind and speak for the client whose topic it is.
+
+    Raises:
+        MalformedMessage: It doesn't.
+    """
+    expected = _CHANNELS[type(message)]
+    check(address.channel in expected, f"{type(message).__name__} on a topic that ends in {address.channel!r}")
+    if isinstance(message, Offer):
+        manifest = message.manifest
+        found = (manifest.direction, manifest.fleet, manifest.client_id)
+        wanted = (address.channel, address.fleet, address.peer)
+        check(found == wanted, f"manifest of (direction, fleet, client) {found} on a topic of {wanted}")
+        sender = "client" if address.channel == "up" else "aggregator"
+        check(message.sender == sender, f"offer of the {message.sender} on topic {address.channel!r}")
+    elif isinstance(message, (Presence, Report, RolledBack)):
+        check(message.client_id == address.peer, f"word of {message.client_id!r} on a topic of {address.peer!r}")
 
 
 _DATA = frozenset({"up", "down"})

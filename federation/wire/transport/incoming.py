@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_TEXT
-from replayfleet.federation.wire.protocol.messages import Block, Manifest, Offer, Verdict, Want
+from replayfleet.federation.wire.protocol.messages import Block, Manifest, Message, Offer, Role, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.federation.wire.transport.receiving import Receiving
-from replayfleet.federation.wire.transport.wire import TransferLimits, Wire
 
 SHARED_GRACE_S = 1.0
 SHARED_PATIENCE_S = 3.0
@@ -22,6 +21,23 @@ MAX_WANT_AGAIN_S = 60.0
 MAX_CONCLUDED = 1024
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """What one process is willing to receive; checked on the offer, before anything is allocated.
+
+    Attributes:
+        max_bundle_bytes: encoded bytes of one bundle.
+        max_blob_bytes: decoded bytes of one blob.
+        max_open: transfers being received at a time; more are refused as busy.
+        give_up_s: a transfer from which nothing is heard for so long is dropped; its part file stays.
+    """
+
+    max_bundle_bytes: int = 256 << 20
+    max_blob_bytes: int = 256 << 20
+    max_open: int = 64
+    give_up_s: float = 600.0
 
 
 @dataclass(slots=True)
@@ -47,14 +63,27 @@ class Incoming:
     """All bundles that this process receives.
 
     Args:
-        wire: our end of the links.
+        role: which end this is.
+        answer: sends a message to a peer on its control topic.
+        counters: ``duplicates`` is counted here.
         store: gets the blobs; its spool holds the part files.
         credit: blocks that a sender may have in flight.
         limits: what we are willing to receive.
     """
 
-    def __init__(self, wire: Wire, store: DiskBlobStore, *, credit: int, limits: TransferLimits) -> None:
-        self._wire = wire
+    def __init__(
+        self,
+        role: Role,
+        answer: Callable[[str, Message], None],
+        counters: Counter[str],
+        store: DiskBlobStore,
+        *,
+        credit: int,
+        limits: TransferLimits,
+    ) -> None:
+        self._role = role
+        self._answer = answer
+        self._counters = counters
         self._store = store
         self._credit = credit
         self._limits = limits
@@ -66,13 +95,13 @@ class Incoming:
         """Answer what is known; hand what is new to the service."""
         known = self._concluded.get(_key(peer, offer.manifest, offer.transfer_id))
         if known is not None:
-            self._wire.counters["duplicates"] += 1
-            self._wire.answer(peer, known)
+            self._counters["duplicates"] += 1
+            self._answer(peer, known)
             return []
         current = self._open.get(peer)
         if current is not None and current.offer.manifest == offer.manifest:
             if current.offer.transfer_id == offer.transfer_id:
-                self._wire.counters["duplicates"] += 1
+                self._counters["duplicates"] += 1
                 self._report(peer, current, now)
                 return []
             if not self._beyond_limits(peer, offer):
@@ -96,7 +125,7 @@ class Incoming:
                 if len(pending.blocks) < self._credit:
                     pending.blocks[block.index] = block.payload
             else:
-                self._wire.counters["duplicates"] += 1
+                self._counters["duplicates"] += 1
             return []
         return self._guarded(peer, lambda: self._take(peer, current, block.index, block.payload, now))
 
@@ -138,7 +167,7 @@ class Incoming:
             self._concluded[_key(peer, manifest, transfer_id)] = verdict
             while len(self._concluded) > MAX_CONCLUDED:
                 self._concluded.popitem(last=False)
-        self._wire.answer(peer, verdict)
+        self._answer(peer, verdict)
 
     def tick(self, now: float) -> list[Event]:
         """Report progress, repeat wants, drop what is dead."""
@@ -147,7 +176,7 @@ class Incoming:
             silent_s = now - current.receiving.heard_at
             if current.arrived or self._open.get(peer) is not current:
                 continue
-            if silent_s >= self._limits.give_up_s or (self._wire.is_shared(peer) and silent_s >= SHARED_PATIENCE_S):
+            if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and silent_s >= SHARED_PATIENCE_S):
                 events += self._give_up(peer, current, silent_s, now)
             elif current.unpacked:
                 events += self._guarded(peer, lambda p=peer, c=current: self._settle(p, c, now))  # type: ignore[misc]
@@ -191,7 +220,7 @@ class Incoming:
         receiving = current.receiving
         current.bytes_on_wire += len(payload)
         if current.unpacked or not receiving.on_block(index, payload, now):
-            self._wire.counters["duplicates"] += 1
+            self._counters["duplicates"] += 1
             return []
         if receiving.complete:
             return self._settle(peer, current, now)
@@ -212,7 +241,7 @@ class Incoming:
                 Arrived(peer, current.offer.transfer_id, current.offer.manifest, current.bytes_on_wire)
             ]
             return arrived + self._wake_others(peer, now)
-        if self._wire.is_shared(peer):
+        if peer == EVERYBODY:
             self._drop(peer)
             log.info("shared bundle incomplete missing=%d; the next own offer asks for them", len(missing))
             return self._wake_others(peer, now)
@@ -222,7 +251,7 @@ class Incoming:
         if now >= current.want_at and not self._shared_brings(missing):
             current.want_at = now + current.want_again_s
             current.want_again_s = min(2 * current.want_again_s, MAX_WANT_AGAIN_S)
-            self._wire.answer(peer, Want(self._wire.role, current.offer.transfer_id, missing))
+            self._answer(peer, Want(self._role, current.offer.transfer_id, missing))
         return []
 
     def _shared_brings(self, missing: tuple[str, ...]) -> bool:
@@ -273,12 +302,12 @@ class Incoming:
             return []
         log.warning("transfer failed peer=%s transfer=%s error=%s", peer, offer.transfer_id, error)
         # Not remembered: damaged bytes and full disks pass, so the same offer may be tried again.
-        self._wire.answer(peer, self._verdict(offer.transfer_id, offer.manifest, False, reason.value, str(error)))
+        self._answer(peer, self._verdict(offer.transfer_id, offer.manifest, False, reason.value, str(error)))
         return [Failed(peer, offer.transfer_id, error)]
 
     def _verdict(self, transfer_id: str, manifest: Manifest, accepted: bool, reason: str, detail: str) -> Verdict:
         reason, detail = reason[:MAX_TEXT], detail[:MAX_TEXT]
-        return Verdict(self._wire.role, transfer_id, manifest.round, manifest.version, accepted, reason, detail)
+        return Verdict(self._role, transfer_id, manifest.round, manifest.version, accepted, reason, detail)
 
     def _give_up(self, peer: str, current: _Incoming, silent_s: float, now: float) -> list[Event]:
         current.receiving.close()
@@ -287,7 +316,7 @@ class Incoming:
         return [Failed(peer, current.offer.transfer_id, error), *self._wake_others(peer, now)]
 
     def _report(self, peer: str, current: _Incoming, now: float) -> None:
-        self._wire.answer(peer, current.receiving.progress(self._wire.role, now))
+        self._answer(peer, current.receiving.progress(self._role, now))
 
     def _drop(self, peer: str, *, keep_part: bool = False) -> None:
         receiving = self._open.pop(peer).receiving

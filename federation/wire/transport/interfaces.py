@@ -1,22 +1,15 @@
-"""The three things that services build on; implementations stand beside this file.
-
-``Session`` moves messages, ``Courier`` moves bundles over sessions, ``BlobStore`` keeps what arrived.
-"""
+"""What moves messages, and what a courier tells its service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from replayfleet.federation.wire.protocol.messages import Manifest, Message, Offer, Verdict
 
 OnMessage: TypeAlias = Callable[[str, bytes], None]
 """(topic, payload), called on a network thread: it may only enqueue."""
-
-Send: TypeAlias = Callable[[str, bytes], None]
-"""(topic, payload): publish with QoS 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +61,23 @@ class Session(Protocol):
         """Largest payload the broker takes; known after the first connection, a safe guess before."""
 
 
+class Links(Protocol):
+    """The two connections of a member of the fleet, so that blocks delay no command."""
+
+    @property
+    def control(self) -> Session:
+        """Of presence, announcements, progress and verdicts."""
+
+    @property
+    def data(self) -> Session:
+        """Of offers and blocks."""
+
+
 class Connect(Protocol):
     """Makes the sessions of a service; they differ in their MQTT client ids."""
 
     def __call__(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
         """Return a session that connects when started."""
-
-
-class BlobStore(Protocol):
-    """Content-addressed files: ``<root>/<first two hex digits>/<digest>``, written atomically, fsynced."""
-
-    def has(self, digest: str) -> bool:
-        """Whether the blob is there, complete and verified."""
-
-    def put(self, data: bytes) -> str:
-        """Store decoded bytes durably; returns their digest. Idempotent."""
-
-    def read(self, digest: str) -> bytes:
-        """Return the bytes, verified again.
-
-        Raises:
-            KeyError: Not there.
-            ArtefactRejected: The file was damaged; it is removed, so it will be fetched again.
-        """
-
-    def path(self, digest: str) -> Path:
-        """Where the blob lies (or would)."""
-
-    def collect(self, keep: set[str]) -> int:
-        """Delete every blob not in ``keep``; returns how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,43 +126,3 @@ class Received:
 
 
 Event: TypeAlias = Offered | Arrived | Concluded | Failed | Received
-
-
-class Courier(Protocol):
-    """All transfers of one process. Not thread-safe: one thread calls it; it never blocks on the network.
-
-    ``peer`` is the client's id on both sides (a client's own id names its link to the aggregator);
-    ``"*"`` is everybody, for offers on the shared topic.
-    """
-
-    def handle(self, topic: str, payload: bytes, now: float) -> list[Event]:
-        """Take one message from the session. Malformed bytes are counted and dropped, never raised."""
-
-    def tick(self, now: float) -> list[Event]:
-        """Re-send after stalls, report progress, give up on the dead. Call at least every 0.2 s."""
-
-    def send(self, peer: str, manifest: Manifest, presumed_missing: Sequence[str], now: float) -> str:
-        """Offer the manifest with a bundle of the blobs ``presumed_missing`` (digests, read from the store).
-
-        Encodes each blob once (cached in the store's spool), pushes the first window at once, and re-offers after a
-        reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one.
-        Returns the transfer id.
-        """
-
-    def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
-        """Receive what was ``Offered``: resumes from a part file if there is one; asks for blobs the bundle lacks."""
-
-    def refuse(self, peer: str, offer: Offer, reason: str, detail: str, now: float) -> None:
-        """Send a negative verdict; blocks that still come are dropped."""
-
-    def conclude(
-        self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str = "", detail: str = ""
-    ) -> None:
-        """Send the verdict on what ``Arrived``, after it is durable. Repeated if the peer offers the same again."""
-
-    def resume(self, now: float) -> None:
-        """The session reconnected, or the peer restarted: offer again all that has no verdict."""
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """``bytes_sent``, ``bytes_received``, ``blocks_resent``, ``malformed``, ``duplicates``."""

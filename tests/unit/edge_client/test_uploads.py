@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paho.mqtt.client import Client, MQTTMessageInfo
 
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.session_logic import Pending
 from replayfleet.edge_client.sync.uploads import MAX_OFFERS, UploadDesk
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Verdict
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Concluded
+from replayfleet.federation.wire.transport.mqtt import MqttSession
+from replayfleet.federation.wire.transport.mqtt_connection import Connection
 
 TASK, KNOWN = BlobEntry("task", "a" * 64, 10), BlobEntry("sub-generator/1", "b" * 64, 10)
 HELD = Manifest("down", "fleet", "c1", 3, 4, (KNOWN,))
@@ -109,3 +115,37 @@ def test_an_upload_whose_blob_is_lost_is_dropped(made: Desk) -> None:
 def test_dropping_a_late_upload_survives_a_restart(made: Desk) -> None:
     made.desk.drop()
     assert made.records.pending() is None
+
+
+def test_an_upload_comes_to_the_socket_in_six_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the desk to paho, which owns the socket: nobody in between parses a topic or frames a message anew."""
+    walks: list[list[str]] = []
+
+    def publish(client: Client, *_: Any, **__: Any) -> MQTTMessageInfo:
+        walk, frame = ["publish"], sys._getframe(1)
+        while frame.f_code.co_name != "offer":
+            walk.append(frame.f_code.co_name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        walks.append(walk)
+        return MQTTMessageInfo(len(walks))
+
+    monkeypatch.setattr(Client, "publish", publish)
+    session = MqttSession("mqtt://127.0.0.1:1", "c1", on_message=lambda *_: None)
+    session._connection = Connection(session._plan, list, lambda *_: None, session._wake)
+    session._connected = True
+    store = DiskBlobStore(tmp_path / "blobs")
+    blob = store.put(b"parameters" * 1000)
+    records = StateStore(tmp_path)
+    entry = BlobEntry("task", blob, 10_000)
+    records.commit_training(TrainingCommit(3, 5, "agreed", (), b"", (entry,), b"facts", 1.0, 40, 1))
+    links = SimpleNamespace(control=session, data=session)
+    parts: Any = SimpleNamespace(
+        client_id="c1",
+        gate=Gate("fleet", "c1"),
+        records=records,
+        courier=FleetCourier("client", "fleet", links, store, own_id="c1"),
+    )
+    UploadDesk(parts).offer("e1", None, 0.0)
+    assert len(walks) == 2, "the offer, and the one block"
+    assert max(map(len, walks)) <= 6, walks

@@ -144,10 +144,6 @@ def test_blocks_and_messages_have_a_session_each_and_the_will_goes_with_the_mess
     loop = Service().loop
     assert (loop.control.name, loop.data.name) == ("fleet-cam-control", "fleet-cam-data")
     assert (loop.control.will is None, loop.data.will) == (False, None)
-    base = "replayfleet/v1/fleet/clients/cam"
-    loop.send(f"{base}/control", b"")
-    loop.send(f"{base}/up", b"")
-    assert (loop.control.published, loop.data.published) == ([f"{base}/control"], [f"{base}/up"])
 
 
 def test_it_turns_until_it_is_over_or_stopped_and_tells_systemd():

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import (
     Announcement,
     FleetSpec,
+    Offer,
     Presence,
     Progress,
     Report,
@@ -21,9 +24,9 @@ from replayfleet.federation.wire.protocol.messages import (
 )
 from replayfleet.federation.wire.protocol.tensors import compress
 from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Offered
-from replayfleet.federation.wire.transport.memory import MemoryBroker
-from replayfleet.federation.wire.transport.wire import TransferLimits
+from tests.support.memory_broker import MemoryBroker
 
 BLOCK = 256 << 10
 
@@ -316,7 +319,7 @@ def test_our_own_words_echoed_decide_nothing(tmp_path: Path) -> None:
     manifest = a_manifest("cam-1", b"x")
     transfer_id = cam.courier.send("cam-1", manifest, [cam.store.put(b"x")], yard.clock.now)
     echo = encode(Verdict("client", transfer_id, manifest.round, manifest.version, True))
-    assert cam.courier.handle(topics.control_topic(FLEET, "cam-1"), echo, yard.clock.now) == []
+    assert cam.courier.handle(topics.topic_of(FLEET, "control", "cam-1"), echo, yard.clock.now) == []
 
 
 def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> None:
@@ -490,8 +493,8 @@ def test_a_shared_transfer_that_breaks_off_ends_in_a_want(tmp_path: Path) -> Non
     yard.aggregator.offer("*", blob)
     offer_own_download(yard, blob)
     cam.work(4)
-    cam.inbox = type(cam.inbox)(message for message in cam.inbox if message[0] != topics.down_topic(FLEET, "*"))
-    yard.aggregator.courier._outgoing._open.pop("*")  # type: ignore[attr-defined]
+    cam.inbox = type(cam.inbox)(message for message in cam.inbox if message[0] != topics.topic_of(FLEET, "down"))
+    yard.aggregator.courier._open.pop("*")  # type: ignore[attr-defined]
     yard.run(8.0)
     assert [event.peer for event in cam.arrived] == ["cam-1"]
     assert [event.peer for event in cam.failed] == ["*"]
@@ -503,10 +506,10 @@ def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(
     presence, report = Presence("cam-1", "online", "boot", 1), Report("cam-1", 0, 1, {"accuracy": 0.5})
     told = RolledBack("cam-1", 0, 1, 0, "hung")
     announcement = Announcement("epoch", 0, "open", 9.0, FleetSpec(FLEET, "fedavg", {}, {}, 1))
-    cam.session.publish(topics.state_topic(FLEET, "cam-1"), encode(presence), retain=True)
-    cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(report))
-    cam.session.publish(topics.control_topic(FLEET, "cam-1"), encode(told))
-    yard.aggregator.session.publish(topics.round_topic(FLEET), encode(announcement), retain=True)
+    cam.session.publish(topics.topic_of(FLEET, "state", "cam-1"), encode(presence), retain=True)
+    cam.session.publish(topics.topic_of(FLEET, "control", "cam-1"), encode(report))
+    cam.session.publish(topics.topic_of(FLEET, "control", "cam-1"), encode(told))
+    yard.aggregator.session.publish(topics.topic_of(FLEET, "round"), encode(announcement), retain=True)
     yard.run()
     assert [(event.peer, event.message) for event in yard.aggregator.received] == [
         ("cam-1", presence),
@@ -520,11 +523,11 @@ def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(
     ("topic", "payload"),
     [
         ("replayfleet/v1/other/clients/cam-1/state", encode(Presence("cam-1", "online", "b", 1))),
-        (topics.state_topic(FLEET, "cam-2"), encode(Presence("cam-1", "online", "b", 1))),
-        (topics.up_topic(FLEET, "cam-1"), encode(Presence("cam-1", "online", "b", 1))),
-        (topics.control_topic(FLEET, "cam-1"), b"garbage"),
+        (topics.topic_of(FLEET, "state", "cam-2"), encode(Presence("cam-1", "online", "b", 1))),
+        (topics.topic_of(FLEET, "up", "cam-1"), encode(Presence("cam-1", "online", "b", 1))),
+        (topics.topic_of(FLEET, "control", "cam-1"), b"garbage"),
         ("elsewhere", b"x"),
-        (topics.up_topic(FLEET, "cam-1"), b"\x02\x01short"),
+        (topics.topic_of(FLEET, "up", "cam-1"), b"\x02\x01short"),
     ],
 )
 def test_words_that_do_not_belong_are_counted_and_dropped(tmp_path: Path, topic: str, payload: bytes) -> None:
@@ -538,24 +541,54 @@ def test_nobody_uploads_in_the_name_of_another(tmp_path: Path) -> None:
     (cam,) = yard.cams
     cam.offer("cam-1", b"x")
     _, payload = yard.aggregator.inbox[0]
-    assert yard.aggregator.courier.handle(topics.up_topic(FLEET, "cam-2"), payload, 0.0) == []
+    assert yard.aggregator.courier.handle(topics.topic_of(FLEET, "up", "cam-2"), payload, 0.0) == []
     assert yard.aggregator.courier.counters["malformed"] == 1
+
+
+@pytest.mark.parametrize("topic", [topics.topic_of(FLEET, "down", "cam-2"), topics.topic_of(FLEET, "control", "cam-2")])
+def test_a_client_takes_no_word_that_is_for_another(tmp_path: Path, topic: str) -> None:
+    """A broker without access rules delivers whatever somebody subscribed to; only the address tells."""
+    (cam,) = Yard(tmp_path, "cam-1").cams
+    manifest = a_manifest("cam-2", b"x", direction="down")
+    message = Offer("aggregator", "ab" * 16, manifest, (), BLOCK, b"")
+    if topic.endswith("control"):
+        message = Verdict("aggregator", "ab" * 16, 0, 1, accepted=True)
+    assert cam.courier.handle(topic, encode(message), 0.0) == []
+    assert cam.courier.counters["malformed"] == 1
 
 
 def test_a_cleared_retained_message_is_no_news(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
-    assert yard.aggregator.courier.handle(topics.state_topic(FLEET, "cam-1"), b"", 0.0) == []
+    assert yard.aggregator.courier.handle(topics.topic_of(FLEET, "state", "cam-1"), b"", 0.0) == []
     assert yard.aggregator.courier.counters["malformed"] == 0
 
 
 def test_blocks_and_answers_about_nothing_known_are_ignored(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     progress = encode(Progress("client", "ab" * 16, 0, (), 8))
-    assert yard.aggregator.courier.handle(topics.control_topic(FLEET, "cam-1"), progress, 0.0) == []
+    assert yard.aggregator.courier.handle(topics.topic_of(FLEET, "control", "cam-1"), progress, 0.0) == []
     assert yard.aggregator.courier.counters["bytes_sent"] == 0
+
+
+def test_offers_and_blocks_go_one_way_and_answers_the_other_so_that_blocks_delay_no_answer(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    ways: dict[str, set[str]] = {"control": set(), "data": set()}
+    for end in (cam, yard.aggregator):
+        for way, topics_seen in ways.items():
+
+            def publish(topic: str, payload: bytes, session: Any = end.session, seen: set[str] = topics_seen) -> None:
+                seen.add(topic.rpartition("/")[2])
+                session.publish(topic, payload)
+
+            setattr(end.courier._links, way, SimpleNamespace(publish=publish, max_payload_bytes=1 << 20))
+    cam.offer("cam-1", os.urandom(3 * BLOCK))
+    yard.aggregator.offer("cam-1", os.urandom(3 * BLOCK))
+    yard.run()
+    assert ways == {"control": {"control"}, "data": {"up", "down"}}
 
 
 def test_a_courier_knows_which_end_it_is(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with pytest.raises(ValueError, match="own_id"):
-        FleetCourier("client", FLEET, yard.aggregator.session.publish, yard.aggregator.store)
+        FleetCourier("client", FLEET, SimpleNamespace(), yard.aggregator.store)

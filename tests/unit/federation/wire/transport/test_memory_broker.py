@@ -5,7 +5,7 @@ import random
 import pytest
 
 from replayfleet.federation.wire.transport.interfaces import Will
-from replayfleet.federation.wire.transport.memory import Faults, MemoryBroker, MemorySession, matches
+from tests.support.memory_broker import Faults, MemoryBroker, MemorySession, matches
 
 Inbox = list[tuple[str, bytes]]
 
