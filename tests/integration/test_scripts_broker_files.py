@@ -106,8 +106,8 @@ def test_every_message_of_a_fleet_passes_and_no_other(broker: Broker) -> None:
     spy = broker.session("cam-2", topics=everything)
     assert wait(lambda: all(session.connected for session in (aggregator, cam_1, operator, spy)))
 
-    allowed_up = [topic(FLEET, "cam-1") for topic in (state_topic, up_topic, control_topic)]
-    forbidden = [topic(FLEET, "cam-2") for topic in (state_topic, up_topic, control_topic, down_topic)]
+    allowed_up = [topic_of(FLEET, channel, "cam-1") for channel in ("state", "up", "control")]
+    forbidden = [topic_of(FLEET, channel, "cam-2") for channel in ("state", "up", "control", "down")]
     forbidden += [topic_of(FLEET, "round"), topic_of(FLEET, "down"), topic_of(FLEET, "down", "cam-1")]
     for topic in (*forbidden, *allowed_up, topic_of(FLEET, "doctor", "cam-1")):
         cam_1.publish(topic, b"from cam-1")
