@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow check fix size reference docs bench dist lock clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-portable test-board check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,13 @@ test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
 
 check: setup ## Lint, format, types, layers, and whether the lock files are as old as pyproject.toml
+test-portable: setup ## Learning tests under other processors' arithmetic, 2 threads, oldest and newest PyTorch; ARGS="--turn 3"
+	@$(PYTHON_BIN) -m tests.environments portable $(ARGS)
+
+test-board: setup ## What needs no PyTorch, with a board's releases of NumPy, OpenCV and ONNX Runtime
+	@$(PYTHON_BIN) -m tests.environments board $(ARGS)
+
+check: setup ## Lint, format, types, layers
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy

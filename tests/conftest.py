@@ -1,10 +1,14 @@
-"""Settings for all tests: one thread per process, so that a busy machine slows tests down in proportion and no more."""
+"""Settings for all tests: one thread per process, so that a busy machine slows tests down in proportion and no more.
+
+Where PyTorch or ONNX aren't installed, as on a board, test modules that import them are left out, and say so.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling, Scheduling
@@ -14,7 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from replayfleet.federation.service.torch_setup import prepare_torch
 
-prepare_torch(1)
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:
+    prepare_torch(int(os.environ.get("TEST_THREADS", "1")))  # tests/environments.py asks for two, too
 
 
 class ProcessesAlone(LoadScopeScheduling):
@@ -30,6 +36,18 @@ class ProcessesAlone(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
     """Let xdist share tests as `ProcessesAlone` does."""
     return ProcessesAlone(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip test modules that need PyTorch or ONNX where these aren't installed."""
+    report = yield
+    for package in ("torch", "onnx"):
+        if report.failed and str(report.longrepr).endswith(f"No module named '{package}'"):
+            report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {package}")
+    return report
 
 
 @pytest.fixture(autouse=True)

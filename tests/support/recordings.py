@@ -78,8 +78,14 @@ def play(camera: Camera, most: int = 1000) -> list[Picture]:
 
 
 def carla_frames() -> Path:
-    """Return the recorded CARLA frames, or skip the test."""
-    root = Path(os.environ.get("REPLAYFLEET_DATA", "")) / "carla"
-    if "REPLAYFLEET_DATA" not in os.environ or not root.is_dir():
-        pytest.skip("needs the recorded CARLA frames: REPLAYFLEET_DATA must name a folder that holds carla/")
+    """Return the recorded CARLA frames, or skip the test.
+
+    They lie in the folder that REPLAYFLEET_DATA names, or else in ``shared/data`` beside the checkout.
+    """
+    beside = Path(__file__).resolve().parents[3] / "shared/data"
+    root = Path(os.environ.get("REPLAYFLEET_DATA", beside)) / "carla"
+    if not root.is_dir():
+        pytest.skip(
+            f"needs the recorded CARLA frames: no folder {root}; REPLAYFLEET_DATA may name one that holds carla/"
+        )
     return root

@@ -6,6 +6,8 @@ import pytest
 
 from replayfleet.federation.service.charts import Line, line_chart
 
+pytest.importorskip("matplotlib", reason="draws with Matplotlib, which a board lacks")
+
 SIZE = (440, 300)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +9,7 @@ import torch
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.streams.anchors import fit_anchors, mean_overlap, shape_overlaps
 from replayfleet.federation.streams.box_labels import box_labels
+from tests.support.recordings import carla_frames
 
 SHAPES = np.array([[0.02, 0.05], [0.1, 0.1], [0.5, 0.3]])
 
@@ -64,10 +62,10 @@ def test_what_no_anchors_can_be_made_of_is_refused(sizes: np.ndarray, num_anchor
 
 
 def test_anchors_of_the_driving_frames_fit_lights_and_vehicles():
-    root = Path(os.environ.get("REPLAYFLEET_DATA", "absent")) / "carla" / "labels"
-    if not root.is_dir():
-        pytest.skip("needs the CARLA frames: a folder carla/ in $REPLAYFLEET_DATA")
-    lines = [line.split() for path in sorted(root.iterdir()) for line in path.read_text().splitlines() if line.strip()]
+    labels = carla_frames() / "labels"
+    lines = [
+        line.split() for path in sorted(labels.iterdir()) for line in path.read_text().splitlines() if line.strip()
+    ]
     sizes = np.array([[float(width), float(height)] for *_, width, height in lines])
     anchors = fit_anchors(sizes, 5)
     assert mean_overlap(sizes, anchors) > 0.55
