@@ -43,14 +43,13 @@ test: setup ## All tests but the slow ones
 test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
 
-check: setup ## Lint, format, types, layers, and whether the lock files are as old as pyproject.toml
 test-portable: setup ## Learning tests under other processors' arithmetic, 2 threads, oldest and newest PyTorch; ARGS="--turn 3"
 	@$(PYTHON_BIN) -m tests.environments portable $(ARGS)
 
 test-board: setup ## What needs no PyTorch, with a board's releases of NumPy, OpenCV and ONNX Runtime
 	@$(PYTHON_BIN) -m tests.environments board $(ARGS)
 
-check: setup ## Lint, format, types, layers
+check: setup ## Lint, format, types, layers, and whether the lock files are as old as pyproject.toml
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
