@@ -74,11 +74,7 @@ def demo_carla(
     console.print(f"\n{clock(limit.elapsed_s)}  writing the report")
     from replayfleet.scripts.carla.report import write_report
 
-    report = write_report(plan.out)
-    for line in report.summary:
-        console.print(line, soft_wrap=True)
-    console.print(f"\nreport: {report.path.resolve()}", soft_wrap=True)
-    console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
+    write_report(plan.out).show(console, limit)
 
 
 def opening(plan: Plan, broker: BrokerHandle) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.streams.driving.recording import Driving
 from replayfleet.scripts.carla.facts import PARTS, read_facts, read_marker
 from replayfleet.scripts.carla.page import page, summary
@@ -17,22 +15,10 @@ from replayfleet.scripts.carla.plan import VEHICLES, film_name
 from replayfleet.scripts.carla.quality import measure
 from replayfleet.scripts.carla.roads import RecordedRoads, Roads, StreetRoads
 from replayfleet.scripts.carla.stills import Still, still
+from replayfleet.scripts.launch.report import Report, write_again
 
 _STRETCHES = ((0.6, 0.75), (0.85, 1.0))
 """Of each vehicle's film, where its still comes from: late, when models have learned, and not in the same town."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A written page.
-
-    Attributes:
-        path: the HTML file.
-        summary: the run in a few lines, for a terminal.
-    """
-
-    path: Path
-    summary: list[str]
 
 
 def write_report(out: Path) -> Report:
@@ -78,11 +64,7 @@ def report(out: Path) -> None:
     from replayfleet.federation.service.torch_setup import prepare_torch
 
     prepare_torch(1)
-    try:
-        written = write_report(out)
-    except ReplayfleetError as error:
-        raise click.ClickException(str(error)) from error
-    click.echo("\n".join([*written.summary, str(written.path)]))
+    write_again(lambda: write_report(out))
 
 
 if __name__ == "__main__":

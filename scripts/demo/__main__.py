@@ -55,10 +55,7 @@ def demo(preset: str, fast: bool, port: int | None, time_limit_s: float, **sizes
     report = write_report(plan.out, data)
     console.print()
     console.print(rounds_table(fleet.record))
-    for line in report.summary:
-        console.print(line, soft_wrap=True)
-    console.print(f"\nreport: {report.path.resolve()}", soft_wrap=True)
-    console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
+    report.show(console, limit)
 
 
 def _baseline_note(plan: Plan) -> str:

@@ -28,18 +28,11 @@ _NUM_JUDGED = 64
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A contact sheet of one class.
+    """A contact sheet of one class, as a PNG within a URI."""
 
-    Attributes:
-        class_id: which; None for a generator of all classes.
-        data_uri: PNG.
-        recognised: share of generated samples that the client's own task model takes for the class; None for real ones
-            and for a generator of all classes.
-    """
-
-    class_id: int | None
+    class_id: int | None  # None for a generator of all classes
     data_uri: str
-    recognised: float | None = None
+    recognised: float | None = None  # share of generated samples that the client's own task model takes for the class
 
 
 def draws_all_classes(spec: Mapping[str, Any]) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from replayfleet.federation.errors import SettingsError, nearest
 
@@ -21,20 +19,8 @@ DOWN_S = 2.0
 """Until what was killed is started again."""
 
 
-class Acts(Protocol):
-    """What can be done to a fleet."""
-
-    def kill_client(self, name: str) -> bool:
-        """End a client with SIGKILL; False if it isn't running."""
-
-    def start_client(self, name: str) -> None:
-        """Start it again, with the data dir that it left."""
-
-    def kill_broker(self) -> None:
-        """End the broker with SIGKILL: all that it held is gone."""
-
-    def start_broker(self) -> None:
-        """Start it again, at the same port."""
+BROKER = "broker"
+"""Beside the clients' names, what can be killed."""
 
 
 def check_faults(faults: Sequence[str]) -> tuple[str, ...]:
@@ -56,65 +42,41 @@ class Faults:
         faults: of ``FAULTS``.
         clients: their names.
         num_rounds: of the fleet.
-        acts: what is done.
         rng: chooses clients.
-        clock: ``time.monotonic``.
     """
 
-    def __init__(
-        self,
-        faults: Sequence[str],
-        clients: Sequence[str],
-        num_rounds: int,
-        acts: Acts,
-        rng: random.Random,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, faults: Sequence[str], clients: Sequence[str], num_rounds: int, rng: random.Random) -> None:
         self._faults = faults
         self._clients = tuple(clients)
         self._first = min(1, num_rounds - 1)
         self._broker_round = max(self._first, num_rounds // 2)
-        self._acts = acts
         self._rng = rng
-        self._clock = clock
-        self._seen: set[int] = set()
-        self._waiting: list[tuple[float, Callable[[], None]]] = []
-        self.num_kills: dict[str, int] = dict.fromkeys(self._clients, 0)
-        self.num_broker_restarts = 0
+        self._rounds_seen: set[int] = set()
+        self._kills: list[tuple[float, str]] = []
+        self._starts: list[tuple[float, str]] = []
+        self.num_kills: dict[str, int] = dict.fromkeys((*self._clients, BROKER), 0)
 
-    @property
-    def pending(self) -> bool:
-        """Whether something waits to be done, above all a client to be started again."""
-        return bool(self._waiting)
+    def due_kills(self, open_round: int | None, now: float) -> list[str]:
+        """Return who is to be killed now; ``open_round`` is the newest round, None before the first."""
+        if open_round is not None and open_round not in self._rounds_seen:
+            self._rounds_seen.add(open_round)
+            if KILL_CLIENT in self._faults and open_round >= self._first:
+                self._kills.append((now + AFTER_S, self._rng.choice(self._clients)))
+            if RESTART_BROKER in self._faults and open_round == self._broker_round:
+                self._kills.append((now + AFTER_S, BROKER))
+        return _taken(self._kills, now)
 
-    def step(self, open_round: int | None) -> None:
-        """Do what is due; call it often.
+    def was_killed(self, name: str, now: float) -> None:
+        """Count a kill, and see to it that what was killed is started again."""
+        self.num_kills[name] += 1
+        self._starts.append((now + DOWN_S, name))
 
-        Args:
-            open_round: the newest round; None before the first.
-        """
-        now = self._clock()
-        if open_round is not None and open_round not in self._seen:
-            self._seen.add(open_round)
-            self._plan(open_round, now + AFTER_S)
-        due = [act for at, act in self._waiting if at <= now]
-        self._waiting = [(at, act) for at, act in self._waiting if at > now]
-        for act in due:
-            act()
+    def due_starts(self, now: float) -> list[str]:
+        """Return who is to be started again now."""
+        return _taken(self._starts, now)
 
-    def _plan(self, round_index: int, at: float) -> None:
-        if KILL_CLIENT in self._faults and round_index >= self._first:
-            name = self._rng.choice(self._clients)
-            self._waiting.append((at, lambda: self._kill(name)))
-        if RESTART_BROKER in self._faults and round_index == self._broker_round:
-            self._waiting.append((at, self._kill_broker))
 
-    def _kill(self, name: str) -> None:
-        if self._acts.kill_client(name):
-            self.num_kills[name] += 1
-            self._waiting.append((self._clock() + DOWN_S, lambda: self._acts.start_client(name)))
-
-    def _kill_broker(self) -> None:
-        self._acts.kill_broker()
-        self.num_broker_restarts += 1
-        self._waiting.append((self._clock() + DOWN_S, self._acts.start_broker))
+def _taken(waiting: list[tuple[float, str]], now: float) -> list[str]:
+    due = [name for at, name in waiting if at <= now]
+    waiting[:] = [(at, name) for at, name in waiting if at > now]
+    return due

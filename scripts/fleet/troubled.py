@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.words import UNKNOWN, milliseconds, percent
-from replayfleet.scripts.fleet.faults import RESTART_BROKER, Faults
+from replayfleet.scripts.fleet.faults import BROKER, RESTART_BROKER, Faults
 from replayfleet.scripts.fleet.plan import Yard
 from replayfleet.scripts.launch.fleet import Broker, RunningFleet
 
@@ -20,7 +21,7 @@ _COUNTS = ("killed", "frames", "dropped", "failed")
 
 
 class TroubledFleet:
-    """Does to a running fleet what ``Faults`` decides; implements ``faults.Acts``.
+    """Does to a running fleet what ``Faults`` decides.
 
     Args:
         yard: what is run.
@@ -38,7 +39,7 @@ class TroubledFleet:
         self._yard = yard
         self._broker = broker
         self._fleet = fleet
-        self._faults = Faults(faults, yard.names, yard.rounds, self, random.Random(yard.seed))  # noqa: S311 - no secret
+        self._faults = Faults(faults, yard.names, yard.rounds, random.Random(yard.seed))  # noqa: S311 - no secret
 
     def run(self) -> None:
         """Run the fleet from its start to its end.
@@ -47,38 +48,35 @@ class TroubledFleet:
             ChildFailed: A process ended before its time.
             ReplayfleetError: The time is up, or a client didn't end.
         """
-
-        def step() -> None:
-            current = self._fleet.record.current
-            self._faults.step(None if current is None else current.index)
-
-        self._fleet.run(step=step)
+        self._fleet.run(step=self._step)
         if self._fleet.late:
             raise ReplayfleetError(f"{', '.join(self._fleet.late)} did not end in time after the aggregator")
 
-    def kill_client(self, name: str) -> bool:
-        """End a client with SIGKILL, unless it is done or only waits for the last download."""
+    def _step(self) -> None:
+        current, now = self._fleet.record.current, time.monotonic()
+        for name in self._faults.due_kills(None if current is None else current.index, now):
+            if name != BROKER and self._is_done(name):
+                continue
+            self._fleet.say(f"{name}: killed")
+            if name == BROKER:
+                self._broker.kill()
+            else:
+                self._fleet.kill_client(name)
+            self._faults.was_killed(name, now)
+        for name in self._faults.due_starts(now):
+            if name == BROKER:
+                self._broker.start()
+            else:
+                self._fleet.start_client(name, again=f"-{self._faults.num_kills[name]}")
+            self._fleet.say(f"{name}: started again")
+
+    def _is_done(self, name: str) -> bool:
+        """Whether a client has ended, or only waits for the last download."""
         record = self._fleet.record
         current = record.current
         is_last = current is not None and current.index == self._yard.rounds - 1
         uploaded = current is not None and name in current.clients and current.clients[name].bytes_up is not None
-        if record.finished or (is_last and uploaded) or self._fleet.clients[name].is_over:
-            return False
-        self._fleet.say(f"{name}: killed")
-        self._fleet.kill_client(name)
-        return True
-
-    def start_client(self, name: str) -> None:
-        self._fleet.start_client(name, again=f"-{self._faults.num_kills[name]}")
-        self._fleet.say(f"{name}: started again")
-
-    def kill_broker(self) -> None:
-        self._fleet.say("broker: killed")
-        self._broker.kill()
-
-    def start_broker(self) -> None:
-        self._broker.start()
-        self._fleet.say("broker: started again")
+        return record.finished or (is_last and uploaded) or self._fleet.clients[name].is_over
 
     def table(self) -> Table:
         """Return what became of every client."""
@@ -100,7 +98,7 @@ class TroubledFleet:
         line = self._yard.logs / "line.log"
         return {
             "rounds": len(self._fleet.record.committed_rounds()),
-            "broker_restarts": self._faults.num_broker_restarts,
+            "broker_restarts": self._faults.num_kills[BROKER],
             "cut_connections": line.read_text().splitlines().count("cut a connection") if line.exists() else 0,
             "clients": [self._client(name) for name in self._yard.names],
         }
