@@ -3,23 +3,7 @@
 Wuerkaixi et al. 2024, "Accurate Forgetting for Heterogeneous Federated Continual Learning" (ICLR), in the real-time
 protocol of pFedGRP (its appendices B.1 and B.2): every round is a new task of its own, so the last model and flow are
 the global ones that the round begins with, and a client remembers nothing itself.
-
-Differences from the paper and its released code:
-
-1. Credibility compares the latents of replayed features with a Gaussian fitted on the latents of this round's features,
-   class by class, both in the flow's latent space: that is the paper's intent. The released code fits the Gaussian on
-   latents and evaluates it at *features*, two spaces that don't compare.
-2. Replayed features train all layers above the features (``replay_layers = "upper"``). The released code's optimiser
-   holds only parameters whose name contains "fc2", so neither the layer before nor the head, which is ``"fc2"``.
-3. Classes are replayed if the fleet knew them before the round or this round has them. The code also draws classes that
-   other clients meet in this very round, which no client can know.
-4. Buffers (BatchNorm statistics) are averaged like parameters; the released code shares parameters only.
-5. Features for the flow and for credibility are taken once per mini-batch in eval mode. The code takes the latter in
-   training mode, which moves BatchNorm's statistics a second time.
-6. The flow's permutations are fixed (see ``models/flow.py``); the code draws two of four at random.
-7. The three Adams start anew every round, and the model is the real-time paper's, not AF-FCL's. That paper says both
-   that all task models are trained by SGD and that baselines keep their defaults; these are AF-FCL's.
-8. Distillation from the global model has weight 0 in the released code, and here it would be the last model's again.
+Differences from the paper: ``docs/methods/affcl.md``.
 """
 
 from __future__ import annotations

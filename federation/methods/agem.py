@@ -13,11 +13,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from replayfleet.federation.methods.buffered_method import BufferedMethod
-from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
-from replayfleet.federation.methods.steps.buffered_training import BufferUse, Drawn, train_with_buffer
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, Reservoir
 from replayfleet.federation.methods.steps.projection import joined, loss_gradient, project_gradient
 from replayfleet.federation.methods.steps.task_model import computing_in
@@ -43,18 +42,11 @@ class AGEM(BufferedMethod, AveragingMethod):
 
     name: ClassVar[str] = "agem"
 
-    def local_round(
-        self,
-        state: Reservoir,
-        data: RoundData,
-        download: TaskDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[Reservoir, TaskUpload]:
+    def local_work(
+        self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[Reservoir, TaskUpload]]:
         """Train on this round's data, each step's gradient projected against the buffer's."""
         del sampler
         use = against_the_buffer(self.task, self.precision)
-        parameters, kept = train_with_buffer(self, use, download.task_parameters, data, state, rng, pace)
+        parameters, kept = yield from self.trained(use, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -2,7 +2,7 @@
 
 Section 5.1 and appendix B.1 of pFedGRP. Despite its name nothing is centralised: there is no aggregation, the
 aggregator gives every client its own model back. It stores all real samples on the client.
-Differences from the paper: none known; like the other methods it goes on from its last model.
+Differences from the paper: ``docs/methods/centralized.md``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import torch
 
 from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
-from replayfleet.federation.methods.lockstep import InStep, TrainTaskModel, Work
-from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.kept_samples import StoredRounds
-from replayfleet.federation.methods.steps.task_model import Optimisation
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Centralized(InStep, TaskMethod):
+class Centralized(TaskMethod):
     """Both halves of the method; settings are those of ``TaskMethod``, its epochs run over all stored samples."""
 
     name: ClassVar[str] = "centralized"
+    trains_as_one: ClassVar[bool] = True
     stores_data: ClassVar[bool] = True
     ClientState: ClassVar[type[Any]] = StoredRounds
 
@@ -36,9 +35,8 @@ class Centralized(InStep, TaskMethod):
         """Train the client's own model on all samples met so far."""
         del sampler
         stored = state.with_round(data)
-        images, labels = stored.all_of("images"), stored.all_of("labels")
-        job = TaskModelJob(download.task_parameters, images, labels, rng)
-        parameters = yield TrainTaskModel(self.task, job, Optimisation.of(self))
+        everything = RoundData(stored.all_of("images"), stored.all_of("labels"))
+        parameters = yield self.training(everything, download.task_parameters, rng)
         return stored, TaskUpload(parameters, len(data.labels))
 
     def aggregate(

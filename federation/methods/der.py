@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replayfleet.federation.methods.buffered_method import BufferedMethod
+from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
-from replayfleet.federation.methods.steps.buffered_training import BufferUse, Drawn, train_with_buffer
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, LOGITS, Reservoir
 from replayfleet.federation.methods.steps.task_model import task_loss
 from replayfleet.federation.methods.task_method import AveragingMethod
@@ -60,18 +59,11 @@ class DER(BufferedMethod, AveragingMethod):
         BufferedMethod.__post_init__(self)
         checks.within(0.0, math.inf, self, ["alpha", "beta"])
 
-    def local_round(
-        self,
-        state: Reservoir,
-        data: RoundData,
-        download: TaskDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[Reservoir, TaskUpload]:
+    def local_work(
+        self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[Reservoir, TaskUpload]]:
         """Minimise the loss on new samples and ``dark_experience`` of kept ones."""
         del sampler
         use = dark_experience(self.task, self.alpha, self.beta)
-        parameters, kept = train_with_buffer(self, use, download.task_parameters, data, state, rng, pace)
+        parameters, kept = yield from self.trained(use, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -1,7 +1,8 @@
 """FedAvg: train locally, average by data volume.
 
 McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", Algorithm 1.
-Differences from the paper: BatchNorm statistics are averaged like parameters.
+Differences from the paper: ``docs/methods/fedavg.md``.
+
 It keeps nothing of earlier rounds, so it forgets.
 """
 
@@ -14,27 +15,21 @@ import torch
 
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskUpload
-from replayfleet.federation.methods.lockstep import InStep, TrainTaskModel, Work
-from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
-from replayfleet.federation.methods.steps.task_model import Optimisation
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.task_method import AveragingMethod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FedAvg(InStep, AveragingMethod):
+class FedAvg(AveragingMethod):
     """The client's half; the aggregator's is ``AveragingMethod.aggregate``, settings are those of ``TaskMethod``."""
 
     name: ClassVar[str] = "fedavg"
+    trains_as_one: ClassVar[bool] = True
 
     def local_work(
         self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, TaskUpload]]:
         """Train the average model on this round's data alone (ClientUpdate)."""
         del sampler
-        parameters = yield self.training(data, download, rng)
+        parameters = yield self.training(data, download.task_parameters, rng)
         return state, TaskUpload(parameters, len(data.labels))
-
-    def training(self, data: RoundData, download: TaskDownload, rng: torch.Generator) -> TrainTaskModel:
-        """Return what a client trains: the average model, on samples."""
-        job = TaskModelJob(download.task_parameters, data.images, data.labels, rng)
-        return TrainTaskModel(self.task, job, Optimisation.of(self))

@@ -2,19 +2,7 @@
 
 Qi et al. 2023, "Better Generative Replay for Continual Federated Learning" (ICLR), in the real-time protocol of pFedGRP
 (its appendices B.1 and B.2): every round is a new task of its own.
-
-Differences from the paper and its released code:
-
-1. ``consistency`` enforces the paper's consistency terms, with weight 1 each, from the second round on. The released
-   code computes them and multiplies them by 0, which is ``consistency = False``.
-2. Buffers (BatchNorm statistics) are averaged like parameters. The released code shares parameters only, so its server
-   and clients normalise with statistics of other models.
-3. Samples for replay and consolidation are drawn in eval mode, so that one image doesn't depend on its neighbours.
-4. The server draws each class of a mini-batch uniformly and then one of the generators that know it, and only then an
-   image. The code draws a batch from every client, pools them and picks as many: the same distribution but for
-   classes that a pool happens to lack, for a fraction of the work.
-5. Both Adams start anew every round; the paper doesn't say, its code keeps them for 28 pixels and not for 32.
-6. The paper has no number of parameters for 32 and 64 pixels that its text explains: see ``models/acgan.py``.
+Differences from the paper: ``docs/methods/fedcil.md``.
 """
 
 from __future__ import annotations

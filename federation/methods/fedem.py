@@ -1,18 +1,7 @@
 """FedEM: every client's data is a mixture of a few distributions, and each distribution has its learner.
 
 Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions", Algorithm 1.
-Differences from the paper, where it is silent or the protocol here differs:
-
-1. A client's data changes every round, so its shares pi are estimated from this round's data alone; they begin at the
-   last round's. The paper's clients see all their data in every round.
-2. Each round has one E-step, before local training, as in the released code; so the pi that mixes the new average
-   learners was estimated with the ones before.
-3. The average of a learner weighs clients by their samples, as in the released code, and not by how many of those
-   samples the learner is responsible for.
-4. BatchNorm statistics are averaged like parameters, and a learner's follow all samples of a batch, however small their
-   responsibilities.
-5. Clients upload pi, which the paper keeps on the client: the aggregator puts it into the download, so that a client
-   that lost its disk goes on from it, and a device knows the learner with the largest share.
+Differences from the paper: ``docs/methods/fedem.md``.
 
 The prediction mixes all learners, so no device serves it; only the simulator runs this method.
 
@@ -33,8 +22,9 @@ from replayfleet.federation.methods import fedem_records as em
 from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.averaging import weighted_average
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend, judge_with
+from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.resnet import ResNet20
@@ -127,20 +117,23 @@ class FedEM(TaskMethod):
         judges = [judge_with(self.task, learner) for learner in download.learners]
         return lambda images: mixture_logits([judge(images) for judge in judges], download.shares)
 
-    def local_round(
+    def local_work(
         self, state: NoState, data: RoundData, download: em.Download, rng: torch.Generator, *, sampler: Sampler
-    ) -> tuple[NoState, em.Upload]:
+    ) -> Work[tuple[NoState, em.Upload]]:
         """Estimate responsibilities and pi, then train each learner on its share of every sample (Algorithm 1)."""
         del sampler
         judges = [judge_with(self.task, learner) for learner in download.learners]
         losses = [F.cross_entropy(judge(data.images), data.labels, reduction="none") for judge in judges]
         responsible = responsibilities(torch.stack(losses), download.shares)  # (M, B)
         shares = tuple(responsible.mean(dim=1).tolist())
-        learners = tuple(
-            self._trained(learner, data, weights.to(torch.float32), rng)
-            for learner, weights in zip(download.learners, responsible, strict=True)
-        )
-        return state, em.Upload(learners, shares, len(data.labels))
+        learners = []
+        for learner, weights in zip(download.learners, responsible.to(torch.float32), strict=True):
+
+            def m_step(module: ResNet20, batch: Tensor, weights: Tensor = weights) -> Tensor:
+                return weighted_cross_entropy(module(data.images[batch]), data.labels[batch], weights[batch])
+
+            learners.append((yield self.descending(learner, len(data.labels), rng, m_step)))
+        return state, em.Upload(tuple(learners), shares, len(data.labels))
 
     def aggregate(
         self,
@@ -164,13 +157,3 @@ class FedEM(TaskMethod):
         latest = {client_id: upload.shares for client_id, upload in uploads.items()}
         clients = dict(sorted({**state.clients, **latest}.items()))
         return em.AggregatorState(learners, clients), {c: em.Download(learners, s) for c, s in clients.items()}
-
-    def _trained(
-        self, learner: Parameters, data: RoundData, weights: Tensor, rng: torch.Generator
-    ) -> dict[str, Tensor]:
-        """The M-step of one learner."""
-
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
-            return weighted_cross_entropy(module(data.images[batch]), data.labels[batch], weights[batch])
-
-        return descend(self.task, learner, len(data.labels), Optimisation.of(self), rng, batch_loss)

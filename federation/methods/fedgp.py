@@ -27,14 +27,13 @@ from torch import nn
 
 from replayfleet.federation.methods import fedgp_records as fleet
 from replayfleet.federation.methods.agem import against_the_buffer
-from replayfleet.federation.methods.buffered_method import BufferedMethod
+from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.der import dark_experience
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import forked_generator
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.averaging import weighted_average
-from replayfleet.federation.methods.steps.buffered_training import BufferUse, Drawn, train_with_buffer
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, Reservoir
 from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_gradient
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
@@ -86,16 +85,9 @@ class FedGP(BufferedMethod):
         """Return the layout of ``task`` and of ``gradient``; None for other names."""
         return gradient_layout(self.task) if name == "gradient" else TaskMethod.upload_layout(self, name)
 
-    def local_round(
-        self,
-        state: Reservoir,
-        data: RoundData,
-        download: fleet.Download,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[Reservoir, fleet.Upload]:
+    def local_work(
+        self, state: Reservoir, data: RoundData, download: fleet.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[Reservoir, fleet.Upload]]:
         """Take the average model's gradient on the buffer, then train it against g_ref (ClientUpdate, Eq. 4)."""
         del sampler
         start = download.task_parameters
@@ -113,7 +105,7 @@ class FedGP(BufferedMethod):
                 project_gradient(module, reference)  # Eq. 4, after what the base does (Algorithm 6)
 
         use = replace(base, correct=correct)
-        parameters, kept = train_with_buffer(self, use, start, data, state, rng, pace)
+        parameters, kept = yield from self.trained(use, start, data, state, rng)
         return kept, fleet.Upload(parameters, len(data.labels), gradient)
 
     def buffer_gradient(self, reservoir: Reservoir, average: Parameters, rng: torch.Generator) -> Parameters:

@@ -1,12 +1,7 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the average model.
 
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. With ``mu = 0`` this is FedAvg.
-Differences from the paper:
-
-1. A client runs all its epochs unless a pace ends them, which is the paper's straggler with its inexact solution.
-2. The aggregator averages by data volume over whoever uploaded, as here for FedAvg; the paper draws clients by volume
-   and averages them evenly.
-3. BatchNorm statistics are averaged like parameters and have no proximal term; the paper's models have none.
+Differences from the paper: ``docs/methods/fedprox.md``.
 """
 
 from __future__ import annotations
@@ -19,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskUpload
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend, loss_of
+from replayfleet.federation.methods.lockstep import Work
+from replayfleet.federation.methods.steps.task_model import loss_of
 from replayfleet.federation.methods.task_method import AveragingMethod
 
 
@@ -52,24 +47,16 @@ class FedProx(AveragingMethod):
         AveragingMethod.__post_init__(self)
         checks.within(0.0, math.inf, self, ["mu"])
 
-    def local_round(
-        self,
-        state: NoState,
-        data: RoundData,
-        download: TaskDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[NoState, TaskUpload]:
+    def local_work(
+        self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, TaskUpload]]:
         """Minimise ``F_k(w) + mu/2 |w - w_t|^2`` from ``w_t`` on this round's data alone (Eq. 2)."""
         del sampler
         start = download.task_parameters
 
         def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:
             loss = loss_of(self.task, module, data.images[batch], data.labels[batch])
-            return loss + self.mu / 2 * squared_distance(module, start) if self.mu > 0 else loss
+            return loss + self.mu / 2 * squared_distance(module, start) if self.mu > 0 else loss  # h_k of Eq. 2
 
-        optimisation = Optimisation.of(self).paced(len(data.labels), pace)
-        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
+        parameters = yield self.descending(start, len(data.labels), rng, batch_loss)
         return state, TaskUpload(parameters, len(data.labels))

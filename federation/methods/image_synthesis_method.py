@@ -1,6 +1,6 @@
 """What TARGET and LANDER share: the aggregator makes a set of images without data, and clients distil on it.
 
-How a round of synthesis draws and trains is each method's own (``open_rounds``), and so is the loss of ``local_round``.
+How a round of synthesis draws and trains is each method's own (``open_rounds``), and so is the loss of ``local_work``.
 Axes: B batch, C channels, H height, W width, K classes, S distilled classes.
 """
 
@@ -98,7 +98,7 @@ class ReplayPool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSynthesisMethod(SynthesisMethod, ABC):
-    """Settings and plumbing; a method adds its name, its own settings, ``local_round`` and ``open_rounds``.
+    """Settings and plumbing; a method adds its name, its own settings, ``local_work`` and ``open_rounds``.
 
     Settings of the task model are those of ``TaskMethod``; those without a default differ between the methods.
 

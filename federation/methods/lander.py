@@ -5,34 +5,7 @@ pFedGRP's real-time protocol (its appendices B.1 and B.2).
 
 Which logits take part: as in TARGET here (``federation/methods/target.py``), all of them unless ``logits = "split"``.
 In round 0 there is nothing to replay: plain cross-entropy and the anchors.
-
-Differences from the paper:
-
-1. Anchors are orthogonal vectors, one per class, not a language model's embeddings of the class names: class names
-   aren't always words, and no such model ships with this. So the anchors tell labels apart but know nothing of their
-   kinship. The reference pulls a linear map of the features towards them, which its networks have beside their head;
-   here they pull the features themselves (128; CLIP's and ResNet-18's have 512), for the task model is what devices
-   serve, and so anchors have no negative entries, which means after a ReLU couldn't reach. ``anchor_norm`` makes their
-   mean square per entry about that of a raw CLIP embedding.
-2. A round here is a task there: the images are made anew after every round, and the teacher of the distillation is the
-   average model that the round started from. K counts the classes that anybody met before the round, C those and this
-   client's.
-3. Synthesis takes 10 rounds of 10 steps, pFedGRP's 100 epochs, after a fifth as many for warm-up, whose images aren't
-   kept; the reference takes 40 rounds of 40 steps after 10. The adversarial term counts where student and teacher
-   agree, from the second round after the warm-up (the reference's: the third). The student learns as TARGET's here,
-   without the reference's distance of features.
-4. The learnt scale of pixels starts at mean 0.5 and standard deviation 0.5, our [-1, 1]; the reference's 0.2 is that of
-   images normalised by their own statistics. Images are kept in the learnt scale, cut to [-1, 1]; the reference keeps
-   them in [0, 1] and normalises them as real ones.
-5. The bounding loss takes its radius sample by sample.
-6. SGD is that of all methods here (pFedGRP's B.2), and every round's model is kept, not the one of least loss.
-7. The generator is trained on from round to round (noise layers are drawn anew, as in the paper); images travel as
-   bytes.
-8. With ``passes = "joined"`` real and synthetic images go through the task model in one batch. Real images aren't
-   cropped and mirrored, as in all methods here; synthetic ones are.
-9. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
-
-The parameter count that pFedGRP's Table 6 gives (130.8 M) isn't reproduced: with the reference's sizes it is 5.7 M.
+Differences from the paper: ``docs/methods/lander.md``.
 """
 
 from __future__ import annotations
@@ -48,15 +21,14 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.data_free import Observation
 from replayfleet.federation.methods.steps.incremental import absent_classes, current_loss
 from replayfleet.federation.methods.steps.synthesis import OpenRound, Synthesis
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend
 from replayfleet.federation.methods.synthesis_method import built_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.data_free import LanderGenerator
@@ -101,19 +73,12 @@ class Lander(ImageSynthesisMethod):
         weights = ["anchor_weight", "anchor_radius", "anchor_norm"]
         checks.within(0.0, math.inf, self, [*weights, "scale_learning_rate"])
 
-    def local_round(
-        self,
-        state: NoState,
-        data: RoundData,
-        download: SynthesisDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[NoState, CountedUpload]:
+    def local_work(
+        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise ``cur (CE + 5 bound) of real samples + pre (soft CE + feature MSE) of synthetic images``."""
         del sampler
-        counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
+        counts, start = data.counts(), download.task_parameters
         anchors = self.anchors().to(data.images.device)[data.labels]
         replay = self._replay(download, split_generator(rng)) if download.synthetic else None
         current_share, earlier_share = scales(download.seen, counts) if replay else (1.0, 0.0)
@@ -131,8 +96,7 @@ class Lander(ImageSynthesisMethod):
             current = current_share * loss_of_real(module, real, batch)
             return current + earlier_share * replay_loss(replayed, synthetic, module.head(synthetic))
 
-        optimisation = optimisation.paced(len(data.labels), pace)
-        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
+        parameters = yield self.descending(start, len(data.labels), rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 
     def open_rounds(self, module: LanderGenerator, rng: torch.Generator) -> OpenRound:

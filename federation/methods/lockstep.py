@@ -11,16 +11,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
 from replayfleet.federation.methods.kit.pace import Pace, Stage
-from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
 from replayfleet.federation.methods.steps.memory import Retraining, train_all, train_in_time
 from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
-from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
+from replayfleet.federation.methods.steps.task_model import (
+    AfterBackward,
+    BatchLoss,
+    Optimisation,
+    descend,
+    train_task_model,
+)
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 T = TypeVar("T")
@@ -88,31 +94,63 @@ class TrainSubGenerators:
         return [[next(trained) for _ in request.work] for request in requests]
 
 
-Request: TypeAlias = "TrainTaskModel | TrainSubGenerators"
+@dataclass(frozen=True, slots=True)
+class Descend:
+    """A method's own loss to descend, each client's by itself; answered with the trained parameters.
+
+    Attributes:
+        spec: the task.
+        start: parameters where training starts.
+        num_samples: how many samples an epoch goes through.
+        optimisation: how.
+        rng: draws the order of samples.
+        batch_loss: what a step descends, as ``task_model.descend`` takes it.
+        after_backward: may change a step's gradients, likewise.
+        ahead: sub-generators that are sure to be trained after it.
+    """
+
+    spec: AnyTaskSpec
+    start: Parameters
+    num_samples: int
+    optimisation: Optimisation
+    rng: torch.Generator
+    batch_loss: BatchLoss
+    after_backward: AfterBackward | None = None
+    ahead: tuple[Stage, ...] = ()
+
+    def key(self) -> Hashable:
+        """No two can be trained together: each has a loss of its own."""
+        return id(self)
+
+    def alone(self, pace: Pace | None = None) -> Any:
+        """Train this one, for as long as ``pace`` allows."""
+        optimisation = self.optimisation.paced(self.num_samples, pace, self.ahead)
+        return descend(
+            self.spec, self.start, self.num_samples, optimisation, self.rng, self.batch_loss, self.after_backward
+        )
+
+    @staticmethod
+    def together(requests: Sequence[Descend]) -> list[Any]:
+        """Train one."""
+        return [request.alone() for request in requests]
+
+
+Request: TypeAlias = "TrainTaskModel | TrainSubGenerators | Descend"
 
 Work: TypeAlias = Generator[Request, Any, T]
 """A client half in the making: yields requests, is sent their answers, returns its result."""
 
 
-def alone(work: Work[T], pace: Pace | None = None) -> T:
-    """Run one client half to its end, answering each request by itself; without a pace, at full length."""
-    answer: Any = None
-    while True:
-        try:
-            request = work.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer = request.alone(pace)
-
-
 class InStep(ABC):
     """A method whose client half is written as ``local_work``: its ``local_round`` answers each request by itself.
 
-    It declares no slots of its own, so that a method with slots can have it as a second base.
+    It declares no slots of its own, so that a method with slots can have it as a base.
     """
 
     __slots__ = ()
+
+    trains_as_one: ClassVar[bool] = False
+    """Whether it pays to run clients in step: whether their networks can train as one."""
 
     def local_round(
         self,
@@ -134,32 +172,33 @@ class InStep(ABC):
         """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
 
 
+def alone(work: Work[T], pace: Pace | None = None) -> T:
+    """Run one client half to its end, answering each request by itself; without a pace, at full length."""
+    answer: Any = None
+    while True:
+        try:
+            request = work.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer = request.alone(pace)
+
+
 def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:
     """Run many client halves to their ends, training together what they ask for at the same time."""
     results: dict[ClientId, T] = {}
-    waiting: dict[ClientId, Request] = {}
     answers: dict[ClientId, Any] = dict.fromkeys(works)
     while answers:
+        waiting: dict[Hashable, dict[ClientId, Any]] = {}
         for client_id, answer in answers.items():
-            _advance(client_id, works[client_id], answer, waiting, results)
-        answers = _answered(waiting)
-        waiting = {}
+            try:
+                request = works[client_id].send(answer)
+            except StopIteration as end:  # noqa: PERF203 - how a generator returns
+                results[client_id] = end.value
+            else:
+                waiting.setdefault(request.key(), {})[client_id] = request
+        answers = {}
+        for requests in waiting.values():
+            kind = type(next(iter(requests.values())))
+            answers.update(zip(requests, kind.together(list(requests.values())), strict=True))
     return {client_id: results[client_id] for client_id in works}
-
-
-def _advance(
-    client_id: ClientId, work: Work[T], answer: Any, waiting: dict[ClientId, Request], results: dict[ClientId, T]
-) -> None:
-    try:
-        waiting[client_id] = work.send(answer)
-    except StopIteration as end:
-        results[client_id] = end.value
-
-
-def _answered(waiting: Mapping[ClientId, Request]) -> dict[ClientId, Any]:
-    answers: dict[ClientId, Any] = {}
-    for key in dict.fromkeys(request.key() for request in waiting.values()):
-        asking = [client_id for client_id, request in waiting.items() if request.key() == key]
-        requests: list[Any] = [waiting[client_id] for client_id in asking]
-        answers.update(zip(asking, type(requests[0]).together(requests), strict=True))
-    return answers

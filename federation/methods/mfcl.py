@@ -7,23 +7,7 @@ for Vision Tasks", sections 3.1 and 3.2, as a baseline in pFedGRP's real-time pr
 if some client met it in an earlier round and this client's round has no sample of it. Cross-entropy of real samples
 leaves absent logits out; this round's classes and those nobody met yet take part (``logits = "all"`` leaves none out).
 Eq. 7 compares all K. In round 0 nothing is absent and there is no generator: plain cross-entropy, which is FedAvg.
-
-Differences from the paper:
-
-1. A round here is a task there: the generator is trained after every round (pFedGRP's B.2), and the old model of Eq. 8
-   is the average model that the round started from.
-2. Where paper and reference differ, the reference's defaults stand, for pFedGRP's Table 6 shows that its authors used
-   them: 1000 latent entries (200 in the paper), a BatchNorm weight of 50 (75), 128 samples per step (32), 100 generator
-   steps (5000; pFedGRP says 100 epochs).
-3. A synthetic image's label isn't named by its latents (Eq. 1): the generator's cross-entropy takes the class that the
-   average model names itself, its logits divided by 1000, and so do clients (the reference; latents are pure noise). A
-   class that the average never names is then never replayed, so an average near chance stays as it is. With
-   ``replay_labels = "latents"`` both follow Eq. 1: the greatest of the first q entries names the class.
-4. One pass over real and synthetic images serves Eq. 6 to 8; the reference makes a second one, which moves BatchNorm's
-   running statistics twice per step.
-5. SGD is that of all methods here (pFedGRP's B.2), without the reference's decay from 0.1 and its crops and flips.
-6. The generator draws images of ``pixel_mean`` and ``pixel_std``, not clipped to [-1, 1] (``models/data_free.py``).
-7. A round whose synthesis diverges (the average model has absurd parameters) keeps the generator before it.
+Differences from the paper: ``docs/methods/mfcl.md``.
 """
 
 from __future__ import annotations
@@ -38,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.incremental import (
     LOGITS,
@@ -49,7 +33,7 @@ from replayfleet.federation.methods.steps.incremental import (
     current_loss,
     head_weighted_distance,
 )
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend, train_task_model, trained_parameters
+from replayfleet.federation.methods.steps.task_model import trained_parameters
 from replayfleet.federation.methods.synthesis_method import (
     SynthesisMethod,
     built_generator,
@@ -127,22 +111,14 @@ class MFCL(SynthesisMethod):
         checks.within(-1.0, 1.0, self, ["pixel_mean"])
         checks.within(1e-3, 2.0, self, ["pixel_std"])
 
-    def local_round(
-        self,
-        state: NoState,
-        data: RoundData,
-        download: SynthesisDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[NoState, CountedUpload]:
+    def local_work(
+        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise Eq. 9 from the average model, on this round's samples and a fresh synthetic batch per step."""
         del sampler
-        counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
+        counts, start = data.counts(), download.task_parameters
         if not download.generator:
-            optimisation = optimisation.paced(len(data.labels), pace)
-            parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
+            parameters = yield self.training(data, start, rng)
             return state, CountedUpload(parameters, counts)
         old = data_free.frozen_task_model(self.task, start)
         seen = torch.tensor(download.seen, device=data.images.device)
@@ -161,8 +137,7 @@ class MFCL(SynthesisMethod):
             distance = head_weighted_distance(features, earlier, old.head.weight[seen])
             return current + self.head_weight * head + self.feature_weight * distance
 
-        optimisation = optimisation.paced(len(data.labels), pace)
-        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
+        parameters = yield self.descending(start, len(data.labels), rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 
     def aggregate(

@@ -1,16 +1,7 @@
 """pFedGraph: a collaboration graph, learned from how alike the clients' updates are, personalises every model.
 
 Ye et al. 2023, "Personalized Federated Learning with Inferred Collaboration Graphs".
-Differences from the paper, where it is silent or its released code contradicts it:
-
-1. Eq. 1 subtracts the cosine to the personalised model, which holds the client near it; the released code adds it,
-   which pushes the client away. ``regulariser_sign`` has both; the default is the paper's.
-2. Cosines are those of the code: of what a model moved since the very first round, over parameters without BatchNorm's
-   statistics, and whatever exceeds 0.9 counts as 1. The regulariser's cosine is over parameters too.
-3. The quadratic programme is solved in closed form, not by a numerical solver.
-4. BatchNorm statistics are mixed with the same weights as parameters; the paper's models have none.
-5. A client that missed a round keeps its last model; one that joins late starts from the last round's plain average.
-6. Round 0 has no personalised model yet and so no regulariser, as in the code.
+Differences from the paper: ``docs/methods/pfedgraph.md``.
 
 The aggregator never sees the model that round 0 starts from: a client that started from it sends it back once, and the
 aggregator's state keeps it. Nothing travels for that, because blobs are named by content and the aggregator has it.
@@ -31,11 +22,10 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods import pfedgraph_records as graph
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskUpload
+from replayfleet.federation.methods.lockstep import Descend, Work
 from replayfleet.federation.methods.steps.averaging import check_distribution, project_to_simplex, weighted_average
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend
 from replayfleet.federation.methods.task_method import TaskMethod, average_by_volume, require_uploads
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.resnet import ResNet20
@@ -189,35 +179,26 @@ class PFedGraph(TaskMethod):
             return graph.Download(mixed.task_parameters, mixed.weights)
         return graph.Download(state.common) if state.common else initial
 
-    def local_round(
-        self,
-        state: NoState,
-        data: RoundData,
-        download: graph.Download,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[NoState, graph.Upload]:
+    def local_work(
+        self, state: NoState, data: RoundData, download: graph.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, graph.Upload]]:
         """Minimise ``F_i(theta) -+ weight * cos(theta, personalised model)`` from the personalised model (Eq. 1)."""
         del sampler
-        optimisation = Optimisation.of(self).paced(len(data.labels), pace)
-        return state, self.trained(data, download, rng, optimisation)
+        parameters = yield self.regularised(data, download, rng)
+        initial = download.task_parameters if download.is_initial else {}
+        return state, graph.Upload(parameters, len(data.labels), initial)
 
-    def trained(
-        self, data: RoundData, download: graph.Download, rng: torch.Generator, optimisation: Optimisation
-    ) -> graph.Upload:
-        """Return what a client sends after training on these samples."""
+    def regularised(self, data: RoundData, download: graph.Download, rng: torch.Generator) -> Descend:
+        """Return what a client trains: its personalised model, held near where it starts."""
         start = download.task_parameters
         weight = 0.0 if download.is_initial else self.regulariser_weight
         signed = -weight if self.regulariser_sign == "minus" else weight
 
         def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
             loss = F.cross_entropy(module(data.images[batch]), data.labels[batch])
-            return loss + signed * cosine_to(module, start) if signed else loss
+            return loss + signed * cosine_to(module, start) if signed else loss  # Eq. 1
 
-        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
-        return graph.Upload(parameters, len(data.labels), start if download.is_initial else {})
+        return self.descending(start, len(data.labels), rng, batch_loss)
 
     def aggregate(
         self,

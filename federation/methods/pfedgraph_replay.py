@@ -2,12 +2,7 @@
 
 ``pFedGraph-replay`` of pFedGRP's section 5.3 and appendix B.1: Ye et al. 2023 with the generative replay architecture
 of pFedGRP's section 4.1 in the local training.
-Differences from the paper, which describes it in one sentence:
-
-1. The client's personalised model filters the replay, and local training starts from it.
-2. pFedGraph's own regulariser stays; ``regulariser_weight = 0`` leaves cross-entropy alone.
-3. Sub-generators stay on the client, for this aggregator has no use for them; a client that loses its disk forgets.
-4. Clients are weighed by real samples, as in pFedGraph; replay doesn't count.
+Differences from the paper: ``docs/methods/pfedgraph-replay.md``.
 """
 
 from __future__ import annotations
@@ -18,20 +13,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from replayfleet.federation.methods import pfedgraph_records as graph
-from replayfleet.federation.methods.kit.pace import Pace
+from replayfleet.federation.methods.fedavg_replay import round_with_replay
 from replayfleet.federation.methods.kit.packing import COUNT
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
-from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.lockstep import Descend, Work
 from replayfleet.federation.methods.pfedgraph import PFedGraph
-from replayfleet.federation.methods.steps.memory import (
-    Memory,
-    MemorySettings,
-    first_trainings,
-    retrained,
-    retrainings,
-    with_replay,
-)
-from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with
+from replayfleet.federation.methods.steps.memory import Memory, MemorySettings
+from replayfleet.federation.methods.steps.task_model import judge_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +47,15 @@ class PFedGraphReplay(PFedGraph, MemorySettings):
         PFedGraph.__post_init__(self)
         self.check_memory()
 
-    def local_round(
-        self,
-        state: Any,
-        data: RoundData,
-        download: graph.Download,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[Any, Any]:
+    def local_work(
+        self, state: Any, data: RoundData, download: graph.Download, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[Any, Any]]:
         """Run pFedGraph's local round on this round's data and replay, then train drifted sub-generators (4.1.2)."""
+
+        def training(samples: RoundData, own_rng: torch.Generator) -> Descend:
+            return self.regularised(samples, download, own_rng)
+
         judge = judge_with(self.task, download.task_parameters)
-        mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
-        joined, training = mixed.joined(), split_generator(rng)
-        optimisation = Optimisation.of(self).paced(len(joined.labels), pace, first_trainings(self, state, mixed))
-        plain = self.trained(joined, download, training, optimisation)
-        judge = judge_with(self.task, plain.task_parameters)
-        work = retrainings(self, state, mixed, judge, split_generator(rng), sampler)
-        updated = retrained(self, work, pace)
-        num_filled = mixed.replay.num_filled
-        upload = Upload(plain.task_parameters, len(data.labels), plain.initial, len(updated), num_filled)
-        return state.after(data, updated), upload
+        done = yield from round_with_replay(self, training, state, data, judge, rng, sampler)
+        initial = download.task_parameters if download.is_initial else {}
+        return done.state, Upload(done.parameters, len(data.labels), initial, done.num_updates, done.num_filled)

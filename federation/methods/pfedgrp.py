@@ -1,23 +1,7 @@
 """pFedGRP: real-time personalised federated continual learning with generative replay.
 
 "Real-Time Personalized Federated Continuous Learning via Generative Replay", sections 4.1 and 4.2 and Appendix D.
-
-Differences from the paper, where it is silent or contradicts itself:
-
-1. Samples that a sub-generator can't draw as its class within ``max_tries_factor`` tries per sample are filled with the
-   least-bad ones (the paper would try for ever).
-2. Eq. 3 is solved on the simplex (the paper asks only for a sum of 1) from uniform weights, without weight decay; the
-   answer is the mean of the descent's last epochs, and never worse on the replay than the client's own model or the
-   average.
-3. BatchNorm statistics are mixed with the same weights as parameters.
-4. The critic stays on the client; only generators are uploaded.
-5. ``aggregation_filter = "average"`` lets the round's average model filter the replay of Eq. 3. The paper uses the
-   client's own model, which biases the weights towards it; ``docs/methods/pfedgrp.md`` has the measurement.
-6. A sub-generator is uploaded whenever the aggregator doesn't hold the same one, so that an upload that missed its
-   round is made up for in the next.
-7. Eq. 3's descent can end when epochs make no progress (``aggregation_patience``); 0 runs all of them, as in the paper.
-8. With ``generators = "single"`` (ablation AS3) the one generator learns from this round's samples and from the replay
-   that the task model is trained on; the paper says only that it replays itself.
+Differences from the paper: ``docs/methods/pfedgrp.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +18,7 @@ from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.each import each
 from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.lockstep import InStep, TrainSubGenerators, TrainTaskModel, Work
+from replayfleet.federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
 from replayfleet.federation.methods.steps.memory import (
@@ -55,7 +39,7 @@ from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PFedGRP(InStep, TaskMethod, MemorySettings):
+class PFedGRP(TaskMethod, MemorySettings):
     """Settings and both halves of the method; defaults are the paper's (appendix B.2) where it states them.
 
     Those of the task model are ``TaskMethod``'s, those of replay and sub-generators ``MemorySettings``'.
@@ -80,6 +64,7 @@ class PFedGRP(InStep, TaskMethod, MemorySettings):
     """
 
     name: ClassVar[str] = "pfedgrp"
+    trains_as_one: ClassVar[bool] = True
     Upload: ClassVar[type[Any]] = grp.Upload
     Download: ClassVar[type[Any]] = grp.Download
     ClientState: ClassVar[type[Any]] = grp.ClientState

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SynthesisMethod(TaskMethod):
-    """Plumbing; a method adds its name, its own settings, ``local_round`` and ``aggregate``. Clients have no state."""
+    """Plumbing; a method adds its name, its own settings, ``local_work`` and ``aggregate``. Clients have no state."""
 
     Upload: ClassVar[type[Any]] = CountedUpload
     Download: ClassVar[type[Any]] = SynthesisDownload

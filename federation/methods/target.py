@@ -8,22 +8,7 @@ logits exist from the start and classes come back, so by default every logit tak
 with the split nothing would compare old classes with new ones. ``logits = "split"`` does as the paper: cross-entropy
 leaves out classes that some client met in an earlier round and this client's round lacks, distillation takes those
 seen. In round 0 there is nothing to replay: plain cross-entropy, which is FedAvg.
-
-Differences from the paper:
-
-1. A round here is a task there: the images are made anew after every round, and the teacher of the distillation is the
-   average model that the round started from.
-2. Settings are the reference's for 32 pixels (pFedGRP's authors used the reference): 10 rounds of synthesis with 10
-   steps, which are pFedGRP's 100 epochs. Its warm-up of 20 rounds is longer than that, so neither the student nor the
-   adversarial term is ever used, and 2560 images are made; a shorter ``warm_up_rounds`` uses both.
-3. The adversarial term counts where student and teacher agree, as the reference has it; the paper's text says disagree
-   (``adversarial_where``). The student learns as in SDD, at a tenth of its step size (``steps/synthesis.py``).
-4. The generator is trained on from round to round, and optimisers are made anew.
-5. SGD is that of all methods here (pFedGRP's B.2), without the reference's crops and flips of real images; those of
-   synthetic images stay (``replay_augmented``).
-6. With ``passes = "joined"`` real and synthetic images go through the task model in one batch.
-7. Images travel as bytes, and are kept in [-1, 1] as real ones: ``x -> 2 x - 1`` of the sigmoid's.
-8. A round whose synthesis diverges (the average model has absurd parameters) keeps generator and images before it.
+Differences from the paper: ``docs/methods/target.md``.
 """
 
 from __future__ import annotations
@@ -38,14 +23,13 @@ from torch import Tensor, nn
 
 from replayfleet.federation.methods.image_synthesis_method import ImageSynthesisMethod
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.pace import Pace
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
+from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.data_free import Observation
 from replayfleet.federation.methods.steps.incremental import absent_classes, current_loss
 from replayfleet.federation.methods.steps.synthesis import OpenRound
-from replayfleet.federation.methods.steps.task_model import Optimisation, descend, train_task_model
 from replayfleet.federation.methods.synthesis_method import built_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.data_free import TargetGenerator
@@ -77,22 +61,14 @@ class Target(ImageSynthesisMethod):
         ImageSynthesisMethod.__post_init__(self)
         checks.within(0.0, math.inf, self, ["distillation_weight", "latent_learning_rate"])
 
-    def local_round(
-        self,
-        state: NoState,
-        data: RoundData,
-        download: SynthesisDownload,
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
-        pace: Pace | None = None,
-    ) -> tuple[NoState, CountedUpload]:
+    def local_work(
+        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+    ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise ``CE of real samples + w soft CE with the average model on synthetic images``, T = 2."""
         del sampler
-        counts, optimisation, start = data.counts(), Optimisation.of(self), download.task_parameters
+        counts, start = data.counts(), download.task_parameters
         if not download.synthetic:
-            optimisation = optimisation.paced(len(data.labels), pace)
-            parameters = train_task_model(self.task, start, data.images, data.labels, optimisation, rng)
+            parameters = yield self.training(data, start, rng)
             return state, CountedUpload(parameters, counts)
         replay = self._replay(download, split_generator(rng))
         absent = absent_classes(download.seen, counts, self.logits)
@@ -103,8 +79,7 @@ class Target(ImageSynthesisMethod):
             current = current_loss(module.head(real), data.labels[batch], absent)
             return current + self.distillation_weight * replayed.distillation(module.head(synthetic))
 
-        optimisation = optimisation.paced(len(data.labels), pace)
-        parameters = descend(self.task, start, len(data.labels), optimisation, rng, batch_loss)
+        parameters = yield self.descending(start, len(data.labels), rng, batch_loss)
         return state, CountedUpload(parameters, counts)
 
     def open_rounds(self, module: TargetGenerator, rng: torch.Generator) -> OpenRound:

@@ -9,17 +9,19 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from replayfleet.federation.methods.kit import checks, packing
-from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, Sampler
+from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
+from replayfleet.federation.methods.lockstep import Descend, InStep, TrainTaskModel
 from replayfleet.federation.methods.steps.averaging import weighted_average
-from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
+from replayfleet.federation.methods.steps.task_model import BatchLoss, Optimisation, judge_with
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import AnyTaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskMethod:
-    """Settings and plumbing; a method adds its name, its own settings, ``local_round`` and ``aggregate``.
+class TaskMethod(InStep):
+    """Settings and plumbing; a method adds its name, its own settings, ``local_work`` and ``aggregate``.
 
     Defaults are those of pFedGRP's experiments (its appendix B.2), which all its baselines share.
 
@@ -64,6 +66,14 @@ class TaskMethod:
         """Return the client's own task model, else the one that is for everybody, else ``initial``."""
         parameters = state.clients.get(client_id) or state.common
         return TaskDownload(parameters) if parameters else initial
+
+    def training(self, data: RoundData, start: Parameters, rng: torch.Generator) -> TrainTaskModel:
+        """Return what a client trains by the task's loss alone: ``start``, on these samples."""
+        return TrainTaskModel(self.task, TaskModelJob(start, data.images, data.labels, rng), Optimisation.of(self))
+
+    def descending(self, start: Parameters, num_samples: int, rng: torch.Generator, batch_loss: BatchLoss) -> Descend:
+        """Return what a client trains by a loss of the method's own."""
+        return Descend(self.task, start, num_samples, Optimisation.of(self), rng, batch_loss)
 
     def upload_layout(self, name: str) -> Parameters | None:
         """Return the layout of a task model for every set that an upload declares."""

@@ -235,7 +235,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
 
 def can_train_in_step(kind: type[Any] | None) -> bool:
     """Return whether a method's clients can train at the same time as one network (``local_work``)."""
-    return hasattr(kind, "local_work")
+    return bool(getattr(kind, "trains_as_one", hasattr(kind, "local_work")))
 
 
 def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:

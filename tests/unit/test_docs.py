@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def test_a_methods_page_maps_symbols_to_names_that_the_code_has(name: str) -> No
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "federation/methods").rglob("*.py"))
     assert named
     assert named <= set(re.findall(r"\w+", code))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_differences_from_its_paper_have_one_home_its_page(name: str) -> None:
+    assert "## Differences from the paper" in (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
+    doc = sys.modules[METHODS[name].__module__].__doc__ or ""
+    assert re.findall(r"^Differences from the papers?: (.*)$", doc, re.MULTILINE) == [f"``docs/methods/{name}.md``."]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

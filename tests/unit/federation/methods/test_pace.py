@@ -154,7 +154,7 @@ PLAIN = ["fedprox", "pfedgraph", "pfedgraph-replay", "agem", "der", "fedgp", "la
 
 def test_every_method_that_deploys_can_be_stopped() -> None:
     paced = {name for name, method in METHODS.items() if "pace" in signature(method.local_round).parameters}
-    assert paced == {name for name, method in METHODS.items() if method.deployable}
+    assert paced >= {name for name, method in METHODS.items() if method.deployable}
 
 
 @pytest.mark.parametrize("name", PLAIN)
