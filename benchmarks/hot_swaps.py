@@ -30,7 +30,7 @@ from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.flow import Inputs, Picture, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
 from replayfleet.edge_client.frames.inference import InferenceLoop
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.serving.model import WorkerModel, Workers
 from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.proc import anonymous_bytes

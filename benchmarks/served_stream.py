@@ -29,7 +29,7 @@ from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.serving.model import WorkerModel, Workers
 from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.slot import Candidate, ModelSlot

@@ -11,9 +11,7 @@ from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
 from replayfleet.edge_client.flow import Camera, PictureSource, Source, View
-from replayfleet.edge_client.frames.views.crops import Crops
-from replayfleet.edge_client.frames.views.detector import Detector
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import Crops, Detector, WholePicture
 from replayfleet.edge_client.learning.camera_samples import CameraSamples
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.folder_samples import FolderSamples, check_folder

@@ -44,7 +44,6 @@ class Answerer:
     Args:
         slot: whose active model answers.
         view: how the task looks at pictures.
-        clock: ``time.monotonic``.
         on_answer: called with every picture that the model was asked about; must be quick.
     """
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.cameras.uri import DatasetUri
 from replayfleet.edge_client.flow import Samples, Shown
-from replayfleet.edge_client.frames.views.pixels import as_rgb
+from replayfleet.edge_client.frames.views import as_rgb
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages, normalise

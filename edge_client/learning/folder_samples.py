@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.cameras.uri import FolderUri
 from replayfleet.edge_client.flow import Samples, Shown
-from replayfleet.edge_client.frames.views.pixels import fitted, to_pixels
+from replayfleet.edge_client.frames.views import fitted, to_pixels
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.logs import EventLogger

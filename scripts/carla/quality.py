@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Picture, Samples
-from replayfleet.edge_client.frames.views.crops import Crops
-from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.frames.views import Crops, Detector
 from replayfleet.edge_client.learning.quality import boxes_found
 from replayfleet.edge_client.serving.loading import load_model
 from replayfleet.edge_client.serving.model import Workers

@@ -316,13 +316,15 @@ def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dro
         ("print(head(0, 1e15, 1, 1) + chr(10) + 'abc', end='')", "from the future"),
         ("print(head(0, 0, 1, 1) + chr(10) + 'abcd', end='')", "more than one picture"),
         ("print(head(0, 0, 8192, 8192) + chr(10) + 'abc', end='')", "ended with exit status 0"),
+        ("print(head(0, 0, 1, 1, corners=[[2, 0, 1, 1]], class_ids=[0]) + chr(10) + 'abc', end='')", "boxes that are"),
+        ("print(head(0, 0, 1, 1, corners=[[0, 0, 1, 1]], class_ids=[]) + chr(10) + 'abc', end='')", "boxes that are"),
         ("sys.exit(3)", "ended with exit status 3"),
         ("os.abort()", "ended by SIGABRT"),
     ],
 )
 def test_a_capture_process_that_lies_is_found_out(script: str, reason: str) -> None:
-    prelude = "import os, sys, json\ndef head(i, t, w, h):\n"
-    prelude += "  return json.dumps(dict(type='taken', frame_id=i, captured_at=t, width=w, height=h))\n"
+    prelude = "import os, sys, json\ndef head(i, t, w, h, **boxes):\n"
+    prelude += "  return json.dumps(dict(type='taken', frame_id=i, captured_at=t, width=w, height=h, **boxes))\n"
     worker = WorkerProcess(CameraJob("camera", "front", {}), (sys.executable, "-S", "-c", prelude + script))
     try:
         with pytest.raises(CameraError, match=reason):

@@ -24,7 +24,7 @@ from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.flow import Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.serving.loading import load_model
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.model import WorkerModel

@@ -19,7 +19,7 @@ from support.manager_socket import ManagerSocket
 from replayfleet.edge_client.flow import CameraError, Source
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.sync.parts import Compute

@@ -18,8 +18,7 @@ from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
-from replayfleet.edge_client.frames.views.pixels import to_pixels
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture, to_pixels
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
 from replayfleet.edge_client.learning.training.trainer import answer

@@ -45,7 +45,6 @@ class CarlaDrive:
         carla: the package.
         settings: where, and what.
         name: of the camera within its client.
-        clock: ``time.monotonic``.
         beat: called after every frame, pictured or not.
     """
 

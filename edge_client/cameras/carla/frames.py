@@ -28,7 +28,6 @@ class FrameMatcher:
 
     Args:
         sensors: names, in the order in which ``take`` returns their data.
-        clock: ``time.monotonic``.
     """
 
     def __init__(self, sensors: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:

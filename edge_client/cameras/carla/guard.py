@@ -8,15 +8,15 @@ that, the guard puts back what it was told. It imports CARLA only then.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
 
 from replayfleet.federation.children import child_command
 
@@ -32,8 +32,7 @@ _PAUSE_S = 2.0
 _COMMAND = child_command("replayfleet.edge_client.cameras.carla.guard")
 
 
-@dataclass(frozen=True, slots=True)
-class Duty:
+class Duty(msgspec.Struct, frozen=True):
     """What to put back.
 
     Attributes:
@@ -64,7 +63,7 @@ class Guard:
 
     def promise(self, duty: Duty) -> None:
         """Tell what to put back from now on, instead of anything told before."""
-        self._write(asdict(duty))
+        self._write(duty)
 
     def release(self) -> None:
         """Everything was put back; the guard ends."""
@@ -81,10 +80,10 @@ class Guard:
         self._close()
         threading.Thread(target=self._process.wait, name="carla guard", daemon=True).start()
 
-    def _write(self, message: object) -> None:
+    def _write(self, message: Duty | None) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             self._process.stdin.flush()
 
     def _close(self) -> None:
@@ -143,14 +142,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     duty: Duty | None = None
     for line in sys.stdin:
-        try:
-            told = json.loads(line)
-        except ValueError:  # torn by a kill in the middle of writing
-            continue
-        if told is None:
-            duty = None
-            break
-        duty = Duty(**{**told, "actor_ids": tuple(told["actor_ids"])})
+        with contextlib.suppress(msgspec.MsgspecError):  # torn by a kill in the middle of writing
+            duty = msgspec.json.decode(line, type=Duty | None)
+            if duty is None:
+                break
     if duty is not None:
         _restore_patiently(duty)
     sys.stdout.flush()

@@ -56,7 +56,6 @@ class CarlaSession:
     Args:
         carla: the package.
         settings: the operator's.
-        clock: ``time.monotonic``.
     """
 
     def __init__(self, carla: Any, settings: CarlaSettings, clock: Callable[[], float] = time.monotonic) -> None:

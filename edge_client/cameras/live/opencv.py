@@ -56,7 +56,6 @@ class CaptureLoop:
         read_timeout_s: so long may a decoder produce nothing but damaged pictures.
         complaints: FFMPEG's decoders fill what they can't decode with whatever an earlier picture left in memory, and
             say so on standard error only. A picture that came with such a complaint is thrown away.
-        clock: ``time.monotonic``.
         hidden: leaves out of a reason what must stand in no log.
     """
 

@@ -68,7 +68,6 @@ class SupervisedCamera:
         settings: of the camera.
         name: within its client.
         command: runs the capture process.
-        clock: ``time.monotonic``.
 
     Raises:
         SettingsError: This machine can't read such a camera; says what to install.

@@ -57,7 +57,6 @@ class CarlaReplayCamera(StillsCamera):
     Args:
         settings: the drive.
         name: of the camera within its client.
-        clock: ``time.monotonic``.
 
     Raises:
         SettingsError: The recording lacks something, or has no such town or fewer frames than ``start``.

@@ -50,7 +50,6 @@ class ImagesCamera(StillsCamera):
     Args:
         settings: the folder.
         name: of the camera within its client.
-        clock: ``time.monotonic``.
 
     Raises:
         SettingsError: No such folder, no pictures in it, or annotations that can't be used.

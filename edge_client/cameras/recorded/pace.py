@@ -12,7 +12,6 @@ class Pace:
 
     Args:
         rate_hz: pictures per second.
-        clock: ``time.monotonic``.
     """
 
     def __init__(self, rate_hz: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,6 @@ class SceneCamera:
 
     Args:
         rate_hz: pictures per second.
-        clock: ``time.monotonic``.
     """
 
     name = NAME

@@ -31,7 +31,6 @@ class StillsCamera:
         rate_hz: stills per second.
         loop: begin again after the last.
         start: index of the first still of the first pass.
-        clock: ``time.monotonic``.
     """
 
     live = False

@@ -64,7 +64,6 @@ class SyntheticCamera:
     Args:
         settings: the street.
         name: of the camera within its client.
-        clock: ``time.monotonic``.
 
     Raises:
         SettingsError: An unknown town, a size or seed out of range, or OpenCV isn't installed.

@@ -72,7 +72,6 @@ class VideoCamera:
     Args:
         settings: the film.
         name: of the camera within its client.
-        clock: ``time.monotonic``.
 
     Raises:
         SettingsError: The film can't be decoded or doesn't say its rate, or its annotations can't be used.

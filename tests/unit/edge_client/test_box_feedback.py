@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.flow import Picture, Shown
-from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.frames.views import Detector
 from replayfleet.edge_client.learning.camera_samples import CameraSamples
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.operators_word import (

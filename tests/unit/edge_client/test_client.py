@@ -12,7 +12,7 @@ import pytest
 
 from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
 from replayfleet.edge_client.learning.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob
 from replayfleet.edge_client.serving.model import Workers

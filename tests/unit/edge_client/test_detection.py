@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Answers, Boxes, Picture, Prediction, Samples, Shown
-from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.frames.views import Detector
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.lessons import BoxLessons, num_found
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes

@@ -11,8 +11,7 @@ import torch
 
 from replayfleet.edge_client.flow import Picture, Samples
 from replayfleet.edge_client.frames.answerer import Answerer
-from replayfleet.edge_client.frames.views.pixels import to_pixels
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture, to_pixels
 from replayfleet.edge_client.learning.quality import accuracy
 from replayfleet.edge_client.serving.loading import load_model
 from replayfleet.edge_client.serving.model import Workers

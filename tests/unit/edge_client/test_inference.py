@@ -15,8 +15,7 @@ from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Picture, P
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.frames.inference import InferenceLoop
-from replayfleet.edge_client.frames.views.crops import Crops
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import Crops, WholePicture
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
 from replayfleet.federation.errors import Reason

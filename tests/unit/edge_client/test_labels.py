@@ -8,8 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from replayfleet.edge_client.flow import Boxes, Picture, Shown
-from replayfleet.edge_client.frames.views.crops import MAX_CROPS, Crops
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import MAX_CROPS, Crops, WholePicture
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.base import UNKNOWN
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Answers, Inputs
-from replayfleet.edge_client.frames.views.whole import WholePicture
+from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.probation.comparison import MIN_ANSWERS, MIN_TIMED, WINDOW, Compared, Comparisons
 from replayfleet.edge_client.serving.probation.guard import Answered, Guard

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Prediction, Samples, Shown, Source
-from replayfleet.edge_client.frames.views.crops import Crops
-from replayfleet.edge_client.frames.views.detector import Detector
+from replayfleet.edge_client.frames.views import Crops, Detector
 from replayfleet.edge_client.learning.camera_samples import MAX_WAITING, CameraSamples
 from replayfleet.edge_client.learning.collector import Collector, newest
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 
-from replayfleet.edge_client.cameras.live.wire import FromWorker, Lost, Taken
+from replayfleet.edge_client.cameras.live.wire import Alive, FromWorker, Lost, Said, Taken
 from replayfleet.edge_client.cameras.live.worker import Desk, serve
-from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.edge_client.flow import Boxes, CameraError, Picture
 
 
 def picture(frame_id: int) -> Picture:
@@ -55,6 +56,45 @@ def test_a_loss_is_the_answer_to_one_wish_and_says_how_many_were_captured() -> N
     assert len(answers.all) == 1
     desk.lose("still unplugged")
     assert answers.all[1:] == [Lost("still unplugged", 8)]
+
+
+def test_a_camera_that_works_on_without_a_picture_says_so_to_whoever_waits_and_to_nobody_else() -> None:
+    answers = Answers()
+    desk = Desk(answers)
+    desk.alive()
+    assert answers.all == []
+    desk.want()
+    desk.alive()
+    desk.offer(picture(3))
+    desk.alive()
+    assert answers.all == [Alive(), Taken(3, 3.0, 3, 2)]
+
+
+def test_lines_for_the_log_wait_for_the_next_wish_and_do_not_pile_up() -> None:
+    answers = Answers()
+    desk = Desk(answers)
+    for number in range(500):
+        desk.say(Said(False, "carla picture lost", {"frame": str(number)}))
+    desk.offer(picture(0))
+    assert answers.all == []
+    desk.want()
+    *lines, taken = answers.all
+    assert [line.fields["frame"] for line in lines if isinstance(line, Said)] == [str(n) for n in range(400, 500)]
+    assert taken == Taken(0, 0.0, 3, 2)
+
+
+def test_boxes_and_place_travel_with_the_head_of_their_picture() -> None:
+    answers = Answers()
+    desk = Desk(answers)
+    corners = np.array([[0.5, 0, 2, 2]], np.float32)
+    desk.offer(dataclasses.replace(picture(0), boxes=Boxes(corners, np.array([4])), place="Town03"))
+    desk.want()
+    desk.offer(dataclasses.replace(picture(1), boxes=Boxes.none()))
+    desk.want()
+    assert answers.all == [
+        Taken(0, 0.0, 3, 2, "Town03", [(0.5, 0.0, 2.0, 2.0)], [4]),
+        Taken(1, 1.0, 3, 2, "", [], []),
+    ]
 
 
 class Flaky:

@@ -12,7 +12,7 @@ from support.driving_folder import CLASS_NAMES, HEIGHT, WIDTH, crops, write_driv
 from support.recordings import carla_frames
 
 from replayfleet.edge_client.flow import Boxes, Picture
-from replayfleet.edge_client.frames.views.crops import Crops
+from replayfleet.edge_client.frames.views import Crops
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.presets import TASKS
 from replayfleet.federation.streams.crops import MIN_SIDE_PIXELS
