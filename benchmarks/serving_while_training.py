@@ -34,7 +34,7 @@ from benchmarks.environment import write_result
 from benchmarks.live_camera import cpu_s
 from replayfleet.edge_client.learning.local_training import IDLE_S
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.scripts.launch.processes import Child, Children, script
+from replayfleet.scripts.launch.processes import Child, Children
 from tests.support.image_sets import idx_bytes
 
 NUM_CORES = 2
@@ -165,7 +165,7 @@ class Observed:
 
 def aggregator_command(broker: str, folder: Path, seconds: float, method: str) -> list[str]:
     """Return a command of a fleet whose rounds take as long as their deadline lets them."""
-    command = [script("aggregator"), "serve", "--broker", broker, "--data-dir", str(folder / "aggregator")]
+    command = ["aggregator", "serve", "--broker", broker, "--data-dir", str(folder / "aggregator")]
     command += ["--clients", "2", "--min-clients", "2", "--deadline-s", str(1.6 * seconds + 30), "--method", method]
     overrides = {"local_epochs": 20_000}
     if method == "pfedgrp":
@@ -176,7 +176,7 @@ def aggregator_command(broker: str, folder: Path, seconds: float, method: str) -
 def client_command(broker: str, folder: Path, rate_hz: float, port: int) -> list[str]:
     """Return the public command."""
     source = f"dataset://fashion-mnist?clients=1&client=0&rounds=2&samples={SAMPLES}&rate={rate_hz:g}"
-    command = [script("edge-client"), "start", "--device", "cpu", "--broker", broker, "--client-id", "bench"]
+    command = ["edge-client", "start", "--device", "cpu", "--broker", broker, "--client-id", "bench"]
     command += ["--source", source, "--data-dir", str(folder / "client"), "--data-root", str(folder / "data")]
     return [*command, "--health-port", str(port)]
 

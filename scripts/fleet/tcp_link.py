@@ -32,23 +32,14 @@ class LineQuality:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
 
 
+@dataclass(frozen=True, slots=True)
 class TcpLink:
-    """Passes connections on to another port of this machine.
+    """Passes connections on to another port of this machine."""
 
-    Args:
-        target: that port.
-        quality: of every connection.
-        rng: for delays and cuts.
-        told: called with every connection that was cut.
-    """
-
-    def __init__(
-        self, target: int, quality: LineQuality, rng: random.Random, told: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._target = target
-        self._quality = quality
-        self._rng = rng
-        self._told = told
+    target: int  # that port
+    quality: LineQuality  # of every connection
+    rng: random.Random  # for delays and cuts
+    told: Callable[[str], None]  # called with every connection that was cut
 
     async def serve(self, port: int, ready: Callable[[int], None]) -> None:
         """Listen until cancelled; ``ready`` gets the port."""
@@ -59,15 +50,15 @@ class TcpLink:
 
     async def _connected(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         try:
-            far, far_out = await asyncio.open_connection("127.0.0.1", self._target)
+            far, far_out = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:  # the broker is away: so is the line
             near_out.transport.abort()
             return
         ways = [asyncio.create_task(self._pass(near, far_out)), asyncio.create_task(self._pass(far, near_out))]
-        lifetime_s = self._rng.expovariate(1 / self._quality.cut_every_s) if self._quality.cut_every_s else None
+        lifetime_s = self.rng.expovariate(1 / self.quality.cut_every_s) if self.quality.cut_every_s else None
         done, running = await asyncio.wait(ways, timeout=lifetime_s, return_when=asyncio.FIRST_EXCEPTION)
         if running and not any(way.exception() for way in done):
-            self._told("cut a connection")
+            self.told("cut a connection")
         for way in running:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
@@ -93,13 +84,13 @@ class TcpLink:
 
     async def _read(self, source: asyncio.StreamReader, late: asyncio.Queue[tuple[float, bytes]]) -> None:
         loop = asyncio.get_running_loop()
-        quality = self._quality
+        quality = self.quality
         data = b"?"
         while data:
             data = b""
             with contextlib.suppress(OSError):
                 data = await source.read(_CHUNK_BYTES)
-            await late.put((loop.time() + quality.delay_s * self._rng.uniform(0.5, 1.5), data))
+            await late.put((loop.time() + quality.delay_s * self.rng.uniform(0.5, 1.5), data))
             if quality.rate_bytes_s:
                 await asyncio.sleep(len(data) / quality.rate_bytes_s)
 

@@ -7,17 +7,22 @@ import os
 import shutil
 import signal
 import subprocess
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from replayfleet.federation.children import die_with_parent
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.children import child_command, die_with_parent
+from replayfleet.federation.errors import ReplayfleetError
 
 TAIL_LINES = 15
+_COMMANDS = {
+    "aggregator": "replayfleet.aggregator.cli",
+    "edge-client": "replayfleet.edge_client.cli",
+    "fleet-sim": "replayfleet.federation.simulator.cli",
+}
+"""Our commands, and where their ``main()`` is."""
 _STOP_TIMEOUT_S = 10.0
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -67,21 +72,23 @@ class Children:
         self.end_all()
 
     def start(self, name: str, command: Sequence[str], *, niceness: int = 0) -> Child:
-        """Start a console script of this environment.
+        """Start a program.
 
         Args:
             name: of the log.
-            command: the script's name and its arguments.
+            command: one of our commands, or the path of any program, and its arguments.
             niceness: how far it steps back for the others.
-
-        Raises:
-            SettingsError: The script isn't installed.
         """
         nice = ["nice", "-n", str(niceness)] if niceness and shutil.which("nice") else []
+        program, *arguments = command
+        if program in _COMMANDS:  # so that it is found wherever we were, and whatever lies in the current folder
+            arguments = [*child_command(_COMMANDS[program], *arguments, program=program)]
+        else:
+            arguments = [program, *arguments]
         path = self.logs / f"{name}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
-                [*nice, script(command[0]), *command[1:]],
+                [*nice, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -141,19 +148,6 @@ class Children:
         finally:
             signal.signal(signal.SIGINT, before)
         self._children.clear()
-
-
-def script(name: str) -> str:
-    """Return the path of a console script of this environment.
-
-    Raises:
-        SettingsError: It isn't there.
-    """
-    folder = sysconfig.get_path("scripts")
-    found = shutil.which(name, path=folder)
-    if found is None:
-        raise SettingsError(f"{name} is not in {folder}; install the project with `make setup`, or pip install -e .")
-    return found
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

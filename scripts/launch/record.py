@@ -30,10 +30,8 @@ class ClientRound:
     stream_accuracy: float | None = None  # the same measure on what came meanwhile, before it was learned
     num_stream: int = 0  # objects that this share is of
     place_accuracy: dict[str, float] = field(default_factory=dict)  # the same by place, for example by town
-    train_s: float | None = None
     swap_s: float | None = None  # loading, probing and swapping the model that came back
     frames: int | None = None  # answered so far
-    latency_p95_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -42,9 +40,7 @@ class Round:
 
     index: int
     expected: int  # uploads that close it at once
-    opened_at: float = 0.0  # seconds since the epoch
     is_committed: bool = False  # its result is durable
-    aggregate_s: float | None = None
     round_s: float | None = None  # from opening to commit
     weights: dict[str, dict[str, float]] = field(default_factory=dict)  # client -> client -> share in its model
     clients: dict[str, ClientRound] = field(default_factory=dict)
@@ -138,11 +134,6 @@ class FleetRecord:
         """Rounds with a result, in order."""
         return [self.rounds[index] for index in sorted(self.rounds) if self.rounds[index].is_committed]
 
-    def is_complete(self) -> bool:
-        """Whether the run is over and every client has told what it serves at the end."""
-        current = self.current
-        return self.finished and current is not None and current.mean_accuracy is not None
-
     def _client(self, event: Mapping[str, Any]) -> Client:
         return self.clients.setdefault(str(event["client"]), Client())
 
@@ -161,7 +152,6 @@ class FleetRecord:
     def _round_opened(self, event: Mapping[str, Any]) -> None:
         opened = self._round(int(event["round"]))
         opened.expected = int(event.get("expected", opened.expected))
-        opened.opened_at = opened.opened_at or float(event.get("time", 0.0))
 
     def _client_online(self, event: Mapping[str, Any]) -> None:
         self._client(event).state = "online"
@@ -197,7 +187,7 @@ class FleetRecord:
         found = self._round(int(event["round"]))
         found.is_committed = True
         found.weights = {who: dict(shares) for who, shares in (event.get("weights") or {}).items()}
-        found.aggregate_s, found.round_s = event.get("aggregate_s"), event.get("round_s")
+        found.round_s = event.get("round_s")
 
     def _client_report(self, event: Mapping[str, Any]) -> None:
         client, metrics = self._client(event), event.get("metrics") or {}
@@ -217,8 +207,7 @@ class FleetRecord:
         begin = f"{_STREAM}/"
         found.place_accuracy = {name[len(begin) :]: share for name, share in metrics.items() if name.startswith(begin)}
         found.num_test = int(metrics.get("num_test", 0))
-        found.train_s, found.swap_s = metrics.get("train_s"), metrics.get("swap_s")
-        found.latency_p95_s = metrics.get("latency_p95_s")
+        found.swap_s = metrics.get("swap_s")
         found.frames = int(metrics.get("frames", 0))
         found.held = int(metrics.get("sub_generators_held", found.held or 0))
 

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.federation.errors import SettingsError
 from replayfleet.scripts.launch import processes
-from replayfleet.scripts.launch.processes import Child, ChildFailed, Children, environment, script, tail
-
-
-@pytest.fixture(autouse=True)
-def _any_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "script", lambda name: name)
+from replayfleet.scripts.launch.processes import Child, ChildFailed, Children, environment, tail
 
 
 def python(code: str) -> list[str]:
@@ -110,9 +104,14 @@ def test_children_get_one_thread_that_sleeps_when_idle():
     assert (found["OMP_NUM_THREADS"], found["OMP_WAIT_POLICY"], found["HOME"]) == ("1", "PASSIVE", "/root")
 
 
-def test_a_missing_console_script_says_how_to_install():
-    with pytest.raises(SettingsError, match="make setup"):
-        script("no-such-command-anywhere")
+def test_our_commands_are_found_whatever_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise SystemExit('planted')")
+    with Children(tmp_path) as children:
+        child = children.start("sim", ["fleet-sim", "--no-such-option"])
+        assert child.process.wait(60) == 2
+    assert child.log.read_text().startswith("fleet-sim: No such option")
 
 
 def test_the_tail_is_the_end_of_a_log(tmp_path: Path):
