@@ -1,0 +1,79 @@
+"""What the gate lets in, decided from an offer alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from replayfleet.aggregator.admission import Caps, Gate, rejection_line
+from replayfleet.aggregator.rounds import Decision, RoundRules, Rounds
+from replayfleet.federation.errors import Reason, UploadRejected
+from replayfleet.federation.wire.protocol.messages import BlobEntry, BundlePart, Manifest, Offer
+
+LAYOUTS = {"task": {"w": torch.zeros(1000)}, "sub-generator/0": {"w": torch.zeros(10)}}
+GATE = Gate("street", LAYOUTS.get, Caps(max_blobs=2, max_upload_bytes=5000, max_clients=3))
+BLOB = BlobEntry("task", "ab" * 32, 4000)
+MANIFEST = Manifest("up", "street", "cam-1", 4, 1, (BLOB,))
+PARTS = (BundlePart(BLOB.digest, 3000, "zstd"),)
+
+
+def rounds(*accepted: str) -> Rounds:
+    return Rounds(RoundRules(num_clients=3), 0.0, index=4, accepted=accepted)
+
+
+def check(
+    *, round_: Rounds | None = None, num_known: int = 1, known: bool = True, parts: Any = PARTS, **changes: Any
+) -> None:
+    offer = Offer("client", "0" * 32, replace(MANIFEST, **changes), parts, 1024, b"")
+    GATE.check_offer("cam-1", offer, round_ or rounds("cam-2"), num_known, known=known)
+
+
+def test_an_upload_of_a_known_client_for_the_open_round_is_taken() -> None:
+    check()
+    check(num_known=2, known=False)  # a stranger, while there is room
+    check(num_known=3, known=True)
+    check(parts=(BundlePart(BLOB.digest, 4000, "raw"),))
+    check(parts=())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"direction": "down"}, Reason.MALFORMED),
+        ({"fleet": "harbour"}, Reason.WRONG_FLEET),
+        ({"client_id": "cam-2"}, Reason.UNKNOWN_CLIENT),
+        ({"num_known": 3, "known": False}, Reason.UNKNOWN_CLIENT),
+        ({"round": 3}, Reason.WRONG_ROUND),
+        ({"round": 5}, Reason.WRONG_ROUND),
+        ({"round_": rounds("cam-1")}, Reason.STALE_VERSION),
+        ({"blobs": (BLOB,) * 3}, Reason.TOO_LARGE),
+        ({"blobs": (replace(BLOB, name="sub-generator/1"),)}, Reason.WRONG_LAYOUT),
+        ({"blobs": (replace(BLOB, name="sub-generator/0", size_bytes=1 << 20),)}, Reason.TOO_LARGE),
+        ({"blobs": (BLOB, replace(BLOB, digest="cd" * 32))}, Reason.TOO_LARGE),  # 8000 bytes of 5000
+        ({"parts": (BundlePart(BLOB.digest, 4001, "zstd"),)}, Reason.TOO_LARGE),
+        ({"parts": (BundlePart("cd" * 32, 1, "raw"),)}, Reason.TOO_LARGE),  # of no blob in the manifest
+    ],
+)
+def test_anything_else_is_refused_with_its_reason(changes: dict[str, Any], reason: Reason) -> None:
+    with pytest.raises(UploadRejected) as refused:
+        check(**changes)
+    assert refused.value.reason is reason
+
+
+def test_a_round_that_closed_while_the_upload_travelled_takes_it_no_more() -> None:
+    closed = rounds("cam-2", "cam-3", "cam-4")
+    assert closed.decide(0.0) is Decision.CLOSE_QUORUM
+    with pytest.raises(UploadRejected) as refused:
+        GATE.check_round(MANIFEST, closed, "cam-1")
+    assert refused.value.reason is Reason.WRONG_ROUND
+    line = rejection_line("cam-1", refused.value, closed)
+    assert line.startswith("upload from 'cam-1' rejected")
+    assert line.endswith("round 4 is aggregating, the next download brings the client up to date")
+
+
+def test_operators_read_how_the_round_goes_on() -> None:
+    line = rejection_line("cam-1", UploadRejected(Reason.WRONG_FLEET, "no"), rounds("cam-2"))
+    assert line.endswith("the round goes on with 1 of 3 clients")

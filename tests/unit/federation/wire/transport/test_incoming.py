@@ -1,0 +1,157 @@
+"""All bundles that a process receives: what it says to whom, with ``now`` as a number and no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from replayfleet.federation.errors import Reason
+from replayfleet.federation.wire.protocol.messages import Block, Message, Offer, Progress, Verdict, Want
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.incoming import Incoming, TransferLimits
+from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
+from tests.support.offers import blob, blocks_of, digest_of, offer_of
+
+DATA, OTHER = blob(1, 2500), blob(2, 900)
+LIMITS = TransferLimits(max_bundle_bytes=4000, max_blob_bytes=3000, max_open=2, give_up_s=60.0)
+
+
+class End:
+    """An aggregator's receiving half, and all that it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[tuple[str, Message]] = []
+        self.counters: Counter[str] = Counter()
+        self.store = DiskBlobStore(folder)
+        self.incoming = Incoming(
+            "aggregator",
+            lambda peer, message: self.said.append((peer, message)),
+            self.counters,
+            self.store,
+            credit=8,
+            limits=LIMITS,
+        )
+
+    def last(self) -> Message:
+        return self.said[-1][1]
+
+    def verdict(self) -> Verdict:
+        message = self.last()
+        assert isinstance(message, Verdict)
+        return message
+
+    def blocks(self, offer: Offer, *blobs: bytes, peer: str = "cam-1", now: float = 0.0) -> list[Event]:
+        events: list[Event] = []
+        for index, payload in enumerate(blocks_of(*blobs)):
+            events += self.incoming.on_block(peer, Block(offer.transfer_id, index, payload), now)
+        return events
+
+
+@pytest.fixture
+def end(tmp_path: Path) -> End:
+    return End(tmp_path)
+
+
+def test_an_offer_that_is_accepted_arrives_and_its_verdict_is_repeated(end: End) -> None:
+    offer = offer_of(DATA)
+    assert end.incoming.on_offer("cam-1", offer, 0.0) == [Offered("cam-1", offer)]
+    assert end.incoming.accept("cam-1", offer, 0.0) == []
+    assert isinstance(end.last(), Progress)
+    assert end.blocks(offer, DATA) == [Arrived("cam-1", offer.transfer_id, offer.manifest, len(DATA))]
+    assert end.store.read(digest_of(DATA)) == DATA
+    end.incoming.conclude("cam-1", offer.manifest, offer.transfer_id, accepted=True, reason="", detail="")
+    verdict = end.verdict()
+    assert verdict.accepted
+    assert end.incoming.on_offer("cam-1", offer, 9.0) == []  # nobody is asked twice
+    assert end.said[-2:] == [("cam-1", verdict)] * 2
+
+
+def test_blocks_that_come_before_the_decision_wait_for_it(end: End) -> None:
+    offer = offer_of(DATA)
+    end.incoming.on_offer("cam-1", offer, 0.0)
+    assert end.blocks(offer, DATA) == []
+    assert [type(event) for event in end.incoming.accept("cam-1", offer, 0.0)] == [Arrived]
+
+
+def test_what_is_held_already_arrives_without_a_block(end: End) -> None:
+    end.store.put(DATA)
+    offer = offer_of(DATA)
+    assert [type(event) for event in end.incoming.accept("cam-1", offer, 0.0)] == [Arrived]
+    assert end.said == []
+
+
+@pytest.mark.parametrize("carried", [(blob(3, 2500), blob(4, 2500)), (blob(3, 3500),)])
+def test_what_is_too_large_is_refused_before_anybody_decides(end: End, carried: tuple[bytes, ...]) -> None:
+    assert end.incoming.on_offer("cam-1", offer_of(*carried), 0.0) == []
+    assert (end.verdict().accepted, end.verdict().reason) == (False, Reason.TOO_LARGE.value)
+
+
+def test_more_transfers_than_allowed_are_refused_as_busy_which_is_not_remembered(end: End) -> None:
+    for client in ("cam-1", "cam-2", "cam-3"):
+        end.incoming.accept(client, offer_of(DATA), 0.0)
+    assert end.said[-1][0] == "cam-3"
+    assert end.verdict().reason == Reason.BUSY.value
+    assert end.incoming.on_offer("cam-3", offer_of(DATA), 1.0) == [Offered("cam-3", offer_of(DATA))]
+
+
+def test_a_refusal_is_repeated_and_ends_the_transfer(end: End) -> None:
+    offer = offer_of(DATA)
+    end.incoming.accept("cam-1", offer, 0.0)
+    end.incoming.refuse("cam-1", offer, Reason.WRONG_ROUND.value, "late")
+    assert end.blocks(offer, DATA) == []
+    assert not end.store.has(digest_of(DATA))
+    assert end.incoming.on_offer("cam-1", offer, 1.0) == []
+    assert end.verdict().reason == Reason.WRONG_ROUND.value
+
+
+def test_what_the_bundle_did_not_carry_is_asked_for_ever_more_rarely(end: End) -> None:
+    offer = offer_of(DATA, also=(OTHER,))
+    end.incoming.accept("cam-1", offer, 0.0)
+    assert end.blocks(offer, DATA) == []
+    want = end.last()
+    assert isinstance(want, Want)
+    assert want.digests == (digest_of(OTHER),)
+    end.incoming.tick(4.9)
+    assert end.said.count(("cam-1", want)) == 1
+    end.incoming.tick(5.0)
+    end.incoming.tick(14.9)
+    assert end.said.count(("cam-1", want)) == 2
+    end.incoming.tick(15.0)
+    assert end.said.count(("cam-1", want)) == 3
+    rest = offer_of(OTHER, also=(DATA,), transfer=1)
+    again = Offer("client", rest.transfer_id, offer.manifest, rest.parts, rest.block_bytes, rest.block_digests)
+    assert end.incoming.on_offer("cam-1", again, 16.0) == []
+    arrived = end.blocks(again, OTHER, now=16.0)
+    assert arrived == [Arrived("cam-1", again.transfer_id, offer.manifest, len(DATA) + len(OTHER))]
+
+
+def test_a_silent_peer_is_given_up_and_what_arrived_is_kept(end: End) -> None:
+    offer = offer_of(DATA)
+    end.incoming.accept("cam-1", offer, 0.0)
+    end.incoming.on_block("cam-1", Block(offer.transfer_id, 0, blocks_of(DATA)[0]), 1.0)
+    assert end.incoming.tick(60.9) == []
+    (failed,) = end.incoming.tick(61.0)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, TimeoutError)
+    end.incoming.accept("cam-1", offer, 70.0)
+    report = end.last()
+    assert isinstance(report, Progress)
+    assert report.next_missing == 1
+
+
+def test_blocks_that_lie_end_the_transfer_with_a_verdict_that_is_not_remembered(end: End) -> None:
+    offer = offer_of(DATA)
+    end.incoming.accept("cam-1", offer, 0.0)
+    events: list[Event] = []
+    for _ in range(17):
+        events += end.incoming.on_block("cam-1", Block(offer.transfer_id, 0, b"x" * 1024), 0.0)
+    assert [type(event) for event in events] == [Failed]
+    assert end.verdict().reason == Reason.WRONG_DIGEST.value
+    assert end.incoming.on_offer("cam-1", offer, 1.0) == [Offered("cam-1", offer)]
+
+
+def test_blocks_of_nothing_are_counted_and_dropped(end: End) -> None:
+    assert end.blocks(offer_of(DATA), DATA) == []
+    assert end.counters["duplicates"] == 3
