@@ -88,8 +88,7 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             "Folder in which dataset:// sources look for their data set.",
             CAMERA,
             metavar="DIR",
-            unset="where Debian puts them",
-            variable="REPLAYFLEET_DATA",
+            unset="$REPLAYFLEET_DATA, else where Debian puts them",
         ),
     ] = None
     show: Annotated[bool, Option("Draw cameras' pictures with their answers in windows.", CAMERA)] = False

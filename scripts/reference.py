@@ -24,6 +24,7 @@ PROGRAMS = {
         "table": "replayfleet.federation.simulator.tables.command:table",
     },
     "model-export": {"": "replayfleet.export.cli:main"},
+    "replayfleet": {"": "replayfleet.cli:cli"},
 }
 """Program -> first word -> its command."""
 
@@ -92,7 +93,7 @@ def _tables(words: str, command: click.Command) -> Iterator[str]:
 
 def _row(parameter: click.Parameter, context: click.Context) -> str | None:
     record = parameter.get_help_record(context)
-    if record is None or "help" in parameter.opts[0]:
+    if record is None or "--help" in parameter.opts:
         return None
     names, text = record
     # What stands in brackets at the end is default and range.
@@ -100,8 +101,6 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
     if isinstance(parameter, SettingOption):
         assert parameter.setting.option is not None
         text, values = parameter.setting.option.help, facts(parameter.setting)
-        if parameter.setting.option.variable:
-            values = "; ".join(filter(None, (values, f"`{parameter.setting.variable}`")))
     cells = (f"`{names}`", text, values)
     return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 

@@ -36,13 +36,14 @@ class Program(click.Group):
 
 
 class SettingOption(click.Option):
-    """An option made from a field; its value stays the text that was typed, for ``read_settings`` to understand.
+    """An option made from a field.
 
     Args:
         setting: the field, with its ``Option``.
+        default: its value where nobody says one; None leaves that to ``read_settings``.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, default: Any = None) -> None:
         self.setting = setting
         assert setting.option is not None, f"{setting.name} has no Option"
         is_flag = bool in setting.kinds
@@ -55,8 +56,18 @@ class SettingOption(click.Option):
             metavar=None if is_flag else metavar,
             type=click.BOOL if is_flag else click.STRING,
             multiple=setting.several,
-            default=None,
+            default=default,
+            show_default=False,
+            callback=self._typed,
         )
+
+    def _typed(self, _context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if value in (None, ()):  # () is how click says that a repeatable option wasn't given
+            return self.default
+        try:
+            return self.setting.convert(value, text=True)
+        except SettingsError as error:
+            raise SettingsError(f"{self.setting.flag}: {error}") from error
 
 
 def facts(setting: Setting) -> str:
@@ -106,7 +117,7 @@ def with_settings(
     """Return a decorator that gives a command the options of ``kind``, and hands it the settings that were read.
 
     Args:
-        kind: a frozen dataclass whose fields have an ``Option`` each.
+        kind: a frozen dataclass; the command itself takes what fields without an ``Option`` get.
         file: what its ``--config`` file is usually called; empty: it has none.
         file_of: as of ``read_settings``.
     """
@@ -114,9 +125,7 @@ def with_settings(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def command(config: Path | None = None, **values: Any) -> Any:
-            # click says () of a repeatable option that nobody gave.
             given = {name: values.pop(name) for name in settings_of(kind)}
-            given = {name: None if value == () else value for name, value in given.items()}
             return function(read_settings(kind, config, given, file_of=file_of), **values)
 
         made: Callable[..., Any] = command
@@ -126,7 +135,7 @@ def with_settings(
                 "command line over both."
             )
             made = click.option("--config", metavar="PATH", type=click.Path(path_type=Path), help=text)(made)
-        parameters = [SettingOption(setting) for setting in settings_of(kind).values()]
+        parameters = [SettingOption(setting) for setting in settings_of(kind).values() if setting.option]
         known = list(getattr(made, "__click_params__", ()))
         made.__click_params__ = [*known, *reversed(parameters)]  # type: ignore[attr-defined]
         return made

@@ -63,7 +63,6 @@ class Option:
         metavar: what stands for the value in the help; empty: made from the type.
         check: is called with a value that isn't the default; raises ``SettingsError``, ``MalformedMessage`` or
             ``ValueError``. What needs a heavy module imports it there.
-        variable: of the environment, where it isn't ``REPLAYFLEET_`` and the field's name.
         flags: on the command line, where they aren't made from the field's name.
     """
 
@@ -73,7 +72,6 @@ class Option:
     unset: str = ""
     metavar: str = ""
     check: Callable[[Any], object] | None = None
-    variable: str = ""
     flags: str = ""
 
 
@@ -122,7 +120,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """What it is called in the environment."""
-        return (self.option.variable if self.option else "") or f"{_ENVIRONMENT}{self.name.upper()}"
+        return _ENVIRONMENT + self.flag[2:].replace("-", "_").upper()
 
     @property
     def bounds(self) -> str:
@@ -239,7 +237,7 @@ def read_settings(
     """Return settings from a file, the environment and the command line.
 
     Args:
-        kind: a frozen dataclass whose fields have an ``Option`` each.
+        kind: a frozen dataclass; a field without an ``Option`` stands in ``given`` or in the file only.
         file: TOML; None: there is none.
         given: name -> value on the command line, texts or values of the field's type; None means "not given".
         environment: None: the process's.
@@ -255,7 +253,7 @@ def read_settings(
     written: dict[str, str] = {}
     for name, setting in known.items():
         # An empty variable is how many tools say that there is none.
-        variable = variables.get(setting.variable) or None
+        variable = (setting.option and variables.get(setting.variable)) or None
         several = variable.split() if variable and setting.several else variable
         for value, where in (
             (file_values.get(name), file.name if file else ""),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.command import HELP, GroupedCommand, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
-from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec, click_options
+from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
 
 _TABLE = "table"
 _PATIENCE_S = 1.0
@@ -36,7 +37,7 @@ def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> No
     context.exit()
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=GroupedCommand, context_settings=HELP)
 @click.version_option(package_name="replayfleet")
 @click.argument("method")
 @click.option(
@@ -47,15 +48,13 @@ def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> No
     callback=_list_methods,
     help="Show the methods, and exit.",
 )
-def fleet_sim(**options: Any) -> None:
+@with_settings(RunSpec)
+def fleet_sim(spec: RunSpec) -> None:
     """Simulate METHOD (pfedgrp, fedavg, ...: --list shows all) on a fleet whose clients learn from streams.
 
     To run a whole table of the papers: fleet-sim table --help.
     """
-    run(RunSpec(**options), [Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
-fleet_sim.params += click_options()
+    run(spec, [Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def run(spec: RunSpec, command: list[str]) -> None:

@@ -8,96 +8,135 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-import click
 import msgspec
+from msgspec import Meta
 
-from replayfleet.federation.errors import SettingsError, nearest
-
-_TYPES = {"int": int, "float": float, "Path": click.Path(path_type=Path)}
-"""Word of a field's annotation -> what click takes; any other is a text, or a flag."""
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.command import SettingOption
+from replayfleet.federation.service.settings import ADVANCED, TRAINING, Option, check_settings, settings_of
 
 FROM_STDIN = "_run"
 """The only argument of ``fleet-sim`` between our own processes: the run stands in JSON on stdin."""
 
-_SAMPLERS = ("eager", "onnx")
+STREAM = "Stream"
+RESULTS = "Results"
+
 _ALWAYS_NAMED = ("scenario", "dataset", "preset", "seed", "threads")
 """What a written command says even where it is the default, which may change."""
 
-
-def _option(help_text: str, default: Any = dataclasses.MISSING, flags: str = "", **more: Any) -> Any:
-    """Return a field that is an option, too; ``flags`` where they aren't made from its name, ``more`` is click's."""
-    return field(default=default, metadata={"help": help_text, "flags": flags, **more})
+_OF_SETTINGS = "of the settings"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """What an operator asked for, unchecked; ``--help`` says what each means. None is "of the preset"."""
+    """What an operator asked for, unchecked. None is "of the preset"."""
 
     method: str
-    scenario: str = _option("What comes when: gradual, circulating, extreme, driving.", "circulating")
-    dataset: str = _option(
-        "fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, carla-crops, "
-        "carla-boxes (with --scenario driving), or folder.",
-        "fashion-mnist",
+    scenario: Annotated[str, Option("What comes when: gradual, circulating, extreme or driving.", STREAM)] = (
+        "circulating"
     )
-    preset: str = _option("Stream size and method: paper, small, demo, tiny.", "small", "--settings")
-    clients: int | None = _option("Number of clients.  [default: of the settings]", None)
-    rounds: int | None = _option("Number of rounds.  [default: of the settings]", None)
-    overlap: int | None = _option("Classes that adjacent task types of a client share.  [default: 0]", None)
-    absent: int | None = _option("Clients that miss a round, drawn anew for each but the first.  [default: 0]", None)
-    seed: int = _option("Of the stream, the models and the training.", 0)
-    out: Path = _option("Folder for the results.", required=True)  # noqa: RUF009 - it returns a field
-    data_root: Path | None = _option("Folder of data sets; else $REPLAYFLEET_DATA.", None)  # noqa: RUF009
-    download: bool = _option("Let torchvision fetch a data set that is not found.", False)
-    image_size: int | None = _option("Side in pixels, for --dataset folder: 32 or 64.", None)
-    overrides: tuple[str, ...] = _option(
-        "Change one setting; repeatable.", (), "--set", multiple=True, metavar="KEY=VALUE"
+    dataset: Annotated[
+        str,
+        Option(
+            "Data set: fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, "
+            "carla-crops, carla-boxes (with --scenario driving), or folder.",
+            STREAM,
+        ),
+    ] = "fashion-mnist"
+    preset: Annotated[
+        str,
+        Option(
+            "Preset of stream and method: paper, small, demo or tiny.",
+            STREAM,
+            flags="--settings",
+        ),
+    ] = "small"
+    clients: Annotated[int | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = None
+    rounds: Annotated[int | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None
+    overlap: Annotated[int | None, Option("Classes that adjacent task types of a client share.", STREAM, unset="0")] = (
+        None
     )
-    threads: int = _option("Of one operation; results depend on it.", 1)
-    workers: int | None = _option(
-        "Clients that train at the same time; results don't depend on it.  [default: cores / threads; 1 on a GPU]",
-        None,
-    )
-    torch_device: str = _option("Where methods compute: cpu, cuda, cuda:1, ...", "cpu")
-    in_step: bool | None = _option(
-        "Train what clients ask for at the same time as one network.  [default: in step on a GPU only]",
-        None,
-        "--in-step/--one-by-one",
-    )
-    minutes: float | None = _option("Begin no round, after the first, that would end later; --resume goes on.", None)
-    sampler: str = _option("What runs sub-generators: eager (PyTorch) or onnx (as on a device).", "eager")
-    compare: tuple[Path, ...] = _option(
-        "result.json of another run on the same stream, for the chart; centralized's gives the regret. Repeatable.",
-        (),
-        multiple=True,
-    )
-    resume: bool = _option("Continue an interrupted run in --out.", False)
-    overwrite: bool = _option("Replace an earlier run in --out.", False)
+    absent: Annotated[
+        int | None,
+        Option("Clients that miss a round; they are drawn anew for each but the first.", STREAM, unset="0"),
+    ] = None
+    seed: Annotated[int, Option("What stream, models and training derive their randomness from.", STREAM)] = 0
+    out: Annotated[Path, Option("Folder for the results.", RESULTS, metavar="DIR")]
+    data_root: Annotated[
+        Path | None,
+        Option(
+            "Folder of data sets.",
+            STREAM,
+            metavar="DIR",
+            unset="$REPLAYFLEET_DATA, else where Debian and earlier downloads put them",
+        ),
+    ] = None
+    download: Annotated[bool, Option("Let torchvision fetch a data set that is not found.", STREAM)] = False
+    image_size: Annotated[
+        int | None, Option("Side of an image, 32 or 64, with --dataset folder.", STREAM, unit="pixels")
+    ] = None
+    overrides: Annotated[
+        tuple[str, ...],
+        Option("Changes one setting of the stream or the method.", STREAM, metavar="KEY=VALUE", flags="--set"),
+    ] = ()
+    threads: Annotated[
+        int, Meta(ge=1), Option("Threads of one operation; results depend on their number.", TRAINING)
+    ] = 1
+    workers: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Option(
+            "Clients that train at the same time; results don't depend on it.",
+            TRAINING,
+            unset="cores / threads, 1 on a GPU",
+        ),
+    ] = None
+    torch_device: Annotated[str, Option("Where methods compute: cpu, cuda, cuda:1, ...", TRAINING)] = "cpu"
+    in_step: Annotated[
+        bool | None,
+        Option(
+            "Train what clients ask for at the same time as one network.",
+            TRAINING,
+            unset="in step on a GPU only",
+            flags="--in-step/--one-by-one",
+        ),
+    ] = None
+    minutes: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Option("Begin no round, after the first, that would end later; --resume goes on.", RESULTS, unit="min"),
+    ] = None
+    sampler: Annotated[
+        Literal["eager", "onnx"],
+        Option("What runs sub-generators: PyTorch, or their exported graph as on a device.", ADVANCED),
+    ] = "eager"
+    compare: Annotated[
+        tuple[Path, ...],
+        Option(
+            "result.json of another run on the same stream, for the chart; that of centralized gives the regret.",
+            RESULTS,
+            metavar="FILE",
+        ),
+    ] = ()
+    resume: Annotated[bool, Option("Continue an interrupted run in --out.", RESULTS)] = False
+    overwrite: Annotated[bool, Option("Replace an earlier run in --out.", RESULTS)] = False
 
     def check(self) -> None:
         """Raise SettingsError for what is wrong whatever the method, the data set and the machine are."""
-        if self.sampler not in _SAMPLERS:
-            raise SettingsError(f"unknown sampler {self.sampler!r}{nearest(self.sampler, _SAMPLERS)}")
-        for name in ("threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"--{name} is {value}, expected at least 1")
-        if self.minutes is not None and not self.minutes >= 0:
-            raise SettingsError(f"--minutes is {self.minutes:g}, expected 0 or more")
+        check_settings(self)
         if self.resume and self.overwrite:
             raise SettingsError("--resume and --overwrite exclude each other")
 
     def command(self) -> list[str]:
         """Return the words of a command that does the same."""
         words = ["fleet-sim", self.method]
-        for one in dataclasses.fields(self)[1:]:
-            value, (flag, _, opposite) = getattr(self, one.name), _flags(one).partition("/")
-            if value == one.default and one.name not in _ALWAYS_NAMED:
+        for name, setting in settings_of(RunSpec).items():
+            value = getattr(self, name)
+            if setting.option is None or (value == setting.default and name not in _ALWAYS_NAMED):
                 continue
+            flag, opposite = setting.flag, setting.option.flags.partition("/")[2] or f"--no-{setting.flag[2:]}"
             if isinstance(value, bool):
                 words.append(flag if value else opposite)
             else:
@@ -115,23 +154,12 @@ class RunSpec:
         return msgspec.json.decode(data, type=cls, dec_hook=lambda kind, text: kind(text))
 
 
-def click_options(names: Sequence[str] = (), **helps: str) -> list[click.Parameter]:
-    """Return the options of these fields, of all if none is named; ``helps`` says what some mean elsewhere."""
-    return [
-        click.Option(
-            [_flags(one), one.name],
-            type=next((kind for word, kind in _TYPES.items() if word in str(one.type)), None),
-            **{
-                **({} if one.default is dataclasses.MISSING else {"default": one.default}),
-                **({"is_flag": True} if one.default is False else {}),
-                **{key: value for key, value in one.metadata.items() if key != "flags"},
-                **({"help": helps[one.name]} if one.name in helps else {}),
-            },
-        )
-        for one in dataclasses.fields(RunSpec)
-        if one.metadata and (not names or one.name in names)
-    ]
-
-
-def _flags(one: dataclasses.Field[Any]) -> str:
-    return str(one.metadata["flags"]) or f"--{one.name.replace('_', '-')}"
+def options_like(names: Sequence[str], **helps: str) -> list[SettingOption]:
+    """Return the options of these fields for another command; ``helps`` says what some mean there."""
+    found = []
+    for name in names:
+        setting = settings_of(RunSpec)[name]
+        assert setting.option is not None
+        option = dataclasses.replace(setting.option, help=helps.get(name, setting.option.help))
+        found.append(SettingOption(dataclasses.replace(setting, option=option), setting.default))
+    return found

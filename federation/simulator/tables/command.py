@@ -15,8 +15,9 @@ import click
 from click.core import ParameterSource
 
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.service.command import HELP, GroupedCommand
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
-from replayfleet.federation.simulator.run_spec import click_options
+from replayfleet.federation.simulator.run_spec import options_like
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
 from replayfleet.federation.simulator.tables.wording import count_of
 
@@ -38,7 +39,7 @@ def _comma_separated(_context: Any, option: click.Parameter, text: str | None) -
     return parts
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=GroupedCommand, context_settings=HELP | {"show_default": True})
 @click.argument("number", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show the tables, and stop.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and tables; tables 6 to 9 need none.")
@@ -89,13 +90,13 @@ def table(context: click.Context, /, **options: Any) -> int:
     return _run_table(number, _choice(options, execution["num_jobs"]), **execution)
 
 
-table.params += click_options(
+table.params += options_like(
     ("preset", "clients", "rounds", "data_root", "download", "overrides", "torch_device", "in_step", "minutes"),
-    preset="Size of all runs: paper, small, demo, tiny.",
-    clients="Of every run whose column doesn't set it.  [default: of the settings]",
-    rounds="Of every run.  [default: of the settings]",
-    overrides="In every method that has KEY; repeatable.",
-    in_step="Train what clients ask for at the same time as one network where methods can.  [default: on a GPU]",
+    preset="Preset of all runs: paper, small, demo or tiny.",
+    clients="Clients of every run whose column doesn't set them.",
+    rounds="Rounds of every run.",
+    overrides="Changes one setting, in every method that has it.",
+    in_step="Train what clients ask for at the same time as one network, where methods can.",
     minutes="Begin no round that would end later; 0 runs nothing.",
 )
 

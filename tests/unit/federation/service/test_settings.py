@@ -27,7 +27,7 @@ class Edge:
     view: Annotated[Literal["whole", "crops"], Option("View.")] = "whole"
     classes: Annotated[tuple[str, ...], Option("Classes.")] = ()
     stay: Annotated[bool, Option("Stay.")] = False
-    data_root: Annotated[Path | None, Option("Data.", variable="REPLAYFLEET_DATA")] = None
+    data_root: Annotated[Path | None, Option("Data.", flags="--data")] = None
     set: Annotated[dict[str, Any], Option("Settings of the method.")] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

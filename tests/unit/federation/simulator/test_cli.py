@@ -171,7 +171,7 @@ def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, 
         (["nudge", "--scenario", "gradul"], "unknown scenario 'gradul'; did you mean 'gradual'?"),
         (["nudge", "--dataset", "fashion"], "unknown data set 'fashion'; did you mean 'fashion-mnist'?"),
         (["nudge", "--settings", "big"], "unknown settings 'big'; known: demo, paper, small, tiny"),
-        (["nudge", "--sampler", "onx"], "unknown sampler 'onx'; did you mean 'onnx'?"),
+        (["nudge", "--sampler", "onx"], "sampler is 'onx', expected eager or onnx"),
         (["nudge", "--set", "strenth=2"], "did you mean 'strength'?"),
         (["nudge", "--set", "strength=much"], "Expected float"),
         (["nudge", "--set", "strength"], "expected KEY=VALUE"),
@@ -182,9 +182,9 @@ def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, 
         (["nudge", "--clients", "0"], "num_clients is 0"),
         (["nudge", "--overlap", "7"], "overlap is 7, expected at most 6"),
         (["nudge", "--absent", "2"], "num_absent is 2, expected 0 to 1"),
-        (["nudge", "--threads", "0"], "--threads is 0"),
-        (["nudge", "--workers", "0"], "--workers is 0"),
-        (["nudge", "--rounds", "many"], "Invalid value for '--rounds'"),
+        (["nudge", "--threads", "0"], "--threads: threads is '0'"),
+        (["nudge", "--workers", "0"], "--workers: workers is '0'"),
+        (["nudge", "--rounds", "many"], "--rounds: rounds is 'many', expected a whole number"),
         (["nudge", "--data-root", "absent"], "data root absent is no folder"),
         (["nudge", "--resume"], "holds no run to resume"),
         (["nudge", "--resume", "--overwrite"], "exclude each other"),
@@ -264,7 +264,7 @@ def test_minutes_end_a_run_that_resume_completes(fleet_sim: FleetSim, tmp_path: 
 def test_minutes_that_are_none_are_refused(fleet_sim: FleetSim, minutes: str):
     code, _, err = simulate(fleet_sim, "--minutes", minutes)
     assert code == 2
-    assert f"--minutes is {minutes}, expected 0 or more" in err
+    assert f"--minutes: minutes is '{minutes}', expected a number, at least 0" in err
 
 
 def test_no_round_begins_that_would_end_after_the_minutes(fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch):

@@ -49,10 +49,10 @@ def test_a_written_command_names_what_defines_a_run_and_nothing_that_was_left_ou
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"sampler": "onx"}, "did you mean 'onnx'"),
-        ({"threads": 0}, "--threads is 0"),
-        ({"workers": 0}, "--workers is 0"),
-        ({"minutes": float("nan")}, "--minutes is nan"),
+        ({"sampler": "onx"}, "sampler is 'onx', expected eager or onnx"),
+        ({"threads": 0}, "threads is 0, expected a whole number, at least 1"),
+        ({"workers": 0}, "workers is 0, expected a whole number, at least 1"),
+        ({"minutes": float("nan")}, "minutes is nan"),
         ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
 )
