@@ -15,7 +15,7 @@ from replayfleet.edge_client.operator.status import read_status
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.scripts.carla.plan import MARKER, VEHICLES
 from replayfleet.scripts.carla.quality import EVERYWHERE, Quality, read_quality
-from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalTail
+from replayfleet.scripts.launch.record import ClientRound, FleetRecord, read_record
 
 PARTS = ("crops", "detection")
 
@@ -145,9 +145,7 @@ def read_facts(out: Path) -> Facts:
     marker = read_marker(out)
     parts = []
     for name in PARTS:
-        record = FleetRecord(JournalTail(out / name / "aggregator" / "events.jsonl").new_events())
-        if not record.committed_rounds():
-            raise ReplayfleetError(f"{out / name} holds no finished round of a fleet; run the demo first")
+        record = read_record(out / name / "aggregator")
         parts.append(Part(name, record, _vehicles(out / name, record, marker["towns"][name])))
     return Facts(parts, marker)
 

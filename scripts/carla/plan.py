@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.streams.anchors import fit_anchors
 from replayfleet.models.specs import DetectionSpec
 from replayfleet.scripts.carla.roads import HOLD_OUT, Drive, Roads
 from replayfleet.scripts.launch.folder import note_facts
-from replayfleet.scripts.launch.plan import FleetPlan, aggregator_command, client_command
+from replayfleet.scripts.launch.plan import FleetPlan, aggregator_command, client_command, write_task
 
 VEHICLES = ("vehicle-1", "vehicle-2")
 MARKER = "demo-carla.json"
@@ -28,6 +26,9 @@ _ASKS_AGAIN_S = 5.0
 """A client that had too little data asks again after so long; on average half of it is lost to a round."""
 
 _NUM_ANCHORS = 6
+_TASK_FIELDS = (
+    *("image_channels", "image_height", "image_width", "class_names", "anchors", "width", "stride", "max_boxes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,9 +176,9 @@ class Plan:
         """Write the detectors' task files, with anchors that fit the boxes on these roads."""
         for work in self.size.works:
             if work.detector is not None:
-                path = self._task_file(work)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, task_file(self.detector_task(work)).encode())
+                spec = self.detector_task(work)
+                fields = {name: getattr(spec, name) for name in _TASK_FIELDS}
+                write_task(self._task_file(work), kind="detection", **fields)
 
     def detector_task(self, work: Work) -> DetectionSpec:
         """Return a detector's spec.
@@ -217,22 +218,3 @@ class Plan:
 def film_name(part: str, vehicle: str) -> str:
     """Return where in the demo's folder a vehicle's film of one part is."""
     return f"films/{part}-{vehicle}.webm"
-
-
-def task_file(spec: DetectionSpec) -> str:
-    """Return a detector's spec as a file for ``aggregator serve --task``."""
-    anchors = ", ".join(f"[{width:.6f}, {height:.6f}]" for width, height in spec.anchors)
-    return "\n".join(
-        [
-            'kind = "detection"',
-            f"image_channels = {spec.image_channels}",
-            f"image_height = {spec.image_height}",
-            f"image_width = {spec.image_width}",
-            f"class_names = {json.dumps(list(spec.class_names))}",
-            f"anchors = [{anchors}]",
-            f"width = {spec.width}",
-            f"stride = {spec.stride}",
-            f"max_boxes = {spec.max_boxes}",
-            "",
-        ]
-    )

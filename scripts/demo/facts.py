@@ -21,7 +21,7 @@ from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.scripts.demo.plan import BASELINE, MARKER
-from replayfleet.scripts.launch.record import ClientRound, FleetRecord, JournalTail, Round
+from replayfleet.scripts.launch.record import ClientRound, FleetRecord, Round, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,7 @@ def read_facts(out: Path) -> Facts:
     Raises:
         ReplayfleetError: A part of it is missing or damaged; says which.
     """
-    record = FleetRecord(JournalTail(out / "aggregator" / "events.jsonl").new_events())
-    if not record.committed_rounds():
-        raise ReplayfleetError(f"{out} holds no finished round of a fleet; run the demo first")
+    record = read_record(out / "aggregator")
     path = out / BASELINE / "result.json"
     try:
         baseline = msgspec.json.decode(path.read_bytes(), type=Result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from replayfleet.scripts.launch.plan import (
     check_sizes,
     client_command,
     stream_source,
+    write_task,
 )
 
 DATASET = "dataset"
@@ -77,9 +77,8 @@ class Yard:
         """
         clear_folder(self.out, MARKER, _OWN, ("logs", "clients"))
         if self.source == SYNTHETIC:
-            names = json.dumps(list(Street.class_names))
-            text = f"image_channels = 3\nimage_size = {_CROP_SIZE}\nclass_names = {names}\n"
-            (self.out / _TASK_FILE).write_text(text, encoding="utf-8")
+            path = self.out / _TASK_FILE
+            write_task(path, image_channels=3, image_size=_CROP_SIZE, class_names=Street.class_names)
 
     def fleet(self, faults: Sequence[str] = ()) -> FleetPlan:
         """Return the fleet, with a bad line to its broker if the faults have one."""

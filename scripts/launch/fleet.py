@@ -19,7 +19,7 @@ from replayfleet.federation.wire.transport.broker import BrokerHandle, open_brok
 from replayfleet.scripts.launch.command import interrupted
 from replayfleet.scripts.launch.plan import Command, FleetPlan
 from replayfleet.scripts.launch.processes import Child, Children
-from replayfleet.scripts.launch.record import FleetRecord, JournalTail
+from replayfleet.scripts.launch.record import JOURNAL, FleetRecord, JournalTail
 from replayfleet.scripts.launch.table import event_line, live_view
 
 POLL_S = 0.25
@@ -104,7 +104,7 @@ class RunningFleet:
         self._limit = limit
         self._note = note
         self._children = Children(plan.logs)
-        self._journal = JournalTail(plan.data_dir / "events.jsonl")
+        self._journal = JournalTail(plan.data_dir / JOURNAL)
         self._client_url = broker.url
         self._show: Callable[[], None] = lambda: None
 

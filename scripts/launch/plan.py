@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.simulator.settings import SIZES, unknown_settings
 
@@ -58,6 +61,12 @@ def client_command(data_dir: Path, fleet: str, source: str) -> list[str]:
         "edge-client", "start", "--device", "cpu", "--fleet", fleet, "--client-id", data_dir.name,
         "--source", source, "--data-dir", str(data_dir), "--threads", "1",
     ]  # fmt: skip
+
+
+def write_task(path: Path, **fields: Any) -> None:
+    """Write a file for ``aggregator serve --task``; JSON's values are TOML's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).encode())
 
 
 def stream_source(preset: str, index: int, *, clients: int, rounds: int, seed: int, rate: float) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replayfleet.federation.errors import ReplayfleetError
+
+JOURNAL = "events.jsonl"
 _STREAM = "stream_accuracy"
 
 
@@ -213,6 +216,18 @@ class FleetRecord:
 
     def _run_finished(self, event: Mapping[str, Any]) -> None:
         self.finished = True
+
+
+def read_record(data_dir: Path) -> FleetRecord:
+    """Return what happened in the fleet of an aggregator's data dir.
+
+    Raises:
+        ReplayfleetError: No round of it was finished.
+    """
+    record = FleetRecord(JournalTail(data_dir / JOURNAL).new_events())
+    if not record.committed_rounds():
+        raise ReplayfleetError(f"{data_dir} holds no finished round of a fleet; run the demo first")
+    return record
 
 
 class JournalTail:
