@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -73,3 +75,31 @@ def test_paths_in_code_spans_exist(page: Path) -> None:
     )
     missing = [span for span in spans if not (ROOT / span).exists()]
     assert not missing
+
+
+def _walks() -> dict[str, str]:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("## Four walks", 1)[1]
+    _, *walks = page.split("\n## ", 1)[0].split("\n### ")
+    return {walk.split("\n", 1)[0]: walk for walk in walks}
+
+
+def _defined(path: Path) -> set[str]:
+    """Functions, classes and methods of a file, as ``Class.method``."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("walk", ["A picture", "A labelled sample", "An upload", "A manifest"])
+def test_a_walk_names_functions_that_exist_and_returns_to_no_room(walk: str) -> None:
+    text = _walks()[walk]
+    for file, name in re.findall(r"`([\w/]+\.py):([\w.]+)`", text):
+        assert name in _defined(ROOT / file), f"{file} has no {name}"
+    for house in text.split("Over the broker"):
+        files = re.findall(r"^\d+\. `([\w/]+)\.py:", house, re.MULTILINE)
+        rooms = [room for room, _ in itertools.groupby("/".join(file.split("/")[:2]) for file in files)]
+        assert len(rooms) == len(set(rooms)), rooms
