@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import zipfile
@@ -9,9 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.image_sets import write_fashion_mnist
 from support.installed import ROOT, Environment, built_sdist, built_wheel, copied_sources, fresh_environment
+from support.torch_free import check, serve
 
-PROGRAMS = ("aggregator", "edge-client", "fleet-sim", "model-export")
+from replayfleet.federation.wire.transport.broker import find_mosquitto
+
+PROGRAMS = ("aggregator", "edge-client", "fleet-sim", "model-export", "replayfleet")
 PLANTED = (
     *(
         "aggregator.py",
@@ -106,3 +112,61 @@ def test_a_program_says_what_it_does_and_which_version_it_is(
         version = installed.run(name, "--version", cwd=folder)
         assert version.stdout.splitlines() == [f"{name}, version 0.1.0"], version.stderr
     assert not list((tmp_path / "empty").iterdir())
+
+
+@pytest.fixture(scope="module")
+def with_package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel, and beside it the package that docs/api.md shows, as somebody else builds and installs it."""
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8").split("## A package of your own")[1]
+    folder = tmp_path_factory.mktemp("yardfleet")
+    for language, name in (("toml", "pyproject.toml"), ("python", "yardfleet.py")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        (folder / name).write_text(block)
+    environment = fresh_environment(tmp_path_factory.mktemp("environment"))
+    environment.install(wheel)
+    environment.install(built_wheel(folder, tmp_path_factory.mktemp("wheels")))
+    return environment
+
+
+def test_a_package_of_its_own_adds_a_method_and_a_data_set(with_package: Environment, planted: Path) -> None:
+    listed = with_package.run("fleet-sim", "--list", cwd=planted)
+    assert "fedmedian" in listed.stdout.splitlines()
+    words = ["--dataset", "gates", "--settings", "tiny", "--clients", "2", "--rounds", "1", "--set", "local_epochs=1"]
+    done = with_package.run("fleet-sim", "fedmedian", *words, "--out", "out", cwd=planted)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((planted / "out" / "result.json").read_bytes())
+    assert result["run"]["task"]["class_names"] == ["open", "shut"]
+    assert result["label"] == "fedmedian"
+    exported = with_package.run("model-export", "task", "--from", "out", "--client", "1", "--out", "out", cwd=planted)
+    assert exported.returncode == 0, exported.stderr
+    facts = with_package.run("model-export", "check", "out/task.onnx", cwd=planted)
+    assert '["open", "shut"]' in facts.stdout
+    refused = with_package.run("fleet-sim", "fedmedium", "--out", "other", cwd=planted)
+    assert refused.stderr == "fleet-sim: unknown method 'fedmedium'; did you mean 'fedmedian'?\n"
+
+
+def test_a_source_of_a_package_is_served_by_a_client_that_never_loads_torch(
+    with_package: Environment, planted: Path
+) -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on this machine")
+    command = [str(with_package.folder / "bin" / "edge-client")]
+    check(serve(command, {"PYTHONPATH": ""}, planted, source="gate://?rate=20"))
+    wrong = ["--broker", "mqtt://localhost", "--client-id", "a", "--data-dir", "other", "--source", "gate://?rat=2"]
+    refused = with_package.run("edge-client", "start", *wrong, cwd=planted)
+    assert refused.returncode == 2
+    assert "unknown key 'rat'; did you mean 'rate'?" in refused.stderr
+
+
+@pytest.mark.timeout(600)
+def test_a_whole_fleet_runs_from_a_folder_of_planted_files(installed: Environment, planted: Path) -> None:
+    """``replayfleet demo``: broker, aggregator, a client with its serving and training processes, a simulation."""
+    write_fashion_mnist(planted / "data", train_per_class=40, test_per_class=10)
+    words = ["--fast", "--clients", "1", "--rounds", "1", "--data-root", "data"]
+    done = installed.run("replayfleet", "demo", *words, cwd=planted, timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    assert (planted / "runs" / "demo" / "report.html").is_file()
+    written = installed.run("replayfleet", "init", "yard", cwd=planted)
+    assert (planted / "yard" / "systemd" / "edge-client.service").is_file(), written.stderr
+    where = installed.run("edge-client", "doctor", "--config", "yard/systemd/edge.toml", "--help", cwd=planted)
+    assert where.returncode == 0, where.stderr

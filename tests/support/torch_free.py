@@ -34,13 +34,19 @@ class MqttWorld(World):
         return MqttSession(self.url, client_id, on_message=on_message, will=will, clean=will is None)
 
 
-def serve(command: Sequence[str], environment: Mapping[str, str], place: Path) -> dict[str, Any]:
+DATASET = "dataset://fashion-mnist?samples=2&rate=50"
+
+
+def serve(
+    command: Sequence[str], environment: Mapping[str, str], place: Path, *, source: str = DATASET
+) -> dict[str, Any]:
     """Run ``edge-client start`` until it has answered frames with a model that came over MQTT; returns its status.
 
     Args:
         command: ``edge-client`` in the environment under test.
         environment: of the process, on top of this one's.
-        place: an empty folder.
+        place: the current folder of the process; nothing in it is named like what is written here.
+        source: what it looks at.
     """
     data, log = place / "data", place / "client.log"
     write_fashion_mnist(place / "images", train_per_class=12, test_per_class=12)
@@ -51,7 +57,7 @@ def serve(command: Sequence[str], environment: Mapping[str, str], place: Path) -
         try:
             words = [
                 *(*command, "start", "--device", "cpu", "--broker", broker.url, "--client-id", "cam-1", "--data-dir"),
-                *(str(data), "--source", "dataset://fashion-mnist?samples=2&rate=50", "--data-root"),
+                *(str(data), "--source", source, "--data-root"),
                 str(place / "images"),
             ]
             with log.open("wb") as output:
