@@ -100,8 +100,8 @@ class Method(Protocol):
     """What the simulator and the services rely on; a method need not inherit from anything.
 
     A method is a frozen dataclass: ``task: TaskSpec``, or an ``AnyTaskSpec``, first, then its settings, all with
-    defaults. Both functions are pure: same arguments, same bits, arguments untouched. Its four records are
-    ``packing.Record``s.
+    defaults. Both functions are pure: same arguments, same bits, arguments untouched. Each of
+    its four records is a ``packing.Record``.
     """
 
     name: ClassVar[str]
