@@ -14,26 +14,25 @@ a faster answer that is worse would not count.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
-import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from benchmarks.environment import write_result
+from benchmarks.harness import circulating, in_turns, paired_ratio, run
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
-from replayfleet.federation.streams.stream import Stream, StreamSettings
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 
@@ -73,29 +72,17 @@ def plain_loop(problem: Problem, rng: torch.Generator) -> list[Tensor]:
     return found
 
 
-def ours(
-    problem: Problem,
-    rng: torch.Generator,
-    patience: int,
-    learning_rate: float = LEARNING_RATE,
-    momentum: float = MOMENTUM,
-) -> list[Tensor]:
+def ours(problem: Problem, rng: torch.Generator, **search: Any) -> list[Tensor]:
     """Solve Eq. 3 as the aggregator does."""
     spec, models, replays = problem
-    search = WeightSearch(
-        num_epochs=EPOCHS,
-        batch_size=BATCH_SIZE,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        patience=patience,
-    )
-    return [mixture.weights for mixture in personalise_all(spec, StackedParameters(models), replays, search, rng)]
+    given = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM, **search}
+    wanted = WeightSearch(num_epochs=EPOCHS, batch_size=BATCH_SIZE, **given)
+    return [mixture.weights for mixture in personalise_all(spec, StackedParameters(models), replays, wanted, rng)]
 
 
 def make_problem(dataset: Dataset) -> Problem:
     """Train ten task models on two classes each; the images of the next round stand for a perfect replay."""
-    settings = StreamSettings(scenario="circulating", num_clients=NUM_CLIENTS, num_rounds=6, samples_per_class=100)
-    stream = Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
+    stream = circulating(dataset, num_clients=NUM_CLIENTS, num_rounds=6, samples_per_class=100)
     start = initialise(build_task_model(dataset.task), torch.Generator().manual_seed(0)).state_dict()
     schedule = Optimisation(num_epochs=4, batch_size=32, learning_rate=0.01, momentum=0.9, weight_decay=0.001)
     models: list[Parameters] = []
@@ -121,51 +108,38 @@ def mean_loss(problem: Problem, weights: list[Tensor]) -> float:
     return statistics.mean(losses)
 
 
-def main() -> None:
-    """Print times, losses and ratios; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--data-root", type=Path)
-    arguments = parser.parse_args()
-    prepare_torch(arguments.threads)
-    problem = make_problem(load_dataset("fashion-mnist", data_root=arguments.data_root))
-    runs = {
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    problem = make_problem(load_dataset("fashion-mnist", data_root=options.data_root))
+    step = {"learning_rate": PRESET_STEP, "momentum": PRESET_MOMENTUM}
+    ways: dict[str, Callable[[torch.Generator], list[Tensor]]] = {
         "plain loop": lambda rng: plain_loop(problem, rng),
-        "stacked, all epochs": lambda rng: ours(problem, rng, 0),
-        "stacked, patience 2": lambda rng: ours(problem, rng, 2),
+        "stacked, all epochs": lambda rng: ours(problem, rng, patience=0),
+        "stacked, patience 2": lambda rng: ours(problem, rng, patience=2),
         f"stacked, patience 2, step {PRESET_STEP}, momentum {PRESET_MOMENTUM}": lambda rng: ours(
-            problem, rng, 2, PRESET_STEP, PRESET_MOMENTUM
+            problem, rng, patience=2, **step
         ),
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    losses: dict[str, float] = {}
-    for _ in range(arguments.repeats):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            weights = run(torch.Generator().manual_seed(7))
-            times[name].append(time.perf_counter() - began)
-            losses[name] = mean_loss(problem, weights)
-    ratios = {
-        name: statistics.median(plain / own for plain, own in zip(times["plain loop"], values, strict=True))
-        for name, values in times.items()
-    }
+    found: dict[str, list[Tensor]] = {}
+
+    def solved(name: str) -> None:
+        found[name] = ways[name](torch.Generator().manual_seed(7))
+
+    times = in_turns({name: functools.partial(solved, name) for name in ways}, options.repeats)
+    losses = {name: mean_loss(problem, weights) for name, weights in found.items()}
+    ratios = {name: paired_ratio(times["plain loop"], values) for name, values in times.items()}
     for name, values in times.items():
         print(
             f"aggregation for {NUM_CLIENTS} clients, {name}: {statistics.median(values):.2f} s, "
             f"{ratios[name]:.2f}x as fast as the plain loop, mean loss {losses[name]:.4f}"
         )
-    if arguments.out:
-        settings = {
-            "clients": NUM_CLIENTS,
-            "epochs": EPOCHS,
-            "replay": REPLAY_SIZE,
-            "batch_size": BATCH_SIZE,
-            "threads": arguments.threads,
-        }
-        write_result(arguments.out, {"settings": settings, "seconds": times, "ratios": ratios, "mean_losses": losses})
+    settings = {"clients": NUM_CLIENTS, "epochs": EPOCHS, "replay": REPLAY_SIZE, "batch_size": BATCH_SIZE}
+    return {
+        "settings": {**settings, "threads": options.threads},
+        "seconds": times,
+        "ratios": ratios,
+        "mean_losses": losses,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, repeats=2, threads=2, data_root=None)

@@ -14,14 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Parameters
@@ -34,7 +36,6 @@ from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import decode_own
 from replayfleet.federation.service.presets import settings_for
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.measures.evaluation import evaluate
 from replayfleet.federation.simulator.round_data import round_data
@@ -85,17 +86,17 @@ def finished_simulation(folder: Path, dataset: Dataset) -> Finished:
     Raises:
         SettingsError: It is a run of something else, or no round of it is complete.
     """
-    run = json.loads((folder / "state" / "run.json").read_text(encoding="utf-8"))
-    if (run["method"], run["dataset"]) != ("pfedgrp", DATASET):
-        raise SettingsError(f"{folder} is a run of {run['method']} on {run['dataset']}, expected pfedgrp on {DATASET}")
+    ran = json.loads((folder / "state" / "run.json").read_text(encoding="utf-8"))
+    if (ran["method"], ran["dataset"]) != ("pfedgrp", DATASET):
+        raise SettingsError(f"{folder} is a run of {ran['method']} on {ran['dataset']}, expected pfedgrp on {DATASET}")
     checkpoints = Checkpoints(folder / "state")
     snapshots = checkpoints.load()
     if not snapshots:
         raise SettingsError(f"{folder} has no complete round yet")
     last = snapshots[-1]
     state = AggregatorState.unpack(decode_own(last.aggregator.blobs, last.aggregator.facts, checkpoints))
-    stream = stream_of(StreamSettings(**run["stream"]), dataset)
-    return Finished(PFedGRP(task=dataset.task, **run["settings"]), stream, last.record.round, state)
+    stream = stream_of(StreamSettings(**ran["stream"]), dataset)
+    return Finished(PFedGRP(task=dataset.task, **ran["settings"]), stream, last.record.round, state)
 
 
 def stream_of(settings: StreamSettings, dataset: Dataset) -> Stream:
@@ -112,22 +113,14 @@ def real_replay(finished: Finished, client: int, dataset: Dataset, rng: torch.Ge
     return Replay(data.images, data.labels, num_tries=len(chosen), num_filled=0)
 
 
-def main() -> None:
-    """Print the accuracies; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of a finished demo, or of a simulation")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="Repetitions with other replay.")
-    parser.add_argument("--data-root", type=Path)
-    arguments = parser.parse_args()
-    prepare_torch(1)
-    dataset = load_dataset(DATASET, data_root=arguments.data_root)
-    if (arguments.folder / "demo.json").exists():
-        finished = finished_demo(arguments.folder, dataset)
-    elif (arguments.folder / "state" / "run.json").exists():
-        finished = finished_simulation(arguments.folder, dataset)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    dataset = load_dataset(DATASET, data_root=options.data_root)
+    if (options.folder / "demo.json").exists():
+        finished = finished_demo(options.folder, dataset)
+    elif (options.folder / "state" / "run.json").exists():
+        finished = finished_simulation(options.folder, dataset)
     else:
-        parser.error(f"{arguments.folder} holds neither demo.json nor state/run.json: run make demo or fleet-sim first")
+        sys.exit(f"{options.folder} holds neither demo.json nor state/run.json: run make demo or fleet-sim first")
     method, state, stream = finished.method, finished.state, finished.stream
     names = {client_id(index): index for index in range(stream.settings.num_clients)}
 
@@ -151,7 +144,7 @@ def main() -> None:
     }
     for chosen in ("own", "average"):
         found = []
-        for seed in range(arguments.seeds):
+        for seed in range(options.seeds):
             _, downloads = replace(method, aggregation_filter=chosen).aggregate(
                 state,
                 uploads,
@@ -161,7 +154,7 @@ def main() -> None:
             found.append(accuracy({name: download.personalised for name, download in downloads.items()}))
         result[f"personalised, replay filtered by {chosen}"] = found
     result["personalised, on real images"] = []
-    for seed in range(arguments.seeds):
+    for seed in range(options.seeds):
         rng = seeded_generator(seed, finished.round_index + 1, "real")
         replays = [(place, real_replay(finished, names[name], dataset, rng)) for place, name in enumerate(own)]
         mixtures = personalise_all(
@@ -172,9 +165,8 @@ def main() -> None:
         result["personalised, on real images"].append(accuracy(dict(zip(own, mixed, strict=True))))
     for name, values in result.items():
         print(f"{name}: {100 * statistics.mean(values):.1f} % ({', '.join(f'{100 * value:.1f}' for value in values)})")
-    if arguments.out:
-        write_result(arguments.out, {"mean_accuracies": result, "round": finished.round_index})
+    return {"mean_accuracies": result, "round": finished.round_index}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, "folder", seeds=(3, "repetitions with other replay"), threads=1, data_root=None)

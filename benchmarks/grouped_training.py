@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.environment import write_result
+from benchmarks.harness import in_turns, paired_ratio, run
 from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
 from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
@@ -27,12 +25,9 @@ from replayfleet.federation.methods.steps.wgan_gp import (
     new_sub_generator,
     train_sub_generator,
 )
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.streams.datasets import task_for
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
-
-KINDS = ("sub-generators", "task-models")
 
 NUM_IMAGES, BATCH_SIZE, NUM_EPOCHS = 200, 64, 10
 """The paper's images of a class in a round, its batch, and enough epochs to time (40 critic steps)."""
@@ -76,15 +71,6 @@ def task_models(spec: TaskSpec, num: int, device: torch.device) -> list[TaskMode
     return made
 
 
-def seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Return the wall time of ``work``, what it queued on a GPU included."""
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 def both_ways(kind: str, spec: TaskSpec, num: int, device: torch.device) -> dict[str, Callable[[], object]]:
     """Return what trains ``num`` networks of a kind one by one, and as one."""
     if kind == "sub-generators":
@@ -104,46 +90,32 @@ def both_ways(kind: str, spec: TaskSpec, num: int, device: torch.device) -> dict
     }
 
 
-def compare(kind: str, spec: TaskSpec, num: int, device: torch.device, repeats: int) -> dict[str, list[float]]:
-    """Return the times of both ways, in turns."""
-    ways = both_ways(kind, spec, num, device)
-    times: dict[str, list[float]] = {"one by one": [], "grouped": []}
-    for warm in [True] + [False] * repeats:
-        for name, work in ways.items():
-            taken = seconds(device, work)
-            if not warm:
-                times[name].append(taken)
-    return times
-
-
-def main() -> None:
-    """Print times and ratios; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--device", default="cpu", help="torch device")
-    parser.add_argument("--networks", type=int, nargs="+", default=[1, 2, 10])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--datasets", nargs="+", default=["fashion-mnist"], help="whose image size and width")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    prepare_torch(options.threads)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(options.device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else int  # what was queued on a GPU counts too
     result: dict[str, Any] = {"device": options.device, "threads": options.threads, "runs": []}
     for dataset in options.datasets:
         for num in options.networks:
             for kind in options.kinds:
-                times = compare(kind, task_for(dataset), num, device, options.repeats)
-                pairs = zip(times["one by one"], times["grouped"], strict=True)
-                ratio = statistics.median(alone / grouped for alone, grouped in pairs)
+                ways = both_ways(kind, task_for(dataset), num, device)
+                times = in_turns(ways, options.repeats, warm_ups=1, after=wait)
+                ratio = paired_ratio(*times.values())
                 result["runs"].append(
                     {"dataset": dataset, "kind": kind, "networks": num, "seconds": times, "ratio": ratio}
                 )
                 medians = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in times.items())
                 print(f"{dataset}, {num} {kind}: {medians}, {ratio:.2f}x as fast", flush=True)
-    if options.out:
-        write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        measure,
+        __doc__,
+        device=("cpu", "torch device"),
+        networks=([1, 2, 10], "how many"),
+        kinds=(["sub-generators", "task-models"], "of networks"),
+        datasets=(["fashion-mnist"], "whose image size and width"),
+        repeats=3,
+        threads=1,
+    )

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.flow import Inputs, Picture, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
@@ -41,7 +41,6 @@ from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import make_probe
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.build import build_task_model, initialise
@@ -116,7 +115,7 @@ def timed(made: Candidate, swap: Swap) -> Candidate:
     return dataclasses.replace(made, check=check)
 
 
-def measure(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
+def swapped(num_swaps: int, rate_hz: float, folder: Path) -> dict[str, Any]:
     """Return what became of all frames, how long swaps took, and how memory grew."""
     versions, slot = Versions(folder), ModelSlot()
     # All are made before a frame flows: an aggregator does that, and not on the device.
@@ -218,24 +217,13 @@ def missed(result: dict[str, Any]) -> list[str]:
     return [name for name, failed in checks.items() if failed]
 
 
-def main() -> None:
-    """Measure, print, write, and exit 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--swaps", type=int, default=200)
-    parser.add_argument("--rate-hz", type=float, default=30.0, help="pictures per second")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    prepare_torch(1)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(options.swaps, options.rate_hz, Path(folder))
+        result = swapped(options.swaps, options.rate_hz, Path(folder))
     for name, value in result.items():
         print(f"{name:24} {value}")
-    if options.out is not None:
-        write_result(options.out, result)
-    failed = missed(result)
-    if failed:
-        raise SystemExit("missed: " + "; ".join(failed))
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, failed=missed, swaps=(200, ""), rate_hz=(30.0, "pictures per second"), threads=1)

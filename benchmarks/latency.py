@@ -14,9 +14,7 @@ import argparse
 import functools
 import hashlib
 import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
-from benchmarks.environment import write_result
+from benchmarks.harness import in_turns, paired_ratio, run
 from replayfleet.export.graph import join, sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run
@@ -32,7 +30,6 @@ from replayfleet.export.running.facts import sub_generator_facts, task_facts
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
 from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.models.build import build_generator, build_task_model, initialise
 from replayfleet.models.specs import LATENT_SIZE
 
@@ -58,8 +55,8 @@ def candidates(
         "raw": bare_session(join(graph, arrays), threads),
         "onnx": OnnxModel(graph, arrays, num_threads=threads).run,
     }
-    for name, run in runs.items():
-        check_parity(name, run, eager, input_shape)
+    for name, candidate in runs.items():
+        check_parity(name, candidate, eager, input_shape)
     return runs
 
 
@@ -71,20 +68,19 @@ def bare_session(model: bytes, threads: int) -> Run:
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     source, target = session.get_inputs()[0].name, session.get_outputs()[0].name
 
-    def run(x: Array) -> Array:
+    def bare(x: Array) -> Array:
         result: Array = session.run([target], {source: x})[0]
         return result
 
-    return run
+    return bare
 
 
-def measure(runs: dict[str, Run], input_shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
+def times(runs: dict[str, Run], input_shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Return medians in seconds, and ratios, by batch size."""
     result: dict[str, Any] = {}
     for batch_size in BATCHES:
         x = np.random.default_rng(0).standard_normal((batch_size, *input_shape), dtype=np.float32)
-        calls: dict[str, Callable[[], object]] = {name: functools.partial(run, x) for name, run in runs.items()}
-        turns = timed_turns(calls, repeats)
+        turns = timed_turns({name: functools.partial(one, x) for name, one in runs.items()}, repeats)
         seconds = {name: statistics.median(values) for name, values in turns.items()}
         result[f"batch {batch_size}"] = {
             "median_s": seconds,
@@ -95,24 +91,14 @@ def measure(runs: dict[str, Run], input_shape: tuple[int, ...], repeats: int) ->
     return result
 
 
-def timed_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Return the median seconds of each call in each turn."""
+def timed_turns(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Return the median seconds of each call in each turn; the first call of a turn warms its caches."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            call()
-            turn = []
-            for _ in range(CALLS_PER_TURN):
-                began = time.perf_counter()
-                call()
-                turn.append(time.perf_counter() - began)
+            (turn,) = in_turns({name: call}, CALLS_PER_TURN, warm_ups=1).values()
             seconds[name].append(statistics.median(turn))
     return seconds
-
-
-def paired_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median over turns of what we took against what they took."""
-    return statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
 
 
 def bounds(name: str, at_batch_1: dict[str, Any]) -> list[dict[str, Any]]:
@@ -124,14 +110,7 @@ def bounds(name: str, at_batch_1: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"what": what, "ratio": ratio, "at_most": most, "holds": ratio <= most} for what, ratio, most in held]
 
 
-def main() -> None:
-    """Print both models; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    parser.add_argument("--repeats", type=int, default=40, help="turns per number")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    prepare_torch(options.threads)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(0)
     models = {
         "task model": (build_task_model(SPEC), task_graph(SPEC), SPEC.image_shape, task_facts(SPEC)),
@@ -140,7 +119,7 @@ def main() -> None:
     result: dict[str, Any] = {"threads": options.threads, "repeats": options.repeats, "bounds": []}
     for name, (module, graph, input_shape, facts) in models.items():
         runs = candidates(initialise(module, rng), graph, input_shape, facts, options.threads)
-        result[name] = measure(runs, input_shape, options.repeats)
+        result[name] = times(runs, input_shape, options.repeats)
         for batch, found in result[name].items():
             ratios = found["times_as_fast_as_eager"]
             print(
@@ -153,9 +132,8 @@ def main() -> None:
     for bound in result["bounds"]:
         verdict = "holds" if bound["holds"] else "BROKEN"
         print(f"{bound['what']}: {bound['ratio']:.3f}, at most {bound['at_most']:g}: {verdict}")
-    if options.out:
-        write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, repeats=(40, "turns per number"), threads=1)

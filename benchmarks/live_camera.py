@@ -9,18 +9,18 @@ grab in the capture process to the picture in the parent. Each process's memory 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.environment import write_result
+from benchmarks.harness import cpu_s, resident_mb, run
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 
@@ -35,18 +35,15 @@ with RtspServer(({width}, {height}), {rate}) as server:
     sys.stdin.read()
 """
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-
-def measure(seconds: float, rate_hz: float) -> dict[str, Any]:
-    """Read one camera for so long; returns the numbers."""
+@contextlib.contextmanager
+def served_camera(rate_hz: float) -> Iterator[SupervisedCamera]:
+    """Provide a camera whose server runs in a process of its own."""
     script = SERVER.format(width=SIZE[0], height=SIZE[1], rate=rate_hz)
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        camera = SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
-        numbers = read(camera, seconds)
-    return {"size": SIZE, "rate_hz": rate_hz, "seconds": seconds} | numbers
+        yield SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
 
 
 def read(camera: SupervisedCamera, seconds: float) -> dict[str, Any]:
@@ -92,29 +89,18 @@ def course(values: Sequence[float]) -> dict[str, float]:
     return {"first": values[0], "last": values[-1], "max": max(values)}
 
 
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with served_camera(options.rate) as camera:
+        numbers = read(camera, options.seconds)
+    return shown({"size": SIZE, "rate_hz": options.rate, "seconds": options.seconds} | numbers)
 
 
-def resident_mb(pid: int) -> float:
-    """Memory of a process, without what is swapped out."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=float, default=30.0, help="pictures per second")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/live_camera.json"))
-    options = parser.parse_args()
-    result = measure(options.seconds, options.rate)
+def shown(result: dict[str, Any]) -> dict[str, Any]:
+    """Print what is returned."""
     for key, value in result.items():
-        print(f"{key:>14}: {value}")
-    write_result(options.out, result)
+        print(f"{key:>22}: {value}")
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, seconds=60.0, rate=30.0)

@@ -12,9 +12,9 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.federation.service.logs import configure_logging
@@ -25,23 +25,6 @@ FIRST_OUTAGE_S = 2.5
 STEP_S = 0.7
 
 
-def fall_silent(server: RtspServer) -> None:
-    server.silent = True
-
-
-def send_noise(server: RtspServer) -> None:
-    server.garbage = True
-
-
-def send_damaged_pictures(server: RtspServer) -> None:
-    server.damaged = True
-
-
-def ask_for_another_password(server: RtspServer) -> None:
-    server.status = "401 Unauthorized"
-    server.hang_up()
-
-
 def come_back(server: RtspServer) -> None:
     server.silent = server.garbage = server.damaged = False
     server.status = "200 OK"
@@ -49,10 +32,15 @@ def come_back(server: RtspServer) -> None:
         server.accept()
 
 
+def ask_for_another_password(server: RtspServer) -> None:
+    server.status = "401 Unauthorized"
+    server.hang_up()
+
+
 FAILURES: dict[str, Callable[[RtspServer], None]] = {
-    "silent": fall_silent,
-    "noise": send_noise,
-    "damaged pictures": send_damaged_pictures,
+    "silent": lambda server: setattr(server, "silent", True),
+    "noise": lambda server: setattr(server, "garbage", True),
+    "damaged pictures": lambda server: setattr(server, "damaged", True),
     "another password": ask_for_another_password,
     "refuses": RtspServer.refuse,
 }
@@ -92,18 +80,13 @@ def seconds_to_next(newest: list[float]) -> float:
     return time.monotonic() - began
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/live_camera_recovery.json"))
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     configure_logging(level="ERROR")
     result = {name: recoveries(fail, options.repeats) for name, fail in FAILURES.items()}
     for name, seconds in result.items():
         print(f"{name:>17}: at most {max(seconds):.2f} s (goal {GOAL_S:g}):", *(f"{value:.2f}" for value in seconds))
-    write_result(options.out, {"goal_s": GOAL_S, "recovery_s": result})
+    return {"goal_s": GOAL_S, "recovery_s": result}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, repeats=5)

@@ -11,35 +11,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.environment import write_result
+from benchmarks.harness import circulating, run
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator, train_sub_generator
-from replayfleet.federation.service.presets import SETTINGS, settings_for
-from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.service.presets import settings_for
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
-from replayfleet.federation.streams.stream import Stream, StreamSettings
+from replayfleet.federation.streams.stream import Stream
 
 ROUNDS = {"first round": 0, "new classes and replay": 1, "known classes": 5}
 """What a round is like -> its index in a stream of five task types."""
 
 CLIENT = "client-0"
-
-
-def stream_of(dataset: Dataset, preset: str) -> Stream:
-    """Return one client's stream with the preset's number of samples."""
-    settings = StreamSettings(
-        scenario="circulating", num_clients=1, num_rounds=6, samples_per_class=SIZES[preset].samples_per_class
-    )
-    return Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes)
 
 
 def one_update(method: PFedGRP, dataset: Dataset, stream: Stream) -> float:
@@ -76,25 +66,17 @@ def three_rounds(method: PFedGRP, dataset: Dataset, stream: Stream) -> dict[str,
     return found
 
 
-def main() -> None:
-    """Print the times; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    parser.add_argument("--settings", choices=SETTINGS, default="demo", help="preset of the method and the stream")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved runs per number")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--data-root", type=Path)
-    options = parser.parse_args()
-    prepare_torch(options.threads)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     dataset = load_dataset("fashion-mnist", data_root=options.data_root)
-    stream = stream_of(dataset, options.settings)
+    samples = SIZES[options.settings].samples_per_class
+    stream = circulating(dataset, num_clients=1, num_rounds=6, samples_per_class=samples)
     method = PFedGRP(task=dataset.task, **settings_for("pfedgrp", options.settings))
     updates: list[float] = []
     rounds: list[dict[str, tuple[float, int]]] = []
     for _ in range(options.repeats):
         updates.append(one_update(method, dataset, stream))
         rounds.append(three_rounds(method, dataset, stream))
-    size = f"{stream.settings.samples_per_class} images, {method.sub_generator_epochs} epochs"
+    size = f"{samples} images, {method.sub_generator_epochs} epochs"
     print(f"sub-generator update ({size})  {statistics.median(updates):7.2f} s", flush=True)
     result: dict[str, Any] = {"settings": options.settings, "threads": options.threads, "update_s": updates}
     for kind in ROUNDS:
@@ -103,9 +85,8 @@ def main() -> None:
         print(
             f"local round, {kind:<23} {statistics.median(seconds):7.2f} s, {trained} sub-generators trained", flush=True
         )
-    if options.out:
-        write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, settings="demo", repeats=3, threads=1, data_root=None)

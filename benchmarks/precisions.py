@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.export.calibration import Rounding
 from replayfleet.export.formats import DEFAULT_SAMPLES, FORMATS
 from replayfleet.export.gate import compare_on_labels
@@ -31,8 +31,8 @@ from replayfleet.export.samples import Source, read_held
 from replayfleet.export.subject import Architecture
 from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
 from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.streams.datasets import load_dataset
+from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.models.build import build_task_model, initialise
 
 MAX_SIZE_RATIO = {"onnx-fp16": 0.52, "onnx-int8": 0.3}
@@ -40,11 +40,6 @@ MAX_LOSS_POINTS = {"onnx-fp16": 0.1, "onnx-int8": 1.0}
 BATCHES = (1, 64)
 SPEC = TASKS["fashion-mnist"]
 CALIBRATION, HELD = "calibration.npz", "held.npz"
-
-
-def normalised(pixels: np.ndarray) -> np.ndarray:
-    """Return (N, C, H, W) float32 in [-1, 1] of (N, H, W, C) uint8."""
-    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(np.float32) / 127.5 - 1)
 
 
 def report(name: str, done: Exported) -> dict[str, Any]:
@@ -98,21 +93,12 @@ def exports(module: torch.nn.Module, folder: Path, threads: int) -> tuple[dict[s
     return formats, runs
 
 
-def main() -> None:
-    """Print a line for each format; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    parser.add_argument("--train", type=int, default=8000, help="training images, each seen once")
-    parser.add_argument("--test", type=int, default=10_000, help="test images")
-    parser.add_argument("--repeats", type=int, default=40, help="turns per latency")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    prepare_torch(options.threads)
-    data = load_dataset("fashion-mnist")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    data = load_dataset("fashion-mnist", data_root=options.data_root)
     chosen = np.random.default_rng(0).permutation(len(data.train.labels))[: options.train + DEFAULT_SAMPLES]
-    images = normalised(np.asarray(data.train.images[chosen]))
+    images = normalise(np.asarray(data.train.images[chosen]))
     module = trained_model(images[: options.train], data.train.labels[chosen][: options.train])
-    held = normalised(np.asarray(data.test.images[: options.test]))
+    held = normalise(np.asarray(data.test.images[: options.test]))
     result: dict[str, Any] = {"threads": options.threads, "train": options.train, "test": len(held)}
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / CALIBRATION, images=images[options.train :])
@@ -120,13 +106,20 @@ def main() -> None:
         result["formats"], runs = exports(module, Path(folder), options.threads)
     result["latency_s"] = {}
     for batch_size in BATCHES:
-        calls = {name: functools.partial(run, held[:batch_size]) for name, run in runs.items()}
+        calls = {name: functools.partial(one, held[:batch_size]) for name, one in runs.items()}
         seconds = median_latencies_s(calls, repeats=options.repeats, budget_s=60.0)
         result["latency_s"][f"batch {batch_size}"] = seconds
         print(f"batch {batch_size:<6} " + "  ".join(f"{n} {s * 1e3:.2f} ms" for n, s in seconds.items()), flush=True)
-    if options.out:
-        write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        measure,
+        __doc__,
+        train=(8000, "training images, each seen once"),
+        test=(10_000, "test images"),
+        repeats=(40, "turns per latency"),
+        threads=1,
+        data_root=None,
+    )

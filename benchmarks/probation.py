@@ -13,7 +13,6 @@ import argparse
 import collections
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.edge_client.flow import Answers, Inputs, classified
 from replayfleet.edge_client.serving.probation.comparison import WINDOW, Compared, Comparisons
 from replayfleet.export.parity import eager_run
 from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
 from replayfleet.models.build import build_task_model, initialise
@@ -96,44 +94,24 @@ def streams(stage: range) -> dict[str, list[list[int]]]:
     }
 
 
-def with_bias(class_id: int) -> Callable[[nn.Module], None]:
-    """Return what makes a model answer ``class_id``."""
-
-    def change(model: nn.Module) -> None:
-        _last(model).bias[class_id] += 100
-
-    return change
-
-
-def without_features(model: nn.Module) -> None:
-    """Cut the last layer off from what the others see."""
-    _last(model).weight.zero_()
+def broken_models(stage: range) -> Iterator[tuple[str, Callable[[nn.Module, nn.Linear], object]]]:
+    """Yield what is done to a model and its last layer, and its name."""
+    for class_id in (*range(stage.stop), 9):
+        name = "always one class never met" if class_id == 9 else "always one class that was met"
+        yield name, lambda _, last, chosen=class_id: last.bias[chosen].add_(100)
+    yield "dead features", lambda _, last: last.weight.zero_()
+    yield "all parameters zero", lambda model, _: [parameter.zero_() for parameter in model.parameters()]
 
 
-def all_zero(model: nn.Module) -> None:
-    """Lose all parameters."""
-    for parameter in model.parameters():
-        parameter.zero_()
-
-
-def broken_models(stage: range) -> Iterator[tuple[str, Callable[[nn.Module], None]]]:
-    """Yield what is done to a model, and its name."""
-    for class_id in range(stage.stop):
-        yield "always one class that was met", with_bias(class_id)
-    yield "always one class never met", with_bias(9)
-    yield "dead features", without_features
-    yield "all parameters zero", all_zero
-
-
-def broken(model: nn.Module, change: Callable[[nn.Module], None]) -> nn.Module:
+def broken(model: nn.Module, change: Callable[[nn.Module, nn.Linear], object]) -> nn.Module:
     """Return a changed copy."""
     model = copy.deepcopy(model)
     with torch.no_grad():
-        change(model)
+        change(model, next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)))
     return model
 
 
-def measure(train: LabelledImages, test: LabelledImages, per_class: int) -> dict[str, Any]:
+def sent_away(train: LabelledImages, test: LabelledImages, per_class: int) -> dict[str, Any]:
     """Return by kind of model and stream: how many were compared, how many were sent away."""
     table: dict[str, dict[str, dict[str, int]]] = {}
 
@@ -156,26 +134,14 @@ def measure(train: LabelledImages, test: LabelledImages, per_class: int) -> dict
     return table
 
 
-def _last(model: nn.Module) -> nn.Linear:
-    return next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))
-
-
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--per-class", type=int, default=200, help="training samples of a class")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    prepare_torch(1)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     data = load_dataset("fashion-mnist", data_root=options.data_root)
-    table = measure(data.train, data.test, options.per_class)
+    table = sent_away(data.train, data.test, options.per_class)
     for kind, row in table.items():
         for stream, counts in row.items():
             print(f"{kind:30} {stream:20} {counts['sent_away']:3} of {counts['compared']:3} sent away")
-    if options.out is not None:
-        write_result(options.out, {"per_class": options.per_class, "table": table})
+    return {"per_class": options.per_class, "table": table}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, per_class=(200, "training samples of a class"), threads=1, data_root=None)

@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.environment import write_result
-from benchmarks.live_camera import SERVER, SIZE, course, cpu_s, resident_mb, spread_ms
-from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
+from benchmarks.harness import cpu_s, resident_mb, run
+from benchmarks.live_camera import SIZE, course, served_camera, shown, spread_ms
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.frames.answerer import Answerer
@@ -70,17 +69,6 @@ def exported_model(folder: Path) -> Candidate:
     done = subprocess.run([sys.executable, "-c", _EXPORT, str(folder)], check=True, stdout=subprocess.PIPE)
     workers = Workers(folder, num_threads=1, providers=("CPUExecutionProvider",))
     return candidate(msgspec.msgpack.decode(done.stdout, type=Manifest), TASK, workers)
-
-
-def measure(seconds: float, rate_hz: float) -> dict[str, Any]:
-    """Serve one stream for so long; returns the numbers."""
-    command = [sys.executable, "-c", SERVER.format(width=SIZE[0], height=SIZE[1], rate=rate_hz)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        camera = SupervisedCamera(RtspCameraSettings(server.stdout.readline().strip()), "bench")
-        with tempfile.TemporaryDirectory() as folder:
-            numbers = serve(camera, exported_model(Path(folder)), seconds)
-    return {"size": SIZE, "rate_hz": rate_hz, "seconds": seconds} | numbers
 
 
 def serve(camera: SupervisedCamera, download: Candidate, seconds: float) -> dict[str, Any]:
@@ -129,18 +117,11 @@ def serve(camera: SupervisedCamera, download: Candidate, seconds: float) -> dict
     }
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--rate", type=float, default=30.0, help="pictures per second")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/served_stream.json"))
-    options = parser.parse_args()
-    result = measure(options.seconds, options.rate)
-    for key, value in result.items():
-        print(f"{key:>22}: {value}")
-    write_result(options.out, result)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with served_camera(options.rate) as camera, tempfile.TemporaryDirectory() as folder:
+        numbers = serve(camera, exported_model(Path(folder)), options.seconds)
+    return shown({"size": SIZE, "rate_hz": options.rate, "seconds": options.seconds} | numbers)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, seconds=600.0, rate=30.0)

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from benchmarks.environment import write_result
-from benchmarks.live_camera import cpu_s
+from benchmarks.harness import cpu_s, run
 from replayfleet.edge_client.learning.local_training import IDLE_S
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.scripts.launch.processes import Child, Children
@@ -49,7 +49,7 @@ BOUNDS = {
 }
 
 
-def measure(seconds: float, rate_hz: float, method: str) -> dict[str, Any]:
+def fleet(seconds: float, rate_hz: float, method: str) -> dict[str, Any]:
     """Run the three phases; returns the numbers and which bounds they meet."""
     cores = sorted(os.sched_getaffinity(0))[:NUM_CORES]
     os.sched_setaffinity(0, cores)  # inherited by all that is started here
@@ -58,7 +58,8 @@ def measure(seconds: float, rate_hz: float, method: str) -> dict[str, Any]:
         write_noise(folder / "data")
         with Children(folder) as children:
             children.start("aggregator", aggregator_command(broker.url, folder, seconds, method))
-            port = free_port()
+            with socket.create_server(("127.0.0.1", 0)) as listener:  # free again at the end of the block
+                port = int(listener.getsockname()[1])
             child = children.start("client", client_command(broker.url, folder, rate_hz, port))
             client = Observed(child, port)
             found = phases(client, seconds)
@@ -146,21 +147,18 @@ class Observed:
             "memory_mb": self.memory_mb(),
         }
 
-    def processes(self) -> dict[str, int]:
-        """Return module or command -> pid of the client and all that it started."""
-        parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
-        own = [self._child.process.pid]
-        for pid in own:
-            own += [child for child, parent in parents.items() if parent == pid]
-        return {f"{_name(pid)} {pid}": pid for pid in own}
+    def processes(self) -> dict[str, psutil.Process]:
+        """Return module or command with pid -> process, of the client and all that it started."""
+        client = psutil.Process(self._child.process.pid)
+        return {f"{_name(one.cmdline())} {one.pid}": one for one in (client, *client.children(recursive=True))}
 
     def cpu(self) -> dict[str, float]:
         """Return seconds of CPU by process."""
-        return {name: cpu_s(pid) for name, pid in self.processes().items()}
+        return {name: cpu_s(one.pid) for name, one in self.processes().items()}
 
     def memory_mb(self) -> dict[str, float]:
         """Return PSS by process."""
-        return {name: _pss_mb(pid) for name, pid in self.processes().items()}
+        return {name: one.memory_full_info().pss / 1e6 for name, one in self.processes().items()}
 
 
 def aggregator_command(broker: str, folder: Path, seconds: float, method: str) -> list[str]:
@@ -192,41 +190,14 @@ def write_noise(folder: Path) -> None:
             (folder / f"{prefix}-{kind}-ubyte").write_bytes(idx_bytes(array))
 
 
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _name(words: list[str]) -> str:
+    if "-c" in words:  # a child of ours: the code, then the module that it runs
+        return words[words.index("-c") + 2]
+    return words[words.index("-m") + 1] if "-m" in words else Path(words[1] if len(words) > 1 else words[0]).name
 
 
-def _parent(process: Path) -> int:
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _name(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return words[3] if words[1:2] == ["-c"] else Path(words[1] if len(words) > 1 else words[0]).name
-
-
-def _pss_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"the kernel doesn't tell the memory of process {pid}")
-
-
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
-    parser.add_argument("--rate", type=float, default=30.0, help="frames per second")
-    parser.add_argument("--method", default="pfedgrp")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serving_while_training.json"))
-    options = parser.parse_args()
-    result = measure(options.seconds, options.rate, options.method)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    result = fleet(options.seconds, options.rate, options.method)
     for phase in ("training", "idle"):
         found = result[phase]
         print(f"{phase:>10}: p95 {1e3 * found['latency_p95_s']:.1f} ms, p99 {1e3 * found['latency_p99_s']:.1f} ms")
@@ -236,8 +207,8 @@ def main() -> None:
         print(
             f"{name:>36}: {bound['measured']:7.2f}  at most {bound['at_most']:g}  {'met' if bound['met'] else 'MISSED'}"
         )
-    write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, seconds=60.0, rate=30.0, method=("pfedgrp", "of the fleet"))

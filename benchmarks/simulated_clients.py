@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import write_result
+from benchmarks.harness import circulating, paired_ratio, run
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.simulator.settings import SIZES, method_from
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
-from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 WAYS = {
     "one client, one thread": (1, 1),
@@ -32,19 +30,18 @@ WAYS = {
 def seconds(dataset: Dataset, num_epochs: int, num_workers: int, num_threads: int) -> float:
     """Return the wall time of all clients' local rounds in round 0."""
     size = SIZES["small"]
-    settings = StreamSettings(
-        scenario="circulating",
-        num_clients=size.num_clients,
-        num_rounds=1,
-        samples_per_class=size.samples_per_class,
-        test_samples_per_class=1,
-    )
     overrides = {"sub_generator_epochs": str(num_epochs), "aggregation_epochs": "1"}  # nobody times the latter
     method = method_from(METHODS["pfedgrp"], dataset.task, "small", overrides)
     (record,) = Simulation(
         method=method,
         dataset=dataset,
-        stream=Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes),
+        stream=circulating(
+            dataset,
+            num_clients=size.num_clients,
+            num_rounds=1,
+            samples_per_class=size.samples_per_class,
+            test_samples_per_class=1,
+        ),
         run_seed=0,
         sampler=sampler_of(method),
         num_threads=num_threads,
@@ -54,32 +51,20 @@ def seconds(dataset: Dataset, num_epochs: int, num_workers: int, num_threads: in
     return record.round_s - record.aggregate_s
 
 
-def main() -> None:
-    """Print times and ratios; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--epochs", type=int, default=10, help="per sub-generator")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     dataset = load_dataset("fashion-mnist", data_root=options.data_root)
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for warm in [True] + [False] * options.repeats:
+    for turn in range(1 + options.repeats):  # the first warms up
         for name, way in WAYS.items():
-            taken = seconds(dataset, 1 if warm else options.epochs, *way)
-            if not warm:
-                times[name].append(taken)
+            taken = seconds(dataset, options.epochs if turn else 1, *way)
+            times[name] += [taken] if turn else []
     first, *others = WAYS
-    ratios: dict[str, Any] = {}
-    for name in others:
-        pairs = zip(times[first], times[name], strict=True)
-        ratios[name] = statistics.median(alone / taken for alone, taken in pairs)
+    ratios = {name: paired_ratio(times[first], times[name]) for name in others}
     for name, values in times.items():
         faster = f", {ratios[name]:.2f}x as fast" if name in ratios else ""
         print(f"{name}: {statistics.median(values):.1f} s{faster}")
-    if options.out:
-        write_result(options.out, {"epochs": options.epochs, "seconds": times, "ratios": ratios})
+    return {"epochs": options.epochs, "seconds": times, "ratios": ratios}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, epochs=(10, "per sub-generator"), repeats=3, data_root=None)

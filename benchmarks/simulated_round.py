@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from benchmarks.environment import write_result
+from benchmarks.harness import circulating, peak_bytes, run
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.records import RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -45,7 +45,6 @@ from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages
-from replayfleet.federation.streams.stream import Stream, StreamSettings
 from replayfleet.models.specs import TaskSpec
 
 RIVAL = Path(__file__).parent / "rivals" / "flower_simulation.py"
@@ -103,17 +102,13 @@ def simulation(kind: str, num_clients: int, num_rounds: int) -> Simulation:
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28, 1), dtype=np.uint8)
     part = LabelledImages(images, labels, names)
     task = TaskSpec(1, 28, names, "cifar", 16)
-    settings = StreamSettings(
-        scenario="circulating",
-        num_clients=num_clients,
-        num_rounds=num_rounds,
-        samples_per_class=1,
-        test_samples_per_class=1,
-    )
+    dataset = Dataset("noise", part, part, task)
     return Simulation(
         method=NoTraining(task=task, kind=kind),
-        dataset=Dataset("noise", part, part, task),
-        stream=Stream(settings, labels, labels, NUM_CLASSES),
+        dataset=dataset,
+        stream=circulating(
+            dataset, num_clients=num_clients, num_rounds=num_rounds, samples_per_class=1, test_samples_per_class=1
+        ),
         run_seed=0,
         sampler=eager_sampler(task),
         num_threads=1,
@@ -143,13 +138,7 @@ def time_ours(kind: str, num_clients: int, num_rounds: int, out: Path) -> None:
 
     simulation(kind, num_clients, num_rounds).run(on_round=on_round)
     np.savez(out.with_suffix(".npz"), **{name: tensor.numpy() for name, tensor in last[0].items()})
-    out.write_text(json.dumps({"rounds": rounds, "peak_rss_bytes": peak_rss_bytes()}))
-
-
-def peak_rss_bytes() -> int:
-    """Return this process's largest memory so far; unlike getrusage's it doesn't include that of its parent."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:", 1)[1].split()[0])
+    out.write_text(json.dumps({"rounds": rounds, "peak_rss_bytes": peak_bytes()}))
 
 
 def bare_rss_bytes(python: Path) -> int:
@@ -183,7 +172,8 @@ class Contest:
             command = [str(self.rival_python), str(RIVAL), "--model", str(self._model()), *sizes]
             command += ["--shift"] if shift else []
         else:
-            command = [sys.executable, "-m", "benchmarks.simulated_round", "--kind", "shift" if shift else kind, *sizes]
+            command = [sys.executable, "-m", "benchmarks.simulated_round", "--kind", "shift" if shift else kind]
+            command += [*sizes[:-2], "--raw", str(out)]
         load = os.getloadavg()[0]
         done = subprocess.run(command, env={**os.environ, **PLAIN}, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -253,6 +243,8 @@ def show(num_clients: int, found: Mapping[str, Times]) -> None:
 
 def usable(rival_python: Path | None) -> Path | None:
     """Return the rival's interpreter; None, and a message, if there is none."""
+    named = os.environ.get("RIVAL_PYTHON")
+    rival_python = rival_python or (Path(named) if named else None)
     if rival_python and rival_python.exists():
         return rival_python
     missing = f"{rival_python} doesn't exist" if rival_python else "no --rival-python or $RIVAL_PYTHON"
@@ -260,24 +252,10 @@ def usable(rival_python: Path | None) -> Path | None:
     return None
 
 
-def main() -> None:
-    """Print times, ratios and memory; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="2,10,100", help="fleet sizes, by commas")
-    parser.add_argument("--rounds", type=int, default=12, help="of each process; the first doesn't count")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--rival-python",
-        type=Path,
-        default=os.environ.get("RIVAL_PYTHON"),
-        help="interpreter of an environment that has Flower and Ray  [default: $RIVAL_PYTHON]",
-    )
-    parser.add_argument("--kind", choices=[*KINDS[:2], "shift"], help="one run of ours in this process, for --out")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.kind:
-        time_ours(options.kind, int(options.clients), options.rounds, options.out)
-        return
+        time_ours(options.kind, int(options.clients), options.rounds, options.raw)
+        return {}
     rival_python = usable(options.rival_python)
     bare = {kind: bare_rss_bytes(Path(sys.executable)) for kind in KINDS[:2]}
     if rival_python:
@@ -298,9 +276,17 @@ def main() -> None:
             result["clients"][num_clients] = found = summary(runs, bare)
             result["runs"][num_clients] = runs
             show(num_clients, found)
-    if options.out:
-        write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        measure,
+        __doc__,
+        clients=("2,10,100", "fleet sizes, by commas"),
+        rounds=(12, "of each process; the first doesn't count"),
+        repeats=3,
+        rival_python=(None, "interpreter of an environment that has Flower and Ray  [default: $RIVAL_PYTHON]"),
+        kind=("", "one run of ours in this process: same, copies or shift"),
+        raw=(None, "where that writes its times"),
+    )

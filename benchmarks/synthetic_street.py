@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from benchmarks.environment import write_result
+from benchmarks.harness import run
 from replayfleet.federation.streams.street.looks import TOWNS
 from replayfleet.federation.streams.street.street import Street
 
 
-def measure(town: str, num_pictures: int) -> dict[str, Any]:
+def drawn(town: str, num_pictures: int) -> dict[str, Any]:
     """Draw a drive at 10 pictures a second; returns CPU milliseconds of a picture, and its boxes."""
     street = Street(town, seed=3)
     taken, num_boxes = [], []
@@ -32,19 +31,14 @@ def measure(town: str, num_pictures: int) -> dict[str, Any]:
     return {"cpu_ms": {"p50": float(p50), "p95": float(p95), "max": max(taken)}, "boxes": float(np.mean(num_boxes))}
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/synthetic_street.json"))
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     cv2.setNumThreads(1)
     result: dict[str, Any] = {"pictures": options.pictures, "size": [640, 380], "load_before": os.getloadavg()[0]}
-    result["towns"] = {town: measure(town, options.pictures) for town in TOWNS}
+    result["towns"] = {town: drawn(town, options.pictures) for town in TOWNS}
     for town, numbers in result["towns"].items():
         print(f"{town:>8}: {numbers}")
-    write_result(options.out, result)
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, pictures=(300, "of each town"))

@@ -10,17 +10,16 @@ round on classes come again and the drift gate decides what is sent.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from typing import Any
 
-from benchmarks.environment import write_result
+from benchmarks.harness import circulating, run
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.service.presets import SETTINGS, settings_for
+from replayfleet.federation.service.presets import settings_for
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import load_dataset
-from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 SIDES = ("up", "down")
 
@@ -49,27 +48,17 @@ def line(what: str, found: dict[str, int]) -> str:
     return f"{what:<9} {sides}   sub-generators sent {found['sub_generators_sent']} of {found['sub_generators_held']}"
 
 
-def main() -> None:
-    """Print every round and the sum; write JSON with ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    parser.add_argument("--settings", choices=SETTINGS, default="demo", help="preset of the method and the stream")
-    parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--data-root", type=Path)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     dataset = load_dataset("fashion-mnist", data_root=options.data_root)
-    settings = StreamSettings(
-        scenario="circulating",
-        num_clients=options.clients,
-        num_rounds=options.rounds,
-        samples_per_class=SIZES[options.settings].samples_per_class,
-    )
     simulation = Simulation(
         method=PFedGRP(task=dataset.task, **settings_for("pfedgrp", options.settings)),
         dataset=dataset,
-        stream=Stream(settings, dataset.train.labels, dataset.test.labels, dataset.task.num_classes),
+        stream=circulating(
+            dataset,
+            num_clients=options.clients,
+            num_rounds=options.rounds,
+            samples_per_class=SIZES[options.settings].samples_per_class,
+        ),
         run_seed=0,
         sampler=eager_sampler(dataset.task),
         num_threads=options.threads,
@@ -83,11 +72,8 @@ def main() -> None:
     simulation.run(on_round=on_round)
     total = {key: sum(found[key] for found in rounds) for key in rounds[0]}
     print(line("all", total))
-    if options.out:
-        write_result(
-            options.out, {"settings": options.settings, "clients": options.clients, "rounds": rounds, "all": total}
-        )
+    return {"settings": options.settings, "clients": options.clients, "rounds": rounds, "all": total}
 
 
 if __name__ == "__main__":
-    main()
+    run(measure, __doc__, settings="demo", clients=(2, ""), rounds=(10, ""), threads=1, data_root=None)

@@ -34,7 +34,7 @@ from typing import Any
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from benchmarks.environment import write_result
+from benchmarks.harness import peak_bytes, run
 from replayfleet.federation.wire.protocol import topics
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport import broker as broker_module
@@ -274,8 +274,7 @@ def variant(change: Callable[[str], str]) -> Iterator[tuple[str, int]]:
 
 
 def peak_rss_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    return peak_bytes(pid) / 2**20
 
 
 def compare_sizes(sizes_mb: list[int], repeats: int, folder: Path) -> dict[str, Any]:
@@ -410,14 +409,7 @@ def request_and_reply(nodelay: bool, count: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def main() -> None:
-    """Run everything and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", action="store_true", help="200 MB too")
-    parser.add_argument("--frozen", action="store_true", help="ten clients while the aggregator is stopped for 8 s")
-    parser.add_argument("--repeats", type=int, default=5, help="interleaved runs per number, after one to warm up")
-    parser.add_argument("--out", type=Path, help="write JSON here")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         sizes = compare_sizes([3, 16, 64, *([200] if options.large else [])], options.repeats, Path(folder))
     with tempfile.TemporaryDirectory() as folder:
@@ -425,10 +417,14 @@ def main() -> None:
     small = {"with NODELAY": request_and_reply(True, 50), "without": request_and_reply(False, 15)}
     fast, slow = small.values()
     print(f"request and reply of 200 B: {fast:.2f} ms with TCP_NODELAY, {slow:.1f} ms without")
-    if options.out:
-        result = {"sizes": sizes, "ten_clients": clients, "request_reply_ms": small, "repeats": options.repeats}
-        write_result(options.out, result)
+    return {"sizes": sizes, "ten_clients": clients, "request_reply_ms": small, "repeats": options.repeats}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        measure,
+        __doc__,
+        large=(False, "200 MB too"),
+        frozen=(False, "ten clients while the aggregator is stopped for 8 s"),
+        repeats=(5, "interleaved runs per number, after one to warm up"),
+    )
