@@ -6,7 +6,6 @@ A benchmark is a module with ``measure(options)``, which prints what it finds an
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from replayfleet.federation.simulator.result import commit, hardware, versions
 
 if TYPE_CHECKING:
     from replayfleet.federation.streams.datasets import Dataset
@@ -121,38 +122,18 @@ def peak_bytes(pid: int | str = "self") -> int:
 
 def environment() -> dict[str, Any]:
     """Return hardware, versions, load, commit and command."""
+    try:
+        mosquitto = subprocess.run(["/usr/sbin/mosquitto", "-h"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        mosquitto = ""
     return {
         "command": " ".join(["python", *sys.orig_argv[1:]]),
-        "commit": _output(["git", "rev-parse", "--short", "HEAD"]),
-        "cpu": _cpu_model(),
+        "commit": commit()[:7],
+        "cpu": hardware()["processor"],
         "num_cpus": os.cpu_count(),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "mosquitto": _output(["/usr/sbin/mosquitto", "-h"]).split("\n", 1)[0],
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "mosquitto": mosquitto.split("\n", 1)[0],
+        "packages": versions(PACKAGES),
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    except OSError:
-        return ""
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )

@@ -17,12 +17,15 @@ import msgspec
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts
-from replayfleet.federation.simulator.parts import forget_parts
 from replayfleet.federation.simulator.records import RoundRecord
+from replayfleet.federation.simulator.result import Part
 from replayfleet.federation.wire.protocol.tensors import digest
 
 _RUN = "run.json"
 """Written first: a folder without it holds no run."""
+
+_PARTS = "parts.json"
+"""Which processes made the run: one, or one more for every time that it was resumed."""
 
 _LOCK = "lock"
 
@@ -66,9 +69,28 @@ class Checkpoints:
             return
         for path in [*self._folder.glob("round-*.json"), *self._blobs.glob("*.safetensors")]:
             path.unlink()
-        forget_parts(self._folder)
+        (self._folder / _PARTS).unlink(missing_ok=True)
         self._blobs.mkdir(parents=True, exist_ok=True)
         write_atomic(self._folder / _RUN, msgspec.json.format(msgspec.json.encode(run)))
+
+    def noted_parts(self, part: Part, *, num_rounds: int) -> list[Part]:
+        """Return the parts of the run in their order, ``part`` the last; it is written down.
+
+        A part that completed no round gives way to the next, and one that has no round left to run counts for nothing.
+
+        Raises:
+            SettingsError: What was written down before is damaged.
+        """
+        path = self._folder / _PARTS
+        try:
+            earlier = msgspec.json.decode(path.read_bytes(), type=list[Part]) if path.exists() else []
+        except (OSError, msgspec.DecodeError) as error:
+            raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
+        if part.first_round >= num_rounds:
+            return earlier or [part]
+        parts = [*(one for one in earlier if one.first_round < part.first_round), part]
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(parts)))
+        return parts
 
     def num_rounds(self) -> int:
         """Return how many rounds are complete."""

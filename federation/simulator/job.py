@@ -26,10 +26,17 @@ from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.charts import accuracy_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
-from replayfleet.federation.simulator.parts import Part, noted_parts
 from replayfleet.federation.simulator.placement import device_type, torch_device
 from replayfleet.federation.simulator.records import LateChange, kept_accuracy
-from replayfleet.federation.simulator.result import Result, commit, hardware, read_result, summary_beside, versions
+from replayfleet.federation.simulator.result import (
+    Part,
+    Result,
+    commit,
+    hardware,
+    read_result,
+    summary_beside,
+    versions,
+)
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
@@ -107,7 +114,7 @@ class Job:
             commit=commit(),
             command=self.command,
         )
-        parts = noted_parts(spec.out / _STATE, part, num_rounds=stream.num_rounds)
+        parts = checkpoints.noted_parts(part, num_rounds=stream.num_rounds)
         ends = math.inf if spec.minutes is None else started + 60 * spec.minutes
         last_round_s = 0.0
 

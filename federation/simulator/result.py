@@ -15,7 +15,6 @@ import msgspec
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.simulator.charts import Curve
 from replayfleet.federation.simulator.measures import metrics
-from replayfleet.federation.simulator.parts import Part
 from replayfleet.federation.simulator.records import RoundRecord, summarise
 
 SCHEMA = 1
@@ -24,6 +23,24 @@ _LATER_STREAM_KEYS = {"overlap": 0, "num_absent": 0}
 """What results of version 0.1.0 lack."""
 
 _PACKAGES = ("replayfleet", "torch", "numpy", "onnxruntime")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process was that ran rounds of a run.
+
+    Attributes:
+        first_round: the first that it ran.
+        hardware: machine, processor, cores; GPU, if it computed on one.
+        versions: of Python and the packages that compute.
+        commit: of its checkout.
+        command: what was typed.
+    """
+
+    first_round: int
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    commit: str
+    command: list[str]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +133,10 @@ def _gpu(torch_device: str) -> dict[str, Any]:
     return {"gpu": torch.cuda.get_device_name(torch_device), "cuda": torch.version.cuda}
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of those packages that are installed."""
     found = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in packages:
         try:  # noqa: SIM105 - a loop over suppress() would read no better
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203

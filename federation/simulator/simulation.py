@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from replayfleet.federation.methods.kit.each import spread_by
@@ -307,9 +308,9 @@ class Simulation:
         )
 
     def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:
-        if not self.evaluates:
-            return Evaluation({}, {})
         indices = self.stream.test_indices(index, round_index)
+        if not self.evaluates:
+            return Evaluation(np.empty(0, dtype=np.bool_), indices[:0])
         device = torch_device(self.torch_device)
         judge = self.method.predictor(download)
         if isinstance(self.dataset, BoxDataset):

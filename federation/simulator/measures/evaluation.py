@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,22 +24,20 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Test results of one model.
+    """Test results of one model on M images.
 
     Attributes:
-        num_correct: class id -> test samples of that class judged right.
-        num_test: class id -> test samples of that class.
-        hits: (M,) bool, which of the M test samples were judged right.
+        hits: (M,) bool, which of them were judged right.
+        labels: (M,) int64, what they show.
     """
 
-    num_correct: dict[int, int]
-    num_test: dict[int, int]
-    hits: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    hits: NDArray[np.bool_]
+    labels: NDArray[np.int64]
 
     @property
     def num_samples(self) -> int:
         """M."""
-        return sum(self.num_test.values())
+        return len(self.labels)
 
     @property
     def mean_average_precision(self) -> float | None:
@@ -49,11 +47,11 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """a_i^t of Eq. 4; NaN if nothing was tested."""
-        return math.nan if not self.num_test else accuracy(sum(self.num_correct.values()), sum(self.num_test.values()))
+        return accuracy(int(self.hits.sum()), len(self.hits)) if len(self.hits) else math.nan
 
     def class_accuracy(self) -> dict[int, float]:
         """Class id -> accuracy on that class, classes rising."""
-        return {class_id: accuracy(self.num_correct[class_id], count) for class_id, count in self.num_test.items()}
+        return {class_id: self._on(self.labels == class_id) for class_id in np.unique(self.labels).tolist()}
 
     def group_accuracy(self, groups: Indices, names: Sequence[str]) -> dict[str, float]:
         """Return name -> accuracy on the samples of that group, in the order of ``names``; groups without any stay out.
@@ -62,24 +60,17 @@ class Evaluation:
             groups: (M,) the group of each sample, an index into ``names``.
             names: of the groups.
         """
-        return {
-            name: accuracy(int(self.hits[groups == group].sum()), int((groups == group).sum()))
-            for group, name in enumerate(names)
-            if (groups == group).any()
-        }
+        return {name: self._on(groups == group) for group, name in enumerate(names) if (groups == group).any()}
+
+    def _on(self, members: NDArray[np.bool_]) -> float:
+        return accuracy(int(self.hits[members].sum()), int(members.sum()))
 
 
 def evaluate(judge: Judge, part: LabelledImages, indices: Indices, device: torch.device = _CPU) -> Evaluation:
     """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels."""
-    num_classes = len(part.class_names)
-    correct = torch.zeros(num_classes, dtype=torch.int64)
-    total = torch.zeros(num_classes, dtype=torch.int64)
-    all_hits = np.empty(len(indices), dtype=np.bool_)
+    hits = np.empty(len(indices), dtype=np.bool_)
     for start in range(0, len(indices), BATCH_SIZE):
         data = round_data(part, indices[start : start + BATCH_SIZE])
-        hits = judge(data.images.to(device)).argmax(dim=1).cpu() == data.labels
-        all_hits[start : start + BATCH_SIZE] = hits.numpy()
-        correct += torch.bincount(data.labels[hits], minlength=num_classes)
-        total += torch.bincount(data.labels, minlength=num_classes)
-    tested = total.nonzero().flatten().tolist()
-    return Evaluation({c: int(correct[c]) for c in tested}, {c: int(total[c]) for c in tested}, all_hits)
+        judged = judge(data.images.to(device)).argmax(dim=1).cpu()
+        hits[start : start + BATCH_SIZE] = (judged == data.labels).numpy()
+    return Evaluation(hits, part.labels[indices])

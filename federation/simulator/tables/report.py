@@ -15,8 +15,7 @@ from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.simulator.charts import Curve, accuracy_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
 from replayfleet.federation.simulator.measures.metrics import Summary
-from replayfleet.federation.simulator.parts import Part
-from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.simulator.result import Part, Result
 from replayfleet.federation.simulator.settings import default_settings
 from replayfleet.federation.simulator.tables.measured import Cell, judged, mean_curve
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from replayfleet.federation.simulator.charts import Curve
-from replayfleet.federation.simulator.parts import Part
 from replayfleet.federation.simulator.records import RoundRecord
-from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.simulator.result import Part, Result
 from replayfleet.federation.simulator.tables import report
 from replayfleet.federation.simulator.tables.measured import Cell
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
