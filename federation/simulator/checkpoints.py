@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,24 @@ class Checkpoints:
             raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
         except (OSError, msgspec.DecodeError) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
-        now = msgspec.json.decode(msgspec.json.encode(run))
-        for key in sorted(now.keys() | earlier.keys()):
-            if now.get(key) != earlier.get(key):
-                raise SettingsError(
-                    f"{self._folder} holds another run: {key} was {earlier.get(key)!r}, is now {now.get(key)!r}; "
-                    "resume with the same options, or choose another --out"
-                )
+        differs = difference(earlier, msgspec.json.decode(msgspec.json.encode(run)))
+        if differs:
+            raise SettingsError(
+                f"{self._folder} holds another run: {differs}; resume with the same options, or choose another --out"
+            )
+
+
+def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the first setting in which two runs (JSON values) differ, with both values; empty if none does."""
+    for key in sorted(now.keys() | was.keys()):
+        old, new = was.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            inner = difference(old, new)
+            if inner:
+                return f"{key}.{inner}"
+        elif old != new:
+            return f"{key} was {old!r}, is now {new!r}"
+    return ""
 
 
 @contextlib.contextmanager

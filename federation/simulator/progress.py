@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from replayfleet.federation.simulator.simulation import RoundOutcome
+from replayfleet.federation.simulator.tables.estimate import duration
 
 _MEGABYTE = 1e6
 _WIDTH = 79
@@ -72,11 +73,5 @@ class Progress:
             parts.insert(1, f"{absent} absent")
         left = self._num_rounds - 1 - record.round
         if left:
-            parts.append(f"about {_duration(left * (self._clock() - self._started) / self._num_done)} left")
+            parts.append(f"about {duration(left * (self._clock() - self._started) / self._num_done)} left")
         return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

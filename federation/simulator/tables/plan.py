@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.service.variants import VARIANTS, resolved
+from replayfleet.federation.simulator.checkpoints import difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.placement import torch_device
 from replayfleet.federation.simulator.run_spec import RunSpec
@@ -201,7 +202,8 @@ class Planner:
             state = State.BEGUN
             spec = dataclasses.replace(spec, threads=earlier["num_threads"], resume=True)
         elif earlier is not None:
-            state, problem = State.IMPOSSIBLE, _another_run(folder, earlier, json.loads(identity))
+            differs = difference({**earlier, "num_threads": None}, {**json.loads(identity), "num_threads": None})
+            state, problem = State.IMPOSSIBLE, f"{folder} holds another run: {differs}; choose another --out"
         if state in {State.BEGUN, State.MISSING} and self._device_problem:
             state, problem = State.IMPOSSIBLE, self._device_problem
         stream = json.loads(identity)["stream"]
@@ -338,19 +340,3 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
 
 def _key(run: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in run.items() if key != "num_threads"}, sort_keys=True)
-
-
-def _another_run(folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    for key in sorted(now):
-        if earlier.get(key) != now[key]:
-            was, wanted = earlier.get(key), now[key]
-            if isinstance(was, dict) and isinstance(wanted, dict):
-                inner = _first_difference(was, wanted)
-                key, was, wanted = f"{key}.{inner}", was.get(inner), wanted.get(inner)
-            return f"{folder} holds another run: {key} was {was!r}, is now {wanted!r}; choose another --out"
-    return f"{folder} holds another run; choose another --out"
-
-
-def _first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    keys: Sequence[str] = sorted({*first, *second})
-    return next(key for key in keys if first.get(key) != second.get(key))
