@@ -27,7 +27,7 @@ class Trial(msgspec.Struct, frozen=True):
     """One runtime to measure.
 
     Attributes:
-        runtime: ``TensorRT``, ``CUDA``, ``CUDA graphs``, ``CPU``, ``TorchScript`` or ``eager``.
+        runtime: ``TensorRT``, ``CUDA``, ``CPU``, ``TorchScript`` or ``eager``.
         variant: of the model.
         task: a ``TaskSpec`` or ``DetectionSpec``, for ``eager`` and ``TorchScript`` of a model that is no file yet.
         batches: batch sizes.

@@ -26,7 +26,7 @@ WORKER_COMMAND = child_command("replayfleet.edge_client.bench.worker")
 TRIAL_LIMIT_S = 1800.0
 """Beyond what the measurement itself takes: building an engine may take minutes."""
 
-_PROVIDERS = {"TensorRT": TENSORRT, "CUDA": CUDA, "CUDA graphs": CUDA, "CPU": CPU}
+_PROVIDERS = {"TensorRT": TENSORRT, "CUDA": CUDA, "CPU": CPU}
 """ONNX Runtime's runtimes, quickest first, and the execution provider of each."""
 
 _NAMES = {"torchscript": "TorchScript", "eager": "eager"}
@@ -138,7 +138,7 @@ def _rows(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> 
                 trial = Trial(runtime, variant, task, settings.batches, settings.threads, settings.seconds)
                 yield Row(runtime, variant.precision, _tried(trial))
     for runtime, provider in _PROVIDERS.items():
-        if broken[provider] and runtime != "CUDA graphs":
+        if broken[provider]:
             yield Row(runtime, "any", Unusable(broken[provider]))
     for form, why in subject.lacking:
         precision = form if form in {"fp16", "int8"} else "fp32"

@@ -100,14 +100,8 @@ def _open(trial: Trial, folder: Path) -> Runtime:
     parameters = read_parameters(Path(trial.variant.parameters)) if trial.variant.parameters else {}
     if trial.runtime == "TensorRT":
         return _with_tensorrt(filled(graph, parameters), trial, folder)
-    captured = trial.batches if trial.runtime == "CUDA graphs" else ()
     providers = (CPU,) if trial.runtime == "CPU" else (CUDA, CPU)
-    model = OnnxModel(
-        graph, parameters, num_threads=trial.num_threads, providers=providers, cuda_graph_batches=captured
-    )
-    if model.note:
-        raise ReplayfleetError(model.note)
-    return model
+    return OnnxModel(graph, parameters, num_threads=trial.num_threads, providers=providers)
 
 
 def _with_tensorrt(model: bytes, trial: Trial, folder: Path) -> Runtime:

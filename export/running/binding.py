@@ -1,15 +1,12 @@
-"""Runs batches through buffers that stay: on a GPU, where CUDA graphs can replay them, and on the processor.
+"""Runs batches through buffers that stay, on a GPU and on the processor.
 
-Without binding, ONNX Runtime allocates at every call, and copies to a GPU and back. A CUDA graph saves the launches
-too, which is what a small network's time goes into; it reads and writes fixed addresses, so every captured batch size
-keeps its buffers. (onnxruntime.ai: "CUDA Execution Provider", "Using CUDA Graphs"; ``gpu_graph_id`` in
-``onnxruntime_run_options_config_keys.h``: a positive integer names a captured graph, -1 runs without.)
+Without binding, ONNX Runtime allocates at every call, and copies to a GPU and back.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +16,7 @@ import onnxruntime as ort
 from replayfleet.export.running.artefact import Array
 
 MAX_SIZES = 4
-"""Batch sizes without a CUDA graph whose buffers are kept; the least lately used makes room."""
-
+"""Batch sizes whose buffers are kept; the least lately used makes room."""
 
 MAX_OWN_BYTES = 64 << 10
 """Of a batch and its answers that ``OwnBuffers`` takes: larger ones take longer to copy than buffers save."""
@@ -31,7 +27,6 @@ class _Bound:
     binding: Any
     images: Any
     answers: Any
-    options: Any
 
 
 class BoundRuns:
@@ -41,16 +36,12 @@ class BoundRuns:
         session: an ``onnxruntime.InferenceSession`` with one input and one output.
         names: of the input and the output.
         device: where the buffers are, as ONNX Runtime calls it: ``cuda``; ``cpu`` computes the same without a GPU.
-        graph_batches: batch sizes that are captured as CUDA graphs; the session must have been made for it.
     """
 
-    def __init__(
-        self, session: Any, names: tuple[str, str], *, device: str = "cuda", graph_batches: Collection[int] = ()
-    ) -> None:
+    def __init__(self, session: Any, names: tuple[str, str], *, device: str = "cuda") -> None:
         self._session = session
         self._names = names
         self._device = device
-        self._graph_batches = frozenset(graph_batches)
         self._bound: dict[int, _Bound] = {}
         self._turn = threading.Lock()
 
@@ -61,33 +52,21 @@ class BoundRuns:
             bound = self._bound.pop(len(x), None) or self._bind(x)
             self._bound[len(x)] = bound  # the last one is the latest used
             bound.images.update_inplace(x)
-            self._session.run_with_iobinding(bound.binding, bound.options)
+            self._session.run_with_iobinding(bound.binding)
             return np.array(bound.answers.numpy())
 
     def _bind(self, x: Array) -> _Bound:
-        self._make_room()
+        while len(self._bound) >= MAX_SIZES:
+            del self._bound[next(iter(self._bound))]
         source, target = self._names
         # A plain run tells the answer's shape, and is what CUDA libraries warm up with.
-        shaped = self._session.run([target], {source: x}, self._options(-1))[0]
+        shaped = self._session.run([target], {source: x})[0]
         images = ort.OrtValue.ortvalue_from_numpy(x.copy(), self._device, 0)
         answers = ort.OrtValue.ortvalue_from_numpy(np.array(shaped), self._device, 0)
         binding = self._session.io_binding()
         binding.bind_ortvalue_input(source, images)
         binding.bind_ortvalue_output(target, answers)
-        graph = len(x) if len(x) in self._graph_batches else -1
-        return _Bound(binding, images, answers, self._options(graph))
-
-    def _options(self, graph: int) -> Any:
-        if not self._graph_batches:
-            return None
-        options = ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(graph))
-        return options
-
-    def _make_room(self) -> None:
-        free = [size for size in self._bound if size not in self._graph_batches]
-        for size in free[: max(0, len(free) + 1 - MAX_SIZES)]:
-            del self._bound[size]
+        return _Bound(binding, images, answers)
 
 
 class OwnBuffers:

@@ -6,7 +6,7 @@ made (2 to 6 ms), so a new round costs neither a new graph nor an export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,7 +43,6 @@ class OnnxModel:
         num_threads: threads of one ``run``. They sleep between runs: training shares the cores.
         providers: execution providers, best first. The first one must run; the others take what it can't.
         arena: keep freed memory for the next run. Off suits models that run seldom, such as sub-generators.
-        cuda_graph_batches: batch sizes whose runs CUDA replays as one graph. Where that can't be, ``note`` says why.
 
     Raises:
         ArtefactRejected: (load-failed) The graph is refused (see ``inspect_graph``), doesn't fit the parameters, or
@@ -58,46 +57,29 @@ class OnnxModel:
         num_threads: int,
         providers: Sequence[Provider] = CPU,
         arena: bool = True,
-        cuda_graph_batches: Collection[int] = (),
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}, expected at least 1")
         summary = inspect_graph(graph)
         supplied = _fitting(summary.parameters, parameters)
         self.metadata: Mapping[str, str] = summary.metadata
-        self.note = ""
-        """Why runs aren't replayed as CUDA graphs though that was asked for; empty if nothing is odd."""
         chosen = _with_options(providers)
-        names = [name for name, _ in chosen]
-        on_gpu = names[0] in GPU_PROVIDERS
-        if names[0] == TENSORRT:
+        first, settings = chosen[0]
+        on_gpu = first in GPU_PROVIDERS
+        if first == TENSORRT:
             graph, supplied = filled(graph, supplied), {}
         # By its documentation ONNX Runtime takes these by reference: they must live as long as the session.
         self._values = [ort.OrtValue.ortvalue_from_numpy(array) for array in supplied.values()]
-
-        def session(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> Any:
-            options = _session_options(num_threads, arena)
-            if on_gpu:
-                options.log_severity_level = _FATAL
-            options.add_external_initializers(list(supplied), self._values)
-            return _session(graph, options, chosen)
-
-        graphs: Collection[int] = ()
-        if cuda_graph_batches:
-            graphs, self.note = _graphs_or_why(names, cuda_graph_batches)
-        try:
-            self._session = session(_capturing(chosen) if graphs else chosen)
-        except ArtefactRejected as error:
-            if not graphs:
-                raise
-            self.note, graphs = f"no CUDA graphs: {error.detail}", ()
-            self._session = session(chosen)
+        options = _session_options(num_threads, arena)
+        if on_gpu:
+            options.log_severity_level = _FATAL
+        options.add_external_initializers(list(supplied), self._values)
+        self._session = _session(graph, options, chosen)
         self._input_name, self._output_name, self.input_shape = _one_of_each(self._session)
         ends = (self._input_name, self._output_name)
         self._run: Callable[[Array], Array] = OwnBuffers(self._session, ends).run
         if on_gpu:
-            bound = BoundRuns(self._session, ends, graph_batches=graphs)
-            self._run = _in_portions(bound.run, largest_batch(chosen[0][1]))
+            self._run = _in_portions(BoundRuns(self._session, ends).run, largest_batch(settings))
 
     @property
     def active_providers(self) -> list[str]:
@@ -153,16 +135,6 @@ def _with_options(providers: Sequence[Provider]) -> list[tuple[str, Mapping[str,
     if not chosen:
         raise ValueError("providers is empty, expected at least one")
     return chosen
-
-
-def _graphs_or_why(names: Sequence[str], batches: Collection[int]) -> tuple[Collection[int], str]:
-    if names[0] == CUDA:
-        return batches, ""
-    return (), f"no CUDA graphs: {names[0]} doesn't make them, only {CUDA} does"
-
-
-def _capturing(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> list[tuple[str, Mapping[str, str]]]:
-    return [(name, {**options, "enable_cuda_graph": "True"} if name == CUDA else options) for name, options in chosen]
 
 
 def _session(graph: bytes, options: Any, chosen: Sequence[tuple[str, Mapping[str, str]]]) -> Any:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -14,7 +10,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from replayfleet.export.running.binding import BoundRuns
 from replayfleet.export.running.runtime import Array, OnnxModel, _session_options
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from tests.support.matrix_product import matrix_product
@@ -131,76 +126,6 @@ def test_a_gpu_that_works_but_not_on_this_graph_is_refused_with_the_graphs_reaso
         OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",))
 
 
-def test_cuda_graphs_without_cuda_leave_a_note_and_the_same_answers():
-    model = OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, cuda_graph_batches=(1, 2))
-    assert model.note == "no CUDA graphs: CPUExecutionProvider doesn't make them, only CUDAExecutionProvider does"
-    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
-
-
 def test_no_providers_are_refused():
     with pytest.raises(ValueError, match="providers is empty"):
         OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=())
-
-
-class RefusesGraphs:
-    """Stands in for onnxruntime where CUDA works, but can't capture this graph: computes on the processor."""
-
-    __version__ = "1.31"
-    asked: ClassVar[list[dict[str, str]]] = []
-
-    def __init__(self, graph: bytes, options: Any, *, providers: list[tuple[str, dict[str, str]]], **_: Any) -> None:
-        self.asked.append(providers[0][1])
-        if providers[0][1].get("enable_cuda_graph"):
-            raise RuntimeError("all compute graph nodes have not been partitioned to the CUDA provider")
-        self._session = REAL_SESSION(graph, options, providers=["CPUExecutionProvider"])
-
-    def get_providers(self) -> list[str]:
-        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-
-def test_a_graph_that_cuda_cant_capture_runs_without_and_says_why(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("replayfleet.export.running.runtime._why_not", lambda provider: "")
-    monkeypatch.setattr("replayfleet.export.running.runtime.BoundRuns", functools.partial(BoundRuns, device="cpu"))
-    monkeypatch.setattr(RefusesGraphs, "asked", [])
-    monkeypatch.setattr(
-        "replayfleet.export.running.runtime.ort.get_available_providers", lambda: ["CUDAExecutionProvider"]
-    )
-    monkeypatch.setattr("replayfleet.export.running.runtime.ort.InferenceSession", RefusesGraphs)
-    model = OnnxModel(
-        matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",), cuda_graph_batches=(1,)
-    )
-    assert model.note.startswith("no CUDA graphs: ")
-    assert "have not been partitioned" in model.note
-    assert [asked.get("enable_cuda_graph") for asked in RefusesGraphs.asked] == ["True", None]
-    assert model.runs_on == "CUDAExecutionProvider"
-    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
-
-
-def test_cuda_libraries_are_loaded_before_the_first_session(monkeypatch: pytest.MonkeyPatch):
-    order: list[str] = []
-    monkeypatch.setattr("replayfleet.export.running.runtime.preload_gpu_libraries", lambda: order.append("libraries"))
-    monkeypatch.setattr("replayfleet.export.running.runtime.BoundRuns", functools.partial(BoundRuns, device="cpu"))
-    monkeypatch.setattr(
-        "replayfleet.export.running.runtime.ort.get_available_providers", lambda: ["CUDAExecutionProvider"]
-    )
-
-    class Session(RefusesGraphs):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            order.append("session")
-            super().__init__(*arguments, **named)
-
-    monkeypatch.setattr("replayfleet.export.running.runtime.ort.InferenceSession", Session)
-    OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, providers=("CUDAExecutionProvider",))
-    assert order == ["libraries", "session"]
-
-
-def test_serving_imports_neither_torch_nor_onnx():
-    code = (
-        "import sys\nfrom replayfleet.export import files, latency\n"
-        "from replayfleet.export.running import artefact, runtime\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'onnx', 'onnxscript')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 
 import replayfleet.export.engines.tensorrt
+from replayfleet.export.engines.cache import EngineCache
 from replayfleet.export.engines.maker import EngineFailed
 from replayfleet.export.engines.tensorrt import TensorRt
+from replayfleet.export.running.binding import BoundRuns
+from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.export.running.provider_options import BatchProfile, largest_batch, without_engines
 from replayfleet.export.running.runtime import OnnxModel, _in_portions
 from replayfleet.federation.errors import ArtefactRejected
@@ -139,3 +143,99 @@ def test_batches_larger_than_an_engine_takes_go_in_portions(size: int):
     np.testing.assert_array_equal(_in_portions(run, 4)(x), x * 2)
     assert sum(sizes) == size
     assert max(sizes) <= 4
+
+
+SHAPES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+DOCUMENTED = {
+    "TensorrtExecutionProvider": {
+        *("device_id", "trt_max_workspace_size", "trt_engine_cache_enable", "trt_engine_cache_path", *SHAPES),
+        *("trt_engine_cache_prefix", "trt_timing_cache_enable", "trt_timing_cache_path"),
+    },
+    "CUDAExecutionProvider": {
+        *("device_id", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream", "use_tf32"),
+    },
+}
+"""Of onnxruntime.ai, "TensorRT Execution Provider" and "CUDA Execution Provider": what we use of their options."""
+
+
+class FakeTensorRt:
+    """``onnxruntime.InferenceSession`` as documented for TensorRT: checks what it is given, computes on the processor.
+
+    It refuses options that the providers don't have and graphs whose tensors are elsewhere, compiles where it finds no
+    engine of this graph, and compiles anew, which takes minutes, for a batch beyond its profile.
+    """
+
+    def __init__(self, graph: bytes, options: Any, *, providers: list[tuple[str, dict[str, str]]], **_: Any) -> None:
+        names = [name for name, _ in providers]
+        self._session = REAL_SESSION(graph, options, providers=["CPUExecutionProvider"])
+        self._names = names
+        if names[0] != "TensorrtExecutionProvider":
+            return
+        assert names == ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+        for name, given in providers[:2]:
+            assert set(given) <= DOCUMENTED[name], f"{name} has no such option"
+            assert all(isinstance(text, str) for text in given.values())
+        trt = providers[0][1]
+        assert {trt["trt_engine_cache_enable"], trt["trt_timing_cache_enable"]} == {"True"}
+        assert not inspect_graph(graph).parameters, "TensorRT's parser reads the graph itself"
+        (low, best, high) = (self._profile(trt[key]) for key in SHAPES)
+        assert 1 <= low <= best <= high
+        self._sizes = range(low, high + 1)
+        folder = Path(trt["trt_engine_cache_path"])
+        assert folder.is_dir()
+        # By the graph, not by its parameters: github.com/microsoft/onnxruntime/issues/32254.
+        engine = folder / f"{trt['trt_engine_cache_prefix']}_{len(graph)}.engine"
+        if engine.is_file():
+            HAPPENED.append("found")
+        else:
+            HAPPENED.append("compiled")
+            engine.write_bytes(b"engine")
+            (Path(trt["trt_timing_cache_path"]) / "timing.cache").write_bytes(b"timing")
+
+    def _profile(self, text: str) -> int:
+        name, _, shape = text.partition(":")
+        batch, *rest = (int(side) for side in shape.split("x"))
+        (asked,) = self._session.get_inputs()
+        assert (name, rest) == (asked.name, asked.shape[1:])
+        return batch
+
+    def run(self, names: Any, inputs: dict[str, Any], options: Any = None) -> Any:
+        if len(next(iter(inputs.values()))) not in self._sizes:
+            HAPPENED.append("compiled anew")
+        return self._session.run(names, inputs, options)
+
+    def get_providers(self) -> list[str]:
+        return self._names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+HAPPENED: list[str] = []
+REAL_SESSION = onnxruntime.InferenceSession
+
+
+def test_an_engine_is_compiled_once_kept_and_found_by_who_serves_in_batches_that_it_was_compiled_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    HAPPENED.clear()
+    runtime = "replayfleet.export.running.runtime"
+    monkeypatch.setattr(f"{runtime}.BoundRuns", functools.partial(BoundRuns, device="cpu"))
+    monkeypatch.setattr(f"{runtime}.preload_gpu_libraries", lambda: None)
+    available = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(f"{runtime}.ort.get_available_providers", lambda: available)
+    monkeypatch.setattr(f"{runtime}.ort.InferenceSession", FakeTensorRt)
+    maker, profile, told = TensorRt(), BatchProfile(1, 2, 16), []
+    cache = EngineCache(tmp_path / "engines", {"device": "Orin"})
+    with cache.workplace() as place:
+        maker.build(graph(), place, profile, lambda part, of: told.append((part, of)))
+        cache.store(place, "artefact", profile)
+    engine = cache.find("artefact", profile)
+    assert engine is not None
+    providers = maker.providers(graph(), (1, 8, 8), engine, profile)
+    served = OnnxModel(graph(), {}, num_threads=1, providers=providers)
+    x = np.random.default_rng(0).standard_normal((40, 1, 8, 8)).astype(np.float32)
+    np.testing.assert_array_equal(served.run(x), np.maximum(x, 0))
+    assert HAPPENED == ["compiled", "found"]
+    assert cache.find("artefact", profile) == engine, "serving leaves the entry as it was stored"
+    assert (served.runs_on, told) == ("TensorrtExecutionProvider", [(1, 1)])
