@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from replayfleet.federation.methods.kit.packing import CLASS_IDS, CLIENT_IDS, COUNTS, Inline, Record
+from replayfleet.federation.methods.kit.packing import CLASS_IDS, CLIENT_IDS, COUNTS, Inline, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
-from replayfleet.federation.methods.steps.flow_replay import FlowModels
+
+
+@dataclass(frozen=True, slots=True)
+class FlowModels(Record):
+    """The parameters of both models."""
+
+    task: Annotated[Parameters, OneSet()]
+    flow: Annotated[Parameters, OneSet()]
 
 
 @dataclass(frozen=True, slots=True)

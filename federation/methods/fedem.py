@@ -42,6 +42,7 @@ def responsibilities(losses: Tensor, shares: Sequence[float]) -> Tensor:
         (M, B) float64, columns sum to 1.
     """
     prior = torch.tensor(shares, dtype=torch.float64, device=losses.device).log()
+    # Algorithm 1, E-step
     return torch.softmax(prior[:, None] - losses.to(torch.float64), dim=0)
 
 
@@ -125,7 +126,7 @@ class FedEM(TaskMethod):
         judges = [judge_with(self.task, learner) for learner in download.learners]
         losses = [F.cross_entropy(judge(data.images), data.labels, reduction="none") for judge in judges]
         responsible = responsibilities(torch.stack(losses), download.shares)  # (M, B)
-        shares = tuple(responsible.mean(dim=1).tolist())
+        shares = tuple(responsible.mean(dim=1).tolist())  # Algorithm 1, M-step: pi
         learners = []
         for learner, weights in zip(download.learners, responsible.to(torch.float32), strict=True):
 

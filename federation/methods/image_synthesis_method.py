@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.data_free import Observation
 from replayfleet.federation.methods.steps.incremental import LOGITS, distilled_classes, soft_cross_entropy
-from replayfleet.federation.methods.steps.synthesis import OpenRound, Student, StudentTraining, Synthesis, synthesise
+from replayfleet.federation.methods.steps.synthesis import OpenRound, Student, StudentTraining, synthesise
 from replayfleet.federation.methods.steps.task_model import trained_parameters
 from replayfleet.federation.methods.synthesis_method import (
     SynthesisMethod,
@@ -121,10 +121,15 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         label_weight: of the cross-entropy with the images' labels.
         adversarial_weight: of the adversarial term.
         adversarial_where: ``agree`` or ``disagree``: the images on which it counts.
-        warm_up_rounds: rounds of synthesis before student and adversarial term.
+        warm_up_rounds: rounds of synthesis before the student learns; a round later the adversarial term counts.
         padding: pixels by which images are shifted before a task model sees them.
         student_steps: the student's steps after each round of synthesis.
     """
+
+    keep_warm_up: ClassVar[bool] = True
+    """Whether the images of the warm-up are kept."""
+    balance_labels: ClassVar[bool] = False
+    """Whether a round's labels go through the classes in turn; else they are drawn."""
 
     logits: str = "all"
     synthetic_batch_size: int = 128
@@ -204,7 +209,7 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         teacher = data_free.frozen_task_model(self.task, average)
         student = Student(self.task, StudentTraining(), device, split_generator(rng))
         open_round = self.open_rounds(module, split_generator(rng))
-        images = synthesise(teacher, open_round, seen, self._synthesis(), student, split_generator(rng))
+        images = synthesise(teacher, open_round, seen, self, student, split_generator(rng))
         trained = trained_parameters(module)
         return (trained if data_free.all_finite(trained) else generator), images
 
@@ -226,21 +231,4 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
             batch_size=self.synthetic_batch_size,
             padding=self.padding if self.replay_augmented else None,
             rng=rng,
-        )
-
-    def _synthesis(self) -> Synthesis:
-        return Synthesis(
-            num_rounds=self.synthesis_rounds,
-            steps_per_round=self.synthesis_steps,
-            batch_size=self.synthesis_batch_size,
-            batch_norm_weight=self.batch_norm_weight,
-            batch_norm_momentum=self.batch_norm_momentum,
-            label_weight=self.label_weight,
-            adversarial_weight=self.adversarial_weight,
-            adversarial_where=self.adversarial_where,
-            warm_up_rounds=self.warm_up_rounds,
-            keep_warm_up=True,
-            balance_labels=False,
-            padding=self.padding,
-            student_steps=self.student_steps,
         )

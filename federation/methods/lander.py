@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +28,7 @@ from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.data_free import Observation
 from replayfleet.federation.methods.steps.incremental import absent_classes, current_loss
-from replayfleet.federation.methods.steps.synthesis import OpenRound, Synthesis
+from replayfleet.federation.methods.steps.synthesis import OpenRound
 from replayfleet.federation.methods.synthesis_method import built_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.data_free import LanderGenerator
@@ -56,6 +56,8 @@ class Lander(ImageSynthesisMethod):
     """
 
     name: ClassVar[str] = "lander"
+    keep_warm_up: ClassVar[bool] = False
+    balance_labels: ClassVar[bool] = True
 
     synthetic_batch_size: int = 64
     student_steps: int = 50
@@ -110,14 +112,6 @@ class Lander(ImageSynthesisMethod):
             return NoisyRound(self, module, anchors[labels])
 
         return open_round
-
-    def _synthesis(self) -> Synthesis:
-        return replace(
-            ImageSynthesisMethod._synthesis(self),
-            num_rounds=self.warm_up_rounds + self.synthesis_rounds,
-            keep_warm_up=False,
-            balance_labels=True,
-        )
 
     def anchors(self) -> Tensor:
         """Return the anchors of all classes, (K, D); the same everywhere and always."""

@@ -3,10 +3,8 @@
 Babakniya et al. 2023, "A Data-Free Approach to Mitigate Catastrophic Forgetting in Federated Class Incremental Learning
 for Vision Tasks", sections 3.1 and 3.2, as a baseline in pFedGRP's real-time protocol (its appendices B.1 and B.2).
 
-"New logits" (Eq. 6) in this protocol: all K logits exist from the start and classes come back, so a class is *absent*
-if some client met it in an earlier round and this client's round has no sample of it. Cross-entropy of real samples
-leaves absent logits out; this round's classes and those nobody met yet take part (``logits = "all"`` leaves none out).
-Eq. 7 compares all K. In round 0 nothing is absent and there is no generator: plain cross-entropy, which is FedAvg.
+Which logits count as new in Eq. 6: ``steps.incremental.absent_classes``. In round 0 there is no generator: plain
+cross-entropy, which is FedAvg.
 Differences from the paper: ``docs/methods/mfcl.md``.
 """
 
@@ -131,11 +129,11 @@ class MFCL(SynthesisMethod):
             synthetic, synthetic_labels, synthetic_features = draw()
             labels = data.labels[batch]
             features = module.features(torch.cat([data.images[batch], synthetic]))
-            current = current_loss(module.head(features[: len(batch)]), labels, absent)
-            head = F.cross_entropy(module.head(features.detach()), torch.cat([labels, synthetic_labels]))
+            current = current_loss(module.head(features[: len(batch)]), labels, absent)  # Eq. 6
+            head = F.cross_entropy(module.head(features.detach()), torch.cat([labels, synthetic_labels]))  # Eq. 7
             earlier = torch.cat([old_features[batch], synthetic_features])
-            distance = head_weighted_distance(features, earlier, old.head.weight[seen])
-            return current + self.head_weight * head + self.feature_weight * distance
+            distance = head_weighted_distance(features, earlier, old.head.weight[seen])  # Eq. 8
+            return current + self.head_weight * head + self.feature_weight * distance  # Eq. 9
 
         parameters = yield self.descending(start, len(data.labels), rng, batch_loss)
         return state, CountedUpload(parameters, counts)
@@ -184,12 +182,12 @@ class MFCL(SynthesisMethod):
         judged = data_free.observe(teacher, images)
         logits = judged.logits[:, classes]
         if self.replay_labels == "latents":
-            loss = F.cross_entropy(logits, _asked_for(latents, classes))
+            loss = F.cross_entropy(logits, _asked_for(latents, classes))  # Eq. 1
         else:
-            loss = data_free.own_label_loss(logits, self.content_temperature)
-        loss = loss + self.diversity_weight * data_free.information_loss(logits)
-        loss = loss + self.batch_norm_weight * data_free.batch_norm_divergence(judged.layers)
-        return loss + self.prior_weight * data_free.smoothness_loss(images)
+            loss = data_free.own_label_loss(logits, self.content_temperature)  # Eq. 1, the reference's labels
+        loss = loss + self.diversity_weight * data_free.information_loss(logits)  # Eq. 2
+        loss = loss + self.batch_norm_weight * data_free.batch_norm_divergence(judged.layers)  # Eq. 3
+        return loss + self.prior_weight * data_free.smoothness_loss(images)  # Eq. 4
 
     def _replay(self, generator: Parameters, old: ResNet20, seen: Tensor, rng: torch.Generator) -> Draw:
         module = self._generator(generator, rng).to(seen.device).eval().requires_grad_(False)

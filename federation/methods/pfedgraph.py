@@ -38,8 +38,7 @@ SAME_CLUSTER = 0.9
 def collaboration_weights(distances: Tensor, sample_shares: Tensor, strength: float) -> Tensor:
     """Return the collaboration graph: for each client i the solution of pFedGraph's quadratic programme.
 
-    Row i minimises ``strength * |x|^2 + (d_i - 2 * strength * p)'x`` over ``x >= 0``, ``sum x = 1``. Completing the
-    square turns that into the point of the simplex nearest to ``p - d_i / (2 * strength)``.
+    Row i minimises ``strength * |x|^2 + (d_i - 2 * strength * p)'x`` over ``x >= 0``, ``sum x = 1``.
 
     Args:
         distances: (N, N), d_ij small where clients i and j should work together.
@@ -58,6 +57,7 @@ def collaboration_weights(distances: Tensor, sample_shares: Tensor, strength: fl
     if num_clients == 0 or tuple(distances.shape) != (num_clients, num_clients):
         raise ValueError(f"distances have shape {tuple(distances.shape)}, expected (N, N) with N of at least 1")
     check_distribution(sample_shares, num_clients)
+    # Completing the square leaves the point of the simplex nearest to p - d_i / (2 lambda).
     points = sample_shares.to(torch.float64) - distances.to(torch.float64) / (2 * strength)
     if not bool(torch.isfinite(points).all()):
         raise ValueError("distances must be finite, and not so large that dividing them by the strength overflows")

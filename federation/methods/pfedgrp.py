@@ -16,7 +16,7 @@ import torch
 from replayfleet.federation.methods import pfedgrp_records as grp
 from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.each import each
-from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work
 from replayfleet.federation.methods.steps.averaging import weighted_average
@@ -112,7 +112,7 @@ class PFedGRP(TaskMethod, MemorySettings):
         training = self._training(mixed, frozenset(state.seen), download, split_generator(rng))
         parameters = yield replace(training, ahead=first_trainings(self, state, mixed))
 
-        judge = judge_with(self.task, parameters)
+        judge = judge_with(self.task, parameters)  # 4.1.2: the gate asks the new model
         work = retrainings(self, state, mixed, judge, split_generator(rng), sampler, download.donors)
         trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
         updated = {key: result for key, result in zip(work, trained, strict=True) if result is not None}
@@ -146,6 +146,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             clients[client_id] = grp.ClientRecord.merged(clients.get(client_id), upload)
         mixed_ids = sorted(clients if self.mix_absent else uploads)
         models = [clients[client_id].task_parameters for client_id in mixed_ids]
+        # omega_g: the plain mean, whatever the clients' volumes (section 4.2)
         average = weighted_average(models, torch.full((len(models),), 1 / len(models), dtype=torch.float64))
 
         replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
@@ -155,6 +156,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             return mixed_ids.index(client_id), self._client_replay(clients[client_id], average, own_rng, sampler)
 
         replays = each(replay, [(client_id, split_generator(rng)) for client_id in replayed])
+        # Eq. 3, for each client on its own replay
         mixtures = personalise_all(
             self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng)
         )
@@ -201,16 +203,12 @@ class PFedGRP(TaskMethod, MemorySettings):
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
 
-    def predictor(self, download: grp.Download) -> Judge:
-        """Return what a device with this download answers: the personalised model."""
-        return judge_with(self.task, download.personalised)
-
     def _client_replay(
         self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler
     ) -> Replay:
         filtering = client.task_parameters if self.aggregation_filter == "own" else average
         known = drawable(client.sub_generators, client.seen)
-        counts = counts_for_distribution(known, self.replay_per_client)
+        counts = counts_for_distribution(known, self.replay_per_client)  # Eq. 3's D: as the client met the classes
         return draw(self, client.sub_generators, counts, judge_with(self.task, filtering), rng, sampler)
 
     def _training(
@@ -218,7 +216,7 @@ class PFedGRP(TaskMethod, MemorySettings):
     ) -> TrainTaskModel:
         joined = mixed.joined()
         images, labels = joined.images, joined.labels
-        mask = torch.arange(len(labels), device=labels.device) >= len(mixed.real.labels)
+        mask = torch.arange(len(labels), device=labels.device) >= len(mixed.real.labels)  # Eq. 2 aligns on the replay
         if self.alignment_on == "earlier-classes":
             mask |= torch.isin(labels, torch.tensor(sorted(earlier), dtype=torch.int64, device=labels.device))
         alignment = None

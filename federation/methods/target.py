@@ -3,11 +3,8 @@
 Zhang et al. 2023, "TARGET: Federated Class-Continual Learning via Exemplar-Free Distillation", as a baseline in
 pFedGRP's real-time protocol (its appendices B.1 and B.2).
 
-The paper's head grows: cross-entropy on the new logits alone, distillation on the old ones. In this protocol all K
-logits exist from the start and classes come back, so by default every logit takes part in both (``logits = "all"``);
-with the split nothing would compare old classes with new ones. ``logits = "split"`` does as the paper: cross-entropy
-leaves out classes that some client met in an earlier round and this client's round lacks, distillation takes those
-seen. In round 0 there is nothing to replay: plain cross-entropy, which is FedAvg.
+Which logits take part: ``steps.incremental.LOGITS``. In round 0 there is nothing to replay: plain cross-entropy, which
+is FedAvg.
 Differences from the paper: ``docs/methods/target.md``.
 """
 

@@ -102,6 +102,7 @@ def batch_norm_divergence(layers: Sequence[LayerStatistics]) -> Tensor:
     for layer in layers:
         batch, running = layer.variance + VARIANCE_FLOOR, layer.running_variance + VARIANCE_FLOOR
         ratio = (running + (layer.running_mean - layer.mean) ** 2) / batch
+        # MFCL, Eq. 3
         divergences.append((0.5 * torch.log(batch / running) - 0.5 * (1 - ratio)).mean())
     return torch.stack(divergences).mean()
 
@@ -146,7 +147,7 @@ def information_loss(logits: Tensor) -> Tensor:
         return logits.sum() * 0.0
     mean = logits.softmax(dim=1).mean(dim=0)
     negative_entropy: Tensor = (mean * mean.clamp_min(1e-12).log()).sum()
-    return 1.0 + negative_entropy / math.log(logits.shape[1])
+    return 1.0 + negative_entropy / math.log(logits.shape[1])  # MFCL, Eq. 2
 
 
 def own_label_loss(logits: Tensor, temperature: float) -> Tensor:
@@ -156,12 +157,12 @@ def own_label_loss(logits: Tensor, temperature: float) -> Tensor:
         logits: (B, K).
         temperature: "content temperature": 1000 makes the term's gradient nearly the same for every image.
     """
-    return F.cross_entropy(logits / temperature, logits.detach().argmax(dim=1))
+    return F.cross_entropy(logits / temperature, logits.detach().argmax(dim=1))  # MFCL, Eq. 1
 
 
 def smoothness_loss(images: Tensor) -> Tensor:
     """Return ``MSE(x, blurred(x))``, the image prior (MFCL's Eq. 4)."""
-    return F.mse_loss(images, blurred(images))
+    return F.mse_loss(images, blurred(images))  # MFCL, Eq. 4
 
 
 def blurred(images: Tensor) -> Tensor:

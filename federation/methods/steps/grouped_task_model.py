@@ -105,7 +105,7 @@ def _loss(job: TaskModelJob, batch: Tensor, logits: Tensor) -> Tensor:
         return loss
     squares = (logits - job.alignment.logits[batch]).square().mean(dim=1)
     distance = torch.where(job.alignment.mask[batch], squares, 0.0).sum()  # no branch: a GPU would have to wait
-    return loss + job.alignment.weight * distance / len(labels)
+    return loss + job.alignment.weight * distance / len(labels)  # Eq. 2
 
 
 def _own(tensor: Tensor, *, requires_grad: bool) -> Tensor:

@@ -235,7 +235,7 @@ def with_replay(
         sampler: runs sub-generators.
     """
     generators = {c: sub_generator.generator for c, sub_generator in memory.sub_generators.items()}
-    counts = drawable(generators, generation_scale(memory.seen_with(data), data.counts()))
+    counts = drawable(generators, generation_scale(memory.seen_with(data), data.counts()))  # 4.1.4
     return MixedData(data, draw(settings, generators, counts, judge, rng, sampler))
 
 
@@ -331,23 +331,17 @@ def retrainings(
         own_rng = split_generator(rng)
         known, share = memory.sub_generators.get(class_id), None
         if known is not None and settings.gate:
+            # 4.1.2: the gate asks the new model about what the sub-generator draws: ACC_c against TH_G
             share = recognised_share(sampler(known.generator), class_id, judge, own_rng, settings.gate_samples)
             if share >= settings.gate_threshold:
                 continue
-        start = known or _donated(kind.new(own_rng), donors.get(class_id))
+        start = known or kind.new(own_rng)
+        if known is None and class_id in donors:
+            start = replace(start, generator=donors[class_id])
         epochs = _epochs(settings, first=known is None and class_id not in donors)
         images = mixed.real.images[mixed.real.labels == class_id]
         drifted[class_id] = Retraining(start, images, epochs, own_rng, share, can_wait=known is not None)
     return drifted
-
-
-def retrained(
-    settings: MemorySettings, work: Mapping[int, Retraining], pace: Pace | None = None
-) -> dict[int, SubGenerator]:
-    """Return the sub-generators after training, without those that ``pace`` leaves for a later round."""
-    kind, ordered = settings.sub_generator_kind(), list(work.values())
-    trained = train_all(kind, ordered) if pace is None else train_in_time(kind, ordered, pace)
-    return {key: result for key, result in zip(work, trained, strict=True) if result is not None}
 
 
 def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: bool | None = None) -> list[SubGenerator]:
@@ -392,10 +386,6 @@ def train_in_time(kind: SubGeneratorKind, work: Sequence[Retraining], pace: Pace
             one = work[place]
             trained[place] = kind.train(one.start, one.images, one.num_epochs, one.rng, should_stop)
     return trained
-
-
-def _donated(fresh: SubGenerator, donor: Parameters | None) -> SubGenerator:
-    return fresh if donor is None else SubGenerator(donor, fresh.critic)
 
 
 def _epochs(settings: MemorySettings, *, first: bool) -> int:

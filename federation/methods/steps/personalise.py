@@ -124,7 +124,7 @@ def personalised_weights(
     num_sets, device = len(stacked.matrix), stacked.matrix.device
 
     def loss_of(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        logits = functional_call(module, fold_batch_norm(stacked.mix(weights)), (images,))
+        logits = functional_call(module, fold_batch_norm(stacked.mix(weights)), (images,))  # f(sum_u w_u theta_u; x)
         return F.cross_entropy(logits, labels)
 
     uniform = torch.full((num_sets,), 1 / num_sets, device=device)
@@ -142,7 +142,7 @@ def personalised_weights(
                 break
             total += loss.item() * len(batch)
             velocity = search.momentum * velocity + gradient
-            weights = project_to_simplex(weights - search.learning_rate * velocity)
+            weights = project_to_simplex(weights - search.learning_rate * velocity)  # Eq. 3: w >= 0, sum w = 1
             trail.append(weights)
         if math.isnan(total):
             break

@@ -49,6 +49,7 @@ def project_conflicting(gradient: Tensor, reference: Tensor) -> Tensor:
     product = torch.dot(wide, direction)
     if not -torch.inf < float(product) < 0:
         return gradient
+    # FedGP's Eq. 4, A-GEM's Eq. 11
     return (wide - product / torch.dot(direction, direction) * direction).to(gradient.dtype)
 
 

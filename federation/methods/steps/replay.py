@@ -44,6 +44,7 @@ def generation_scale(seen: Mapping[int, int], now: Mapping[int, int]) -> dict[in
             raise ValueError(
                 f"class {class_id}: {count} samples now but {seen.get(class_id, 0)} seen; expected 0 < now <= seen"
             )
+    # 4.1.4: the class whose share of what was ever met is largest sets scale and cap.
     leader = max(now, key=lambda c: (now[c] / seen[c], now[c], -c))
     cap = now[leader]
     return {
@@ -160,7 +161,7 @@ def _draw_class(
             missing -= size
             continue
         log_probabilities = judge(batch).log_softmax(dim=1)
-        recognised = log_probabilities.argmax(dim=1) == class_id
+        recognised = log_probabilities.argmax(dim=1) == class_id  # 4.1.3: kept if the judge takes it for its class
         good = batch[recognised][:missing]
         kept.append(good)
         missing -= len(good)

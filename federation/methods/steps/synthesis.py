@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,41 +44,6 @@ class ImageSource(Protocol):
 
 OpenRound: TypeAlias = Callable[[Tensor], ImageSource]
 """Labels (B,) of a round -> its source."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Synthesis:
-    """Length and loss of the synthesis of one replay set.
-
-    Attributes:
-        num_rounds: rounds, each of which leaves one batch of images; those of the warm-up only if they are kept.
-        steps_per_round: steps of a round.
-        batch_size: images of a round.
-        batch_norm_weight: of TARGET's distance between BatchNorm statistics.
-        batch_norm_momentum: share of the earlier rounds in the batch's statistics.
-        label_weight: of the cross-entropy with the images' labels.
-        adversarial_weight: of the adversarial term.
-        adversarial_where: one of ``data_free.AGREEMENTS``.
-        warm_up_rounds: rounds before the student is trained; one later the adversarial term begins to count.
-        keep_warm_up: whether the images of those rounds are kept.
-        balance_labels: whether labels go through the classes in turn; else they are drawn.
-        padding: of the augmentation's shifts; see ``data_free.augmented``.
-        student_steps: the student's steps after each round, once warmed up.
-    """
-
-    num_rounds: int
-    steps_per_round: int
-    batch_size: int
-    batch_norm_weight: float
-    batch_norm_momentum: float
-    label_weight: float
-    adversarial_weight: float
-    adversarial_where: str
-    warm_up_rounds: int
-    keep_warm_up: bool
-    balance_labels: bool
-    padding: int
-    student_steps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +106,7 @@ def synthesise(
     teacher: ResNet20,
     open_round: OpenRound,
     classes: Sequence[int],
-    synthesis: Synthesis,
+    settings: Any,
     student: Student,
     rng: torch.Generator,
 ) -> Tensor:
@@ -154,7 +119,7 @@ def synthesise(
         teacher: the frozen task model.
         open_round: gives the source of a round of labels.
         classes: to make images of; other logits are left out.
-        synthesis: length and weights.
+        settings: an ``ImageSynthesisMethod``, whose attributes say what they mean.
         student: of the adversarial term.
         rng: draws labels and augmentation.
 
@@ -165,9 +130,11 @@ def synthesise(
     known = torch.tensor(classes, device=device)
     history: list[tuple[Tensor, Tensor]] = []
     pool: list[Tensor] = []
-    for index in range(synthesis.num_rounds):
-        targets = labels_of_round(len(classes), synthesis, rng).to(device)
-        rival = student if index > synthesis.warm_up_rounds and synthesis.adversarial_weight > 0 else None
+    # A warm-up whose images aren't kept comes before the rounds, one whose images are is part of them.
+    for index in range(settings.synthesis_rounds + (0 if settings.keep_warm_up else settings.warm_up_rounds)):
+        labels = labels_of_round(len(classes), settings.synthesis_batch_size, rng, balanced=settings.balance_labels)
+        targets = labels.to(device)
+        rival = student if index > settings.warm_up_rounds and settings.adversarial_weight > 0 else None
         source = open_round(known[targets])
 
         def loss_of(
@@ -178,34 +145,35 @@ def synthesise(
             history: data_free.History = tuple(history),
         ) -> Tensor:
             logits = judged.logits[:, known]
-            distance = data_free.batch_norm_distance(judged.layers, history, synthesis.batch_norm_momentum)
-            loss = synthesis.batch_norm_weight * distance + synthesis.label_weight * F.cross_entropy(logits, targets)
+            distance = data_free.batch_norm_distance(judged.layers, history, settings.batch_norm_momentum)
+            labelled = F.cross_entropy(logits, targets)
+            loss: Tensor = settings.batch_norm_weight * distance + settings.label_weight * labelled
             if rival is None:
                 return loss
             answers = rival.logits(images)[:, known]
-            return loss + synthesis.adversarial_weight * data_free.adversarial_loss(
-                logits, answers, synthesis.adversarial_where
-            )
+            where = settings.adversarial_where
+            rivalry: Tensor = settings.adversarial_weight * data_free.adversarial_loss(logits, answers, where)
+            return loss + rivalry
 
-        best, judged = _best_of_round(teacher, source, loss_of, synthesis, split_generator(rng))
+        best, judged = _best_of_round(teacher, source, loss_of, settings, split_generator(rng))
         if best is None:
             continue
-        if synthesis.keep_warm_up or index >= synthesis.warm_up_rounds:
+        if settings.keep_warm_up or index >= settings.warm_up_rounds:
             pool.append(best)
-        blended = data_free.blend_statistics(history, judged.layers, synthesis.batch_norm_momentum)
+        blended = data_free.blend_statistics(history, judged.layers, settings.batch_norm_momentum)
         history = [(mean.detach(), variance.detach()) for mean, variance in blended]
-        if index >= synthesis.warm_up_rounds and synthesis.adversarial_weight > 0:
-            student.learn(teacher, torch.cat(pool), known, synthesis.student_steps, synthesis.batch_size)
+        if index >= settings.warm_up_rounds and settings.adversarial_weight > 0:
+            student.learn(teacher, torch.cat(pool), known, settings.student_steps, settings.synthesis_batch_size)
     return torch.cat(pool) if pool else torch.empty(0, dtype=torch.uint8)
 
 
-def labels_of_round(num_classes: int, synthesis: Synthesis, rng: torch.Generator) -> Tensor:
+def labels_of_round(num_classes: int, batch_size: int, rng: torch.Generator, *, balanced: bool) -> Tensor:
     """Return the labels of a round, (B,) int64 below ``num_classes``.
 
     Balanced ones go 0, 1, ..., K - 1, 0, 1, ..., so that no K neighbours are alike; what is left at the end is drawn.
     """
-    in_turn = synthesis.batch_size // num_classes * num_classes if synthesis.balance_labels else 0
-    drawn = torch.randint(num_classes, (synthesis.batch_size - in_turn,), generator=rng)
+    in_turn = batch_size // num_classes * num_classes if balanced else 0
+    drawn = torch.randint(num_classes, (batch_size - in_turn,), generator=rng)
     return torch.cat([torch.arange(in_turn) % num_classes, drawn])
 
 
@@ -213,14 +181,14 @@ def _best_of_round(
     teacher: ResNet20,
     source: ImageSource,
     loss_of: Callable[[Observation, Tensor], Tensor],
-    synthesis: Synthesis,
+    settings: Any,
     rng: torch.Generator,
 ) -> tuple[Tensor | None, Observation]:
     """Return (the images of the least finite loss as bytes, the last step's observation)."""
     least, best = math.inf, None
-    for _ in range(synthesis.steps_per_round):
+    for _ in range(settings.synthesis_steps):
         drawn = source.draw()
-        images = source.scaled(data_free.augmented(drawn, synthesis.padding, rng))
+        images = source.scaled(data_free.augmented(drawn, settings.padding, rng))
         judged = data_free.observe(teacher, images)
         loss = loss_of(judged, images) + source.extra_loss(judged)
         if loss.item() < least:

@@ -156,7 +156,7 @@ def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, 
     if weight == 0.0 or not bool(mask.any()):
         return loss
     distance = F.mse_loss(logits[mask], teacher[mask], reduction="none").mean(dim=1).sum()
-    return loss + weight * distance / len(labels)
+    return loss + weight * distance / len(labels)  # Eq. 2
 
 
 def train_task_model(

@@ -82,13 +82,14 @@ def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Genera
     fake = fake.detach()
     scores = critic(torch.cat([real, fake])).flatten()
     wasserstein = scores[len(real) :].mean() - scores[: len(real)].mean()
+    # Algorithm 1, line 7
     loss: Tensor = wasserstein + PENALTY_WEIGHT * gradient_penalty(critic, real, fake, rng)
     return loss
 
 
 def generator_loss(critic: nn.Module, fake: Tensor) -> Tensor:
     """Return ``-E[critic(fake)]``, which the generator descends (Algorithm 1, line 12); ``fake``: (B, C, H, W)."""
-    loss: Tensor = -critic(fake).mean()
+    loss: Tensor = -critic(fake).mean()  # Algorithm 1, line 12
     return loss
 
 

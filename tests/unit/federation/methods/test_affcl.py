@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from replayfleet.federation.methods import affcl
 from replayfleet.federation.methods import affcl_records as aff
 from replayfleet.federation.methods.affcl import AFFCL
+from replayfleet.federation.methods.affcl_records import FlowModels
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator, split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
-from replayfleet.federation.methods.steps import flow_replay
-from replayfleet.federation.methods.steps.flow_replay import FlowModels
 from replayfleet.federation.methods.steps.modules import shuffled_batches, trainable
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import trained_parameters
@@ -178,7 +178,7 @@ def test_replay_keeps_what_the_layers_above_the_features_know(monkeypatch: pytes
     earlier = build_and_load(run_rounds(keeping, rounds[:1])[1]["a"].models.task)
     with torch.no_grad():
         known = {class_id: earlier.features(toy_data({class_id: 24}, 7).images) for class_id in range(4)}
-    draw = flow_replay.draw_features
+    draw = affcl.draw_features
 
     def ideal(flow: ConditionalFlow, classes: torch.Tensor, num_classes: int, rng: torch.Generator) -> Any:
         which = torch.randint(24, (len(classes),), generator=rng)
@@ -191,8 +191,8 @@ def test_replay_keeps_what_the_layers_above_the_features_know(monkeypatch: pytes
         return float(answers.float().mean())
 
     forgotten = accuracy_above(replace(keeping, replay_weight=0.0))
-    monkeypatch.setattr(flow_replay, "draw_features", ideal)
-    monkeypatch.setattr(flow_replay, "mean_density", lambda *_: torch.ones(()))
+    monkeypatch.setattr(affcl, "draw_features", ideal)
+    monkeypatch.setattr(affcl, "mean_density", lambda *_: torch.ones(()))
     kept = accuracy_above(keeping)
     assert kept > 0.7
     assert kept > forgotten + 0.4

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from replayfleet.federation.methods.steps.flow_replay import (
-    FlowModels,
-    FlowReplaySchedule,
+from replayfleet.federation.methods.affcl import (
+    AFFCL,
     _LastModels,
     _Training,
     build_flow,
@@ -16,8 +15,9 @@ from replayfleet.federation.methods.steps.flow_replay import (
     draw_features,
     mean_density,
     replay_loss,
-    soft_cross_entropy,
 )
+from replayfleet.federation.methods.affcl_records import FlowModels
+from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
 from replayfleet.federation.methods.steps.modules import drawn_from
 from replayfleet.models.build import initialise
 from replayfleet.models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density
@@ -37,21 +37,22 @@ def test_soft_cross_entropy_is_entropy_where_student_and_teacher_agree_and_more_
     teacher = torch.tensor([[2.0, 0.0, -2.0]])
     share = (teacher / 2).softmax(dim=1)
     entropy = -(share * share.log()).sum().item()
-    assert soft_cross_entropy(teacher, teacher + 1.0).item() == pytest.approx(entropy, rel=1e-6)
+    assert soft_cross_entropy(teacher + 1.0, teacher, 2.0).item() == pytest.approx(entropy, rel=1e-6)
     student = torch.tensor([[0.0, 2.0, -2.0]])
     expected = -(share * (student / 2).log_softmax(dim=1)).sum().item()
-    assert soft_cross_entropy(teacher, student).item() == pytest.approx(expected, rel=1e-6)
+    assert soft_cross_entropy(student, teacher, 2.0).item() == pytest.approx(expected, rel=1e-6)
     assert expected > entropy
 
 
 def test_the_distillations_gradient_matches_a_finite_difference() -> None:
     teacher, student = torch.randn(3, 4, generator=rng()).double(), torch.randn(3, 4, generator=rng(1)).double()
     variable = student.clone().requires_grad_(True)
-    soft_cross_entropy(teacher, variable).backward()
+    soft_cross_entropy(variable, teacher, 2.0).backward()
     assert variable.grad is not None
     step = torch.zeros_like(student)
     step[1, 2] = 1e-6
-    numeric = (soft_cross_entropy(teacher, student + step) - soft_cross_entropy(teacher, student - step)).item() / 2e-6
+    above, below = (soft_cross_entropy(student + sign * step, teacher, 2.0) for sign in (1, -1))
+    numeric = (above - below).item() / 2e-6
     assert variable.grad[1, 2].item() == pytest.approx(numeric, abs=1e-7)
 
 
@@ -119,28 +120,24 @@ def test_a_flow_learns_where_each_class_lies() -> None:
 def test_the_three_losses_of_a_mini_batch_equal_their_closed_forms() -> None:
     module, old = (initialise(build_resnet_plus(TOY).to_empty(device="cpu"), rng(seed)).eval() for seed in (0, 1))
     flow, last_flow = (initialise_flow(build_flow(TOY, 8).to_empty(device="cpu"), rng(seed)) for seed in (2, 3))
-    schedule = FlowReplaySchedule(
+    settings = AFFCL(
+        task=TOY,
         flow_hidden=8,
-        num_batches=1,
-        batch_size=6,
-        learning_rate=0.1,
-        flow_learning_rate=0.1,
         replay_weight=0.5,
         exploration=0.3,
         last_flow_weight=0.7,
         distillation=0.9,
         feature_distillation=1.1,
         output_distillation=1.3,
-        replay_layers="upper",
     )
     data, batch = toy_data({0: 3, 2: 3}), torch.arange(6)
     models = FlowModels(old.state_dict(), last_flow.state_dict())
-    last = _LastModels.of(TOY, models, data.images, [0, 1], schedule)
+    last = _LastModels.of(settings, models, data.images, [0, 1])
     one_hot = F.one_hot(data.labels, 4).float()
     features = module.features(data.images).detach()
 
     def training() -> _Training:
-        return _Training(schedule, module, flow, [0, 1, 2], last, rng(5))
+        return _Training(settings, module, flow, [0, 1, 2], last, rng(5))
 
     twin = rng(5)
     reminder = draw_features(last_flow, drawn_from([0, 1], 6, twin), 4, twin)
@@ -154,11 +151,11 @@ def test_the_three_losses_of_a_mini_batch_equal_their_closed_forms() -> None:
     shares = credibility(replay.noise, replay.labels, flow(features, one_hot)[0], data.labels, agreement)
     logits = module.classify(replay.features)
     by_class = ((0.7 * agreement + 0.3) * shares * F.cross_entropy(logits, replay.labels, reduction="none")).mean()
-    distilled = 0.9 * 1.3 * soft_cross_entropy(old.classify(replay.features), logits)
+    distilled = 0.9 * 1.3 * soft_cross_entropy(logits, old.classify(replay.features), 2.0)
     torch.testing.assert_close(training().upper_loss(features, data.labels), 0.5 * (by_class + distilled))
 
     earlier = old.features(data.images)
     logits = module.classify(features)
     expected = F.cross_entropy(logits, data.labels) + 0.9 * 1.1 * F.mse_loss(features, earlier)
-    expected += 0.9 * 1.3 * soft_cross_entropy(old.classify(earlier), logits)
+    expected += 0.9 * 1.3 * soft_cross_entropy(logits, old.classify(earlier), 2.0)
     torch.testing.assert_close(training().task_loss(data.images, data.labels, batch), expected)

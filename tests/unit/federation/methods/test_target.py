@@ -85,12 +85,11 @@ def test_each_steps_images_are_shifted_and_mirrored_anew_and_the_average_model_i
 
 
 def test_balanced_labels_go_through_the_classes_in_turn_and_draw_the_rest() -> None:
-    synthesis = replace(short_target()._synthesis(), batch_size=11, balance_labels=True)
-    labels = labels_of_round(4, synthesis, rng())
+    labels = labels_of_round(4, 11, rng(), balanced=True)
     assert labels[:8].tolist() == [0, 1, 2, 3] * 2
     assert len(labels) == 11
-    assert labels_of_round(12, synthesis, rng()).max() < 12
-    assert labels_of_round(4, replace(synthesis, balance_labels=False), rng()).tolist() != labels.tolist()
+    assert labels_of_round(12, 11, rng(), balanced=True).max() < 12
+    assert labels_of_round(4, 11, rng(), balanced=False).tolist() != labels.tolist()
 
 
 def test_the_generator_moves_by_the_sum_of_its_copys_gradients() -> None:
@@ -135,7 +134,7 @@ class Constant:
 
 
 def test_each_round_of_synthesis_keeps_the_images_of_its_least_loss() -> None:
-    settings = short_target(synthesis_steps=3, synthesis_batch_size=2, padding=0)._synthesis()
+    settings = short_target(synthesis_steps=3, synthesis_batch_size=2, padding=0)
     teacher = data_free.frozen_task_model(TOY, random_task_model())
     student = Student(TOY, StudentTraining(), torch.device("cpu"), rng())
     sources = [Constant(), Constant()]
@@ -175,7 +174,7 @@ def test_synthesis_descends_the_weighted_sum_of_its_terms() -> None:
     method = short_target(**changes, synthesis_rounds=2, synthesis_steps=1, padding=0, warm_up_rounds=0)
     teacher = data_free.frozen_task_model(TOY, random_task_model())
     student = Student(TOY, StudentTraining(), torch.device("cpu"), rng(7))
-    settings = replace(method._synthesis(), batch_size=6, student_steps=0)
+    settings = replace(method, synthesis_batch_size=6, student_steps=0)
     sources: list[Watched] = []
 
     def opened(labels: torch.Tensor) -> Watched:
