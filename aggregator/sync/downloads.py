@@ -45,7 +45,8 @@ class DownloadDesk:
     def _prepare(self, client_id: str) -> None:
         parts = self._parts
         known = parts.store.clients()
-        if client_id not in known and len(known) >= parts.gate.caps.max_clients:
+        others = {*known, *self._preparing} - {client_id}  # strangers that come at the same time count too
+        if client_id not in known and len(others) >= parts.gate.caps.max_clients:
             _log.warning(
                 f"client {client_id!r} is not served: the fleet already has its {parts.gate.caps.max_clients} clients"
             )

@@ -46,9 +46,23 @@ def test_an_installed_model_serves_and_the_one_before_is_kept() -> None:
 def test_an_older_model_never_replaces_a_newer_one() -> None:
     slot = ModelSlot()
     slot.install(candidate(5))
-    assert _reason(slot, candidate(4)) is Reason.STALE_VERSION
+    loaded: list[int] = []
+    assert _reason(slot, candidate(4, load=lambda: loaded.append(4) or constant(4, 0))) is Reason.STALE_VERSION
+    assert loaded == []  # nor does it cost anything
     assert slot.active is not None
     assert slot.active.version == 5
+
+
+def test_a_model_is_warmed_up_with_one_frame_before_it_is_checked() -> None:
+    asked: list[tuple[int, float]] = []
+
+    def model(images: Images) -> Images:
+        asked.append((len(images), float(np.abs(images).max())))
+        return constant(1, 0)(images)
+
+    ModelSlot().install(candidate(1, model))
+    assert asked[0] == (1, 0.0)
+    assert len(asked) == 2
 
 
 def test_installing_the_active_version_again_changes_nothing() -> None:

@@ -1,0 +1,349 @@
+"""The coordinator and its download desk, with a scripted courier, a scripted method and ``now`` as a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from replayfleet.aggregator.admission import Caps, Gate
+from replayfleet.aggregator.aggregation import RoundResult
+from replayfleet.aggregator.coordinator import Coordinator
+from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.presence import DEAD_AFTER_S, PresenceTable
+from replayfleet.aggregator.rounds import Phase, RoundRules
+from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.wire.protocol.facts import encode_facts
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.messages import (
+    Announcement,
+    BlobEntry,
+    FleetSpec,
+    Manifest,
+    Offer,
+    Presence,
+    Report,
+    RolledBack,
+    Verdict,
+)
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Received
+
+SPEC = FleetSpec("street", "scripted", {}, {}, 0)
+COMMON = BlobEntry("task", "aa" * 32, 5, shared=True)
+OWN = BlobEntry("own", "bb" * 32, 5)
+
+
+class Upload:
+    @staticmethod
+    def unpack(_artefacts: Artefacts) -> Any:
+        return SimpleNamespace(pack=lambda: Artefacts({}, {}))
+
+
+class Method:
+    name, stores_data, Upload, Download = "scripted", False, Upload, Upload
+
+    @staticmethod
+    def check_upload(_upload: Any) -> None:
+        """Every upload is good."""
+
+
+class Courier:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.sent: list[tuple[str, Manifest, tuple[str, ...]]] = []
+        self.accepted: list[str] = []
+        self.refused: list[tuple[str, str]] = []
+        self.verdicts: list[tuple[str, bool]] = []
+        self.counters: Counter[str] = Counter()
+
+    def handle(self, _topic: str, _payload: bytes, _now: float) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def tick(self, _now: float) -> list[Event]:
+        return []
+
+    def resume(self, _now: float) -> None:
+        pass
+
+    def send(self, peer: str, manifest: Manifest, digests: Any, _now: float) -> None:
+        self.sent.append((peer, manifest, tuple(digests)))
+
+    def accept(self, peer: str, offer: Offer, _now: float) -> list[Event]:
+        self.accepted.append(peer)
+        return [Arrived(peer, offer.transfer_id, offer.manifest, 7)]
+
+    def refuse(self, peer: str, _offer: Offer, reason: str, _detail: str, _now: float) -> None:
+        self.refused.append((peer, reason))
+
+    def conclude(self, peer: str, _manifest: Manifest, _id: str, *, accepted: bool, **_why: str) -> None:
+        self.verdicts.append((peer, accepted))
+
+
+class Jobs:
+    """Runs work when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], Any], Callable[..., None], Callable[..., None]]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting
+
+    def submit(self, work: Any, done: Any, failed: Any) -> None:
+        self.waiting.append((work, done, failed))
+
+    def run(self, now: float) -> None:
+        while self.waiting:
+            work, done, failed = self.waiting.pop(0)
+            try:
+                result = work()
+            except ValueError as error:
+                failed(error, now)
+            else:
+                done(result, now)
+
+
+class Aggregation:
+    def __init__(self) -> None:
+        self.fails = False
+        self.ran: list[tuple[int, list[str]]] = []
+
+    def download_for(self, client_id: str, round_index: int, _state: Any) -> Manifest:
+        if self.fails:
+            raise ValueError("no disk")
+        return Manifest("down", "street", client_id, round_index, 0, (COMMON, OWN))
+
+    def run(self, index: int, uploads: Mapping[str, Manifest], _state: Any) -> RoundResult:
+        if self.fails:
+            raise ValueError("no memory")
+        self.ran.append((index, list(uploads)))
+        drafts = {client: Manifest("down", "street", client, index + 1, 0, (COMMON, OWN)) for client in uploads}
+        return RoundResult(index, StoredArtefacts((), b""), drafts, {}, 0.1, 0.1)
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, event: str, **_facts: Any) -> None:
+        self.lines.append(event)
+
+    def has(self, _event: str, _round: int) -> bool:
+        return True
+
+
+class Desk:
+    """A coordinator over a store on disk, which a restart reads again."""
+
+    def __init__(self, folder: Path, **rules: Any) -> None:
+        self.folder, self.rules = folder, {"num_clients": 2, "deadline_s": 60.0, **rules}
+        self.store = AggregatorStore(folder)
+        if self.store.spec() is None:
+            self.store.found(SPEC, 0.0)
+        self.courier, self.jobs, self.aggregation, self.journal = Courier(), Jobs(), Aggregation(), Journal()
+        self.announced: list[Announcement] = []
+        self.collected: list[set[str]] = []
+        self.presence = PresenceTable()
+        parts: Any = Parts(
+            spec=SPEC,
+            rules=RoundRules(**self.rules),
+            method=cast("Any", Method),
+            gate=Gate("street", {}.get, Caps(max_clients=3)),
+            store=self.store,
+            blobs=cast("Any", SimpleNamespace(collect=lambda keep: self.collected.append(keep) or 0)),
+            courier=cast("Any", self.courier),
+            aggregation=cast("Any", self.aggregation),
+            jobs=cast("Any", self.jobs),
+            journal=cast("Any", self.journal),
+            metrics=Metrics(),
+            presence=self.presence,
+            announce=self.announced.append,
+            epoch="e1",
+            wall_clock=lambda: 0.0,
+        )
+        self.coordinator = Coordinator(parts, 0.0)
+        self.coordinator.start(0.0)
+
+    def restarted(self) -> Desk:
+        self.store.close()
+        return Desk(self.folder, **self.rules)
+
+    def hears(self, *events: Event, now: float = 0.0) -> None:
+        self.courier.events = list(events)
+        self.coordinator.on_message("", b"", now)
+
+    def online(self, *clients: str, now: float = 0.0, sequence: int = 1) -> None:
+        self.hears(*(Received(c, Presence(c, "online", "boot", sequence)) for c in clients), now=now)
+        self.jobs.run(now)
+
+    def upload(self, *clients: str, round_index: int = 0, now: float = 1.0) -> None:
+        for client in clients:
+            manifest = Manifest("up", "street", client, round_index, 1, (), encode_facts({}))
+            self.hears(Offered(client, Offer("client", "0" * 32, manifest, (), 1024, b"")), now=now)
+
+    def verdict(self, client: str, manifest: Manifest, *, accepted: bool) -> None:
+        told = Verdict("client", "0" * 32, manifest.round, manifest.version, accepted, "" if accepted else "busy")
+        self.hears(Concluded(client, manifest, told, 9))
+
+    def offered(self) -> list[tuple[str, int, int]]:
+        return [(peer, manifest.round, manifest.version) for peer, manifest, _ in self.courier.sent]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_a_round_from_the_first_sign_of_life_to_the_next_rounds_downloads(desk: Desk) -> None:
+    desk.online("a", "b")
+    assert desk.offered() == [("a", 0, 1), ("b", 0, 1)]
+    desk.upload("a")
+    assert desk.coordinator.rounds.is_open
+    desk.upload("b")
+    assert desk.courier.verdicts == [("a", True), ("b", True)]
+    assert desk.announced[-1].state == "aggregating"
+    desk.jobs.run(2.0)
+    assert desk.aggregation.ran == [(0, ["a", "b"])]
+    assert (desk.announced[-1].state, desk.announced[-1].round) == ("open", 1)
+    assert [one for one in desk.offered() if one[0] != EVERYBODY][2:] == [("a", 1, 2), ("b", 1, 2)]
+
+
+def test_what_all_clients_share_travels_once_and_only_what_a_client_lacks_is_offered(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.verdict("a", desk.courier.sent[0][1], accepted=True)
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    assert [(peer, digests) for peer, _, digests in desk.courier.sent[2:]] == [
+        (EVERYBODY, (COMMON.digest,)),  # b never confirmed it
+        ("a", ()),
+        ("b", (OWN.digest,)),
+    ]
+
+
+def test_a_client_that_comes_back_is_offered_the_same_download_again(desk: Desk) -> None:
+    desk.online("a")
+    desk.hears(Received("a", Presence("a", "online", "another boot", 1)), now=5.0)
+    desk.jobs.run(5.0)
+    assert desk.offered() == [("a", 0, 1), ("a", 0, 1)]
+
+
+def test_a_download_that_cant_be_made_is_tried_again_at_the_next_sign_of_life(desk: Desk) -> None:
+    desk.aggregation.fails = True
+    desk.online("a")
+    assert desk.offered() == []
+    assert desk.journal.lines[-1] == "download failed"
+    desk.aggregation.fails = False
+    desk.hears(Received("a", Presence("a", "online", "another boot", 1)))
+    desk.jobs.run(0.0)
+    assert desk.offered() == [("a", 0, 1)]
+
+
+def test_no_more_clients_are_served_than_the_fleet_may_have(desk: Desk) -> None:
+    desk.online("a", "b", "c", "d")
+    assert [client for client, *_ in desk.offered()] == ["a", "b", "c"]
+
+
+def test_a_deadline_with_too_few_uploads_extends_the_round_and_those_who_refused_get_another_version(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, min_clients=1)
+    desk.online("a", "b", now=50.0)
+    desk.verdict("a", desk.courier.sent[0][1], accepted=False)
+    desk.verdict("b", desk.courier.sent[1][1], accepted=True)
+    desk.coordinator.tick(60.0)
+    assert desk.coordinator.rounds.is_open
+    assert desk.announced[-1].deadline_s == 60.0
+    assert desk.offered()[2:] == [("a", 0, 2)]
+    desk.upload("b", now=61.0)
+    desk.coordinator.tick(120.0)
+    assert desk.coordinator.rounds.phase is Phase.AGGREGATING
+
+
+def test_a_rollback_is_noted_once_and_never_about_what_was_not_sent(desk: Desk) -> None:
+    desk.online("a")
+    told = Received("a", RolledBack("a", 0, 1, -1, "failing"))
+    desk.hears(told)
+    desk.hears(told)
+    desk.hears(Received("a", RolledBack("a", 0, 7, -1, "failing")))
+    desk.hears(Received("b", RolledBack("a", 0, 1, -1, "failing")))  # in another's name
+    assert desk.journal.lines.count("model rolled back") == 1
+
+
+def test_a_report_counts_once_for_each_version_and_only_from_its_client(desk: Desk) -> None:
+    desk.online("a")
+    report = Report("a", 0, 1, {"accuracy": 0.5})
+    for event in (Received("b", report), Received("a", report), Received("a", report)):
+        desk.hears(event)
+    desk.hears(Received("a", Report("a", 0, 2, {})))
+    assert desk.journal.lines.count("client report") == 1
+
+
+def test_a_client_that_falls_silent_is_gone_and_gets_nothing_of_the_next_round(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.upload("a", now=1.0)
+    desk.online("a", now=DEAD_AFTER_S, sequence=2)
+    desk.coordinator.tick(DEAD_AFTER_S + 0.1)
+    assert desk.journal.lines[-1] == "client gone"
+    assert desk.presence.live == ("a",)
+
+
+def test_an_upload_that_counts_is_confirmed_again_and_another_one_is_refused(desk: Desk) -> None:
+    desk.upload("a", "a")
+    assert desk.courier.verdicts == [("a", True)] * 2
+    assert desk.courier.accepted == ["a"]
+    desk.upload("b", round_index=4)
+    assert desk.courier.refused == [("b", "wrong-round")]
+    assert desk.coordinator.rounds.accepted == ("a",)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_restart_goes_on_where_the_store_says(desk: Desk, closed: bool) -> None:
+    desk.upload("a", *(["b"] if closed else []))
+    again = desk.restarted()
+    assert again.coordinator.rounds.accepted == (("a", "b") if closed else ("a",))
+    assert again.jobs.idle is not closed
+    if not closed:
+        again.upload("b")
+    again.jobs.run(0.0)
+    assert again.aggregation.ran == [(0, ["a", "b"])]
+    assert again.coordinator.rounds.index == 1
+
+
+def test_a_round_that_cant_be_aggregated_ends_the_process_and_keeps_its_uploads(desk: Desk) -> None:
+    desk.aggregation.fails = True
+    desk.upload("a", "b")
+    with pytest.raises(ReplayfleetError, match=r"round 0 can't be aggregated: no memory; its uploads are kept"):
+        desk.jobs.run(0.0)
+    assert desk.restarted().coordinator.rounds.accepted == ("a", "b")
+
+
+def test_the_end_is_announced_and_stays_announced(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=1, num_rounds=1)
+    desk.coordinator.farewell(0.0)
+    assert desk.announced[-1].state == "offline"
+    desk.online("a")
+    desk.upload("a")
+    desk.jobs.run(1.0)
+    assert desk.announced[-1].state == "finished"
+    desk.coordinator.farewell(2.0)
+    assert desk.announced[-1].state == "finished"
+    assert desk.coordinator.finish.waiting_for() == ["a"]
+    desk.verdict("a", desk.courier.sent[-1][1], accepted=True)
+    desk.hears(Received("a", Report("a", 1, 2, {})))
+    assert desk.coordinator.finish.waiting_for() == []
+
+
+def test_blobs_that_something_still_needs_are_never_collected(desk: Desk) -> None:
+    desk.online("a")
+    desk.coordinator.tick(0.1)
+    assert desk.collected == [{COMMON.digest, OWN.digest}]
+    desk.coordinator.tick(0.2)
+    assert len(desk.collected) == 1  # once after every commit
