@@ -56,8 +56,12 @@ def source_opener(
     parsed = parse_sources(sources)
     first = parsed[0]
     wanted = learning or LearningSettings()
-    if not isinstance(first, CameraUri):
-        _refuse_what_cameras_learn(wanted)
+    if not isinstance(first, CameraUri):  # what would do nothing is refused
+        asked = {"view": wanted.view != "auto", "teacher": wanted.teacher, "hold_out": wanted.hold_out}
+        for name in (name for name, value in asked.items() if value):
+            raise SettingsError(
+                f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
+            )
     if isinstance(first, DatasetUri):
         from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
 
@@ -128,27 +132,12 @@ def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: Learn
     if teacher is not None:
         labellers.append(TeacherLabels(teacher, learning.teacher_confidence))
     desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
-    view = _view(learning.view, task, annotated=bool(annotating))
+    crops = learning.view == "crops" or (learning.view == "auto" and annotating)
+    view: View = Crops(task) if crops else WholePicture(task)
     for camera in cameras:
-        if isinstance(view, Crops) and not camera.class_names:
+        if crops and not camera.class_names:
             log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
     return cameras_with_samples(cameras, view, ClassLessons(labellers), desk, collector)
-
-
-def _refuse_what_cameras_learn(learning: LearningSettings) -> None:
-    """Raise SettingsError where an operator asks a source with labels of its own for what only cameras do."""
-    asked = {"view": learning.view != "auto", "teacher": learning.teacher, "hold_out": learning.hold_out}
-    for name, value in asked.items():
-        if value:
-            raise SettingsError(
-                f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
-            )
-
-
-def _view(name: str, task: TaskSpec, *, annotated: bool) -> View:
-    if name == "crops" or (name == "auto" and annotated):
-        return Crops(task)
-    return WholePicture(task)
 
 
 def _classified(task: AnyTaskSpec, what: str) -> TaskSpec:

@@ -54,10 +54,6 @@ class CarlaReplaySettings:
 class CarlaReplayCamera(StillsCamera):
     """A drive that somebody recorded.
 
-    Args:
-        settings: the drive.
-        name: of the camera within its client.
-
     Raises:
         SettingsError: The recording lacks something, or has no such town or fewer frames than ``start``.
     """

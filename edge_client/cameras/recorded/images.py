@@ -47,10 +47,6 @@ class ImagesCamera(StillsCamera):
 
     The folder is listed once: what is put there later isn't seen.
 
-    Args:
-        settings: the folder.
-        name: of the camera within its client.
-
     Raises:
         SettingsError: No such folder, no pictures in it, or annotations that can't be used.
     """

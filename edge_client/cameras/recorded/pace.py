@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Pace:
@@ -27,3 +27,16 @@ class Pace:
             return False
         self._due_at += self._period_s
         return True
+
+
+def ticks(
+    rate_hz: float, stop: threading.Event, clock: Callable[[], float], first_id: int = 0
+) -> Iterator[tuple[int, float]]:
+    """Yield (frame id, time) of the pictures of a camera that waits for nobody, until ``stop`` is set.
+
+    A reader that falls behind makes it skip ahead: frame ids then jump, and nothing queues up.
+    """
+    began, frame_id = clock(), first_id
+    while not stop.wait(max(0.0, began + (frame_id - first_id) / rate_hz - clock())):
+        yield frame_id, clock()
+        frame_id = max(frame_id + 1, first_id + int((clock() - began) * rate_hz))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfleet.edge_client.cameras.recorded.pace import ticks
 from replayfleet.edge_client.flow import Picture
 
 NAME = "scene"
@@ -35,18 +36,10 @@ class SceneCamera:
         self._scene = scene
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield a picture every ``1 / rate_hz`` seconds.
-
-        A consumer that falls behind makes the camera skip ahead: frame ids then jump, and nothing queues up.
-        """
-        began = self._clock()
-        frame_id = 0
-        while not stop.wait(max(0.0, began + frame_id / self._rate_hz - self._clock())):
+        for frame_id, now in ticks(self._rate_hz, stop, self._clock):
             scene = self._scene
-            now = self._clock()
             if len(scene):
                 yield Picture(self.name, frame_id, scene[frame_id % len(scene)], now)
-            frame_id = max(frame_id + 1, int((self._clock() - began) * self._rate_hz))
 
     def describe(self) -> str:
         return f"{self._rate_hz:g} pictures/s"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from replayfleet.edge_client.cameras.recorded.pace import ticks
 from replayfleet.edge_client.flow import Boxes, Picture, Rate
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import check_settings
@@ -61,10 +62,6 @@ class SyntheticCamera:
 
     Picture n is a function of the settings and of n, so that equal settings show the same drive.
 
-    Args:
-        settings: the street.
-        name: of the camera within its client.
-
     Raises:
         SettingsError: An unknown town, a size or seed out of range, or OpenCV isn't installed.
     """
@@ -82,18 +79,11 @@ class SyntheticCamera:
             self._built(town)
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
-        """Yield a picture every ``1 / rate`` seconds until ``stop`` is set.
-
-        A reader that falls behind makes the camera skip ahead: frame ids then jump, and nothing queues up.
-        """
-        rate_hz, first = self._settings.rate, self._next_id
-        began = self._clock()
-        while not stop.wait(max(0.0, began + (self._next_id - first) / rate_hz - self._clock())):
-            frame_id, captured_at = self._next_id, self._clock()
-            picture = self._drawn(frame_id, captured_at)
+        for frame_id, captured_at in ticks(self._settings.rate, stop, self._clock, self._next_id):
+            town = self.town_of(frame_id)
+            pixels, seen = self._street(town).draw(frame_id / self._settings.rate)
             self._next_id = frame_id + 1
-            yield picture
-            self._next_id = max(frame_id + 1, first + int((self._clock() - began) * rate_hz))
+            yield Picture(self.name, frame_id, pixels, captured_at, Boxes(seen.corners, seen.class_ids), town)
 
     def town_of(self, frame_id: int) -> str:
         """Return the town in which a picture of this camera was taken."""
@@ -104,11 +94,6 @@ class SyntheticCamera:
         own = self._settings
         towns = ", ".join(own.order) + (f" for {own.stay:g} s each" if len(own.order) > 1 else "")
         return f"synthetic street, {towns}, {own.width}x{own.height} at {own.rate:g}/s, seed {own.seed}"
-
-    def _drawn(self, frame_id: int, captured_at: float) -> Picture:
-        town = self.town_of(frame_id)
-        pixels, annotation = self._street(town).draw(frame_id / self._settings.rate)
-        return Picture(self.name, frame_id, pixels, captured_at, Boxes(annotation.corners, annotation.class_ids), town)
 
     def _built(self, town: str) -> Street:
         own = self._settings

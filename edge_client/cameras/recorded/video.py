@@ -69,10 +69,6 @@ class VideoSettings:
 class VideoCamera:
     """A film; every frame is delivered, and waits for a slow reader. A frame without an entry has no annotation.
 
-    Args:
-        settings: the film.
-        name: of the camera within its client.
-
     Raises:
         SettingsError: The film can't be decoded or doesn't say its rate, or its annotations can't be used.
     """
