@@ -15,10 +15,11 @@ from rich.console import Console
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.wire.transport.broker import BrokerHandle
-from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, find_data, make_plan
+from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, make_plan
 from replayfleet.scripts.launch.command import log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
 
 TIME_LIMIT_S = 840.0

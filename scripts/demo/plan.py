@@ -1,15 +1,12 @@
-"""What the demo runs: its folder, its command lines, and the data that it needs."""
+"""What the demo runs: its folder and its command lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.simulator.settings import SIZES
-from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.federation.streams.stream import client_id
 from replayfleet.scripts.launch.folder import note_facts
 from replayfleet.scripts.launch.plan import (
@@ -101,19 +98,3 @@ def make_plan(
         rounds=own_rounds if rounds is None else rounds,
         data_root=data_root,
     )
-
-
-def find_data(data_root: Path | None, say: Callable[[str], None]) -> Dataset:
-    """Return the data set, downloaded by torchvision where it isn't found.
-
-    Raises:
-        SettingsError: It can't be found and can't be fetched; says how to get it.
-    """
-    try:
-        return load_dataset(FASHION_MNIST, data_root=data_root)
-    except SettingsError as missing:
-        if "not found" not in str(missing):
-            raise
-        say("Fashion-MNIST is not on this machine: torchvision downloads it now, once, about 30 MB.")
-        say("  `sudo apt install dataset-fashion-mnist` gets Debian's copy, --data-root names a folder of your own.")
-        return load_dataset(FASHION_MNIST, data_root=data_root, download=True)

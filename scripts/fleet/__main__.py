@@ -15,13 +15,13 @@ import click
 from rich.console import Console
 
 from replayfleet.federation.service.words import clock
-from replayfleet.scripts.demo.plan import find_data
 from replayfleet.scripts.fleet.faults import check_faults
 from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
 from replayfleet.scripts.fleet.troubled import TroubledFleet
 from replayfleet.scripts.launch.command import log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import note_facts
+from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
 
 _PATH = click.Path(path_type=Path)

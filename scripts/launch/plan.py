@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.simulator.settings import SIZES, unknown_settings
+from replayfleet.federation.streams.datasets import Dataset, load_dataset
 
 Command = Sequence[str]
 """The name of a console script, or the path of a program, and its arguments."""
@@ -97,3 +98,19 @@ def check_sizes(preset: str, *, clients: int, rounds: int, seed: int) -> None:
         if value < least:
             more = "at least 1" if least else "0 or more"
             raise SettingsError(f"--{name} is {value}, expected {more}")
+
+
+def find_data(data_root: Path | None, say: Callable[[str], None]) -> Dataset:
+    """Return the data set, downloaded by torchvision where it isn't found.
+
+    Raises:
+        SettingsError: It can't be found and can't be fetched; says how to get it.
+    """
+    try:
+        return load_dataset(FASHION_MNIST, data_root=data_root)
+    except SettingsError as missing:
+        if "not found" not in str(missing):
+            raise
+        say("Fashion-MNIST is not on this machine: torchvision downloads it now, once, about 30 MB.")
+        say("  `sudo apt install dataset-fashion-mnist` gets Debian's copy, --data-root names a folder of your own.")
+        return load_dataset(FASHION_MNIST, data_root=data_root, download=True)

@@ -9,9 +9,10 @@ import pytest
 
 from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
 from replayfleet.federation.errors import SettingsError
-from replayfleet.scripts.demo import plan as demo_plan
-from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, find_data, make_plan
+from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, make_plan
+from replayfleet.scripts.launch import plan as launch_plan
 from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.plan import find_data
 
 
 def plan(tmp_path: Path, **changes: Any) -> Plan:
@@ -118,7 +119,7 @@ def test_missing_data_are_downloaded_and_the_operator_is_told(monkeypatch: pytes
             raise SettingsError(f"data set {name} not found (looked in /nowhere)")
         return "data"
 
-    monkeypatch.setattr(demo_plan, "load_dataset", load)
+    monkeypatch.setattr(launch_plan, "load_dataset", load)
     assert find_data(None, said.append) == "data"
     assert calls == [False, True]
     assert any("apt install dataset-fashion-mnist" in line for line in said)
@@ -128,6 +129,6 @@ def test_damaged_data_are_not_downloaded_over(monkeypatch: pytest.MonkeyPatch):
     def load(name: str, **options: Any) -> str:
         raise SettingsError("train-images.gz is damaged")
 
-    monkeypatch.setattr(demo_plan, "load_dataset", load)
+    monkeypatch.setattr(launch_plan, "load_dataset", load)
     with pytest.raises(SettingsError, match="damaged"):
         find_data(None, print)
