@@ -12,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import logging
-import select
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from replayfleet.federation.children import child_command, child_environment
+import msgspec
+
+from replayfleet.federation.children import Child, ChildLost, Parent, child_command
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,13 @@ def is_present(root: Path) -> bool:
     return (root / SOCKET).exists() and importlib.util.find_spec("jtop") is not None
 
 
+class Summary(msgspec.Struct, frozen=True):
+    """One reading: zone -> degrees Celsius, and watts of the board where they are known."""
+
+    zones: dict[str, float]
+    power_w: float | None
+
+
 class Jtop:
     """jtop's client in a process that is started at the first reading, and given up when it ends or falls silent.
 
@@ -43,7 +49,7 @@ class Jtop:
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child[Summary] | None = None
         self._given_up = False
 
     def read(self) -> tuple[dict[str, float], float | None]:
@@ -51,9 +57,16 @@ class Jtop:
         if self._given_up:
             return {}, None
         try:
-            self._process = self._process or _start()
-            return _parsed(_line(self._process, self._timeout_s))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._child = self._child or Child(
+                child_command("replayfleet.devices.jtop"), Summary, errors=subprocess.DEVNULL
+            )
+            heard = self._child.receive(self._timeout_s)
+            if heard is None:
+                raise TimeoutError(f"no reading within {self._timeout_s:g} s")
+            while (newer := self._child.receive(0)) is not None:  # those before it are stale
+                heard = newer
+            return heard[0].zones, heard[0].power_w
+        except (OSError, ChildLost) as error:
             self._given_up = True
             self.close()
             log.warning("jtop tells nothing: %s; heat and power are unknown, training runs at full speed", error)
@@ -61,45 +74,13 @@ class Jtop:
 
     def close(self) -> None:
         """End the process. Idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        child_command("replayfleet.devices.jtop"),
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-    )
-
-
-def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Return the newest line that the process printed, waiting up to ``timeout_s``; lines before it are stale."""
-    pipe = process.stdout
-    assert pipe is not None
-    if not select.select([pipe], [], [], timeout_s)[0]:
-        raise TimeoutError(f"no reading within {timeout_s:g} s")
-    line = pipe.readline()
-    while line and select.select([pipe], [], [], 0)[0]:
-        line = pipe.readline()
-    if not line:
-        raise EOFError("its client ended; is jtop.service running, in the same version?")
-    return line
-
-
-def _parsed(line: bytes) -> tuple[dict[str, float], float | None]:
-    said = json.loads(line)
-    power_w = said["power_w"]
-    zones = {str(name): float(degrees) for name, degrees in said["zones"].items()}
-    return zones, None if power_w is None else float(power_w)
-
-
-def summarise(temperature: dict[str, Any], power: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"zones": {name: degrees}, "power_w": watts or None}`` of what jtop's client says.
+def summarise(temperature: dict[str, Any], power: dict[str, Any]) -> Summary:
+    """Return what jtop's client says, in short.
 
     Args:
         temperature: ``jtop.temperature``, name -> ``{"temp": degrees, "online": bool}``; -256 where it is off.
@@ -111,12 +92,12 @@ def summarise(temperature: dict[str, Any], power: dict[str, Any]) -> dict[str, A
         if sensor.get("online", True) and sensor.get("temp", -256) > 0
     }
     milliwatts = power.get("tot", {}).get("power")
-    return {"zones": zones, "power_w": None if milliwatts is None else milliwatts / 1000}
+    return Summary(zones, None if milliwatts is None else milliwatts / 1000)
 
 
 def main() -> None:
     """Print what the service says, a JSON line per reading, until nobody reads or it fails."""
+    parent = Parent()
     with contextlib.suppress(BrokenPipeError), importlib.import_module("jtop").jtop(interval=EVERY_S) as board:
         while board.ok():
-            sys.stdout.write(json.dumps(summarise(board.temperature, board.power)) + "\n")
-            sys.stdout.flush()
+            parent.say(summarise(board.temperature, board.power))

@@ -1,17 +1,29 @@
-"""Child processes: where their code comes from, how they end with their parent, and how that reads in a log."""
+"""Child processes: where their code comes from, what is said between them and their parent, and how they end."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 Process: TypeAlias = "subprocess.Popen[Any]"
+
+MAX_LINE_BYTES = 1 << 20
+"""Of a child."""
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # here, not after a fork, when a lock may be held
@@ -74,8 +86,164 @@ def die_with_parent(sign: int = signal.SIGKILL) -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, sign)
 
 
-def private_stdout() -> BinaryIO:
-    """In a child: keep standard output for answers; what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return answers
+class ChildLost(Exception):
+    """A child said what it never should; the text says what, as a reason for a log."""
+
+
+class ChildEnded(ChildLost):
+    """A child ended, or closed its output; the text says how."""
+
+
+class Child(Generic[A]):
+    """A child process. Both ends write lines of JSON; bytes may follow a line of the child. Nothing is pickled.
+
+    Whatever the child says is checked before memory is asked for. One thread receives; any may send.
+
+    Args:
+        command: what to run.
+        says: the type of what it says; bounds in it are checked.
+        num_bytes: how many bytes follow a line.
+        pipe_bytes: that the pipe should hold; 0 for the system's default.
+        errors: where its standard error goes; ours if None.
+        environment: what it gets beside ours, which wins.
+
+    Raises:
+        OSError: It can't be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        says: Any,
+        *,
+        num_bytes: Callable[[A], int] = lambda said: 0,
+        pipe_bytes: int = 0,
+        errors: IO[bytes] | int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**(environment or {}), **child_environment()},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
+        self.pid = self.process.pid
+        self._fd = self._output.fileno()
+        os.set_blocking(self._fd, False)
+        if pipe_bytes:
+            with contextlib.suppress(OSError):  # a user's quota of large pipes is used up: smaller ones do
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, pipe_bytes)
+        self._readable = select.poll()
+        self._readable.register(self._fd, select.POLLIN)
+        self._decoder: msgspec.json.Decoder[A] = msgspec.json.Decoder(says)
+        self._num_bytes = num_bytes
+        self._begun = bytearray()
+        self._head: A | None = None
+        self._bytes = bytearray()
+        self._rest = memoryview(b"")
+
+    def send(self, message: object) -> None:
+        """Write a line; what became of a child that doesn't read it, ``receive`` says."""
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it is gone, or we closed its input
+            self._input.write(msgspec.json.encode(message) + b"\n")
+            self._input.flush()
+
+    def receive(self, timeout_s: float | None = None, goodbye_s: float = 2.0) -> tuple[A, bytearray] | None:
+        """Return the next thing it says and the bytes that follow; None if it isn't complete within ``timeout_s``.
+
+        Args:
+            timeout_s: None waits without end.
+            goodbye_s: to wait for the end of a child that says nothing more, so that its exit status is known.
+
+        Raises:
+            ChildEnded: There is nothing more to come.
+            ChildLost: It said what it never should; what it says next can still be received.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if self._head is None:
+                self._begin()
+            if self._head is not None and not self._rest:
+                said, self._head = (self._head, self._bytes), None
+                return said
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._readable.poll(None if left_s is None else 1000 * left_s):
+                return None
+            if self._head is not None:
+                count = os.readv(self._fd, [self._rest])  # where it stays: it may be large
+                self._rest = self._rest[count:]
+            else:
+                piece = os.read(self._fd, MAX_LINE_BYTES)
+                self._begun += piece
+                count = len(piece)
+            if count == 0:
+                raise ChildEnded(ending(self.process, goodbye_s))
+
+    def end_input(self) -> None:
+        """Tell it that nothing more comes, which ends it."""
+        with contextlib.suppress(OSError):
+            self._input.close()
+
+    def close(self, goodbye_s: float = 0.0) -> int:
+        """End it and wait for it; it has ``goodbye_s`` to end by itself. Idempotent; returns its exit status."""
+        self.end_input()
+        with contextlib.suppress(OSError):
+            self._output.close()
+        end(self.process, goodbye_s)
+        return int(self.process.returncode)
+
+    def _begin(self) -> None:
+        """Take a line from what was read, if there is one."""
+        line, newline, rest = self._begun.partition(b"\n")
+        if not newline:
+            if len(line) >= MAX_LINE_BYTES:
+                self._begun = bytearray()
+                raise ChildLost("its process sent a line without an end")
+            return
+        self._begun = rest
+        try:
+            self._head = self._decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise ChildLost(f"its process sent an unreadable line ({' '.join(str(error).split())[:300]})") from error
+        self._bytes = bytearray(self._num_bytes(self._head))
+        if self._bytes:
+            if len(rest) > len(self._bytes):
+                raise ChildLost("its process sent more than it announced")
+            self._bytes[: len(rest)], self._begun = rest, bytearray()
+        self._rest = memoryview(self._bytes)[len(rest) if self._bytes else 0 :]
+
+
+class Parent:
+    """In a child: its way to its parent, over the standard streams. What libraries print goes to standard error.
+
+    Args:
+        outlived: the child sees to its own end when its parent is gone; else the kernel kills it then, whatever it is
+            busy with.
+    """
+
+    def __init__(self, *, outlived: bool = False) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        if not outlived:
+            die_with_parent()
+        self._answers = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+
+    def hear(self, kind: type[T]) -> T | None:
+        """Return the next line; None at the end of the input."""
+        line = sys.stdin.buffer.readline()
+        return msgspec.json.decode(line, type=kind) if line else None
+
+    def say(self, message: object, following: bytes | memoryview = b"") -> None:
+        """Write a line, and bytes after it; one thread at a time.
+
+        Raises:
+            BrokenPipeError: The parent is gone.
+        """
+        for part in (msgspec.json.encode(message) + b"\n", following):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[self._answers.write(rest) :]

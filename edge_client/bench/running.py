@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
 from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable
 from replayfleet.edge_client.bench.subject import Subject, from_data_dir, from_file, of_our_own
-from replayfleet.federation.children import child_command, child_environment
+from replayfleet.federation.children import Child, ChildLost, child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 WORKER_COMMAND = child_command("replayfleet.edge_client.bench.worker")
@@ -148,21 +147,21 @@ def _rows(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> 
 def _tried(trial: Trial) -> Measured | Unusable:
     """Measure in a process of its own."""
     limit_s = TRIAL_LIMIT_S + 3 * trial.seconds * len(trial.batches)
-    try:
-        done = subprocess.run(  # noqa: S603
-            WORKER_COMMAND,
-            input=msgspec.json.encode(trial),
-            capture_output=True,
-            check=False,
-            timeout=limit_s,
-            env={"NVIDIA_TF32_OVERRIDE": "0", **child_environment()},
+    with tempfile.TemporaryFile() as errors:
+        child: Child[Measured | Unusable] = Child(
+            WORKER_COMMAND, Measured | Unusable, errors=errors, environment={"NVIDIA_TF32_OVERRIDE": "0"}
         )
-        return msgspec.json.decode(done.stdout, type=Measured | Unusable)
-    except subprocess.TimeoutExpired:
-        return Unusable(f"it took longer than {limit_s:g} s")
-    except msgspec.MsgspecError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return Unusable(f"its process ended with {done.returncode}: {lines[-1][:200] if lines else 'it said nothing'}")
+        try:
+            child.send(trial)
+            heard = child.receive(limit_s)
+            return Unusable(f"it took longer than {limit_s:g} s") if heard is None else heard[0]
+        except ChildLost:
+            code = child.close()
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            return Unusable(f"its process ended with {code}: {lines[-1][:200] if lines else 'it said nothing'}")
+        finally:
+            child.close()
 
 
 def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> tuple[FrameRate | None, str]:

@@ -6,13 +6,11 @@ One runtime a process: memory is its own, and one that crashes takes no other wi
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from replayfleet.devices.profiles import CPU, CUDA
@@ -25,7 +23,7 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.filling import filled
 from replayfleet.export.running.provider_options import BatchProfile
 from replayfleet.export.running.runtimes import Runtime
-from replayfleet.federation.children import private_stdout
+from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 
 WARM_UP_RUNS = 3
@@ -35,9 +33,10 @@ MAX_RUNS = 20_000
 
 def main() -> None:
     """Measure what standard input asks for."""
-    answers = private_stdout()
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
-    answers.write(msgspec.json.encode(measured(trial)))
+    parent = Parent()
+    trial = parent.hear(Trial)
+    if trial is not None:
+        parent.say(measured(trial))
 
 
 def measured(trial: Trial) -> Measured | Unusable:

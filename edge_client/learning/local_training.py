@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from replayfleet.edge_client.learning.training.job import (
     TrainerReady,
     TrainFailed,
     TrainJob,
-    event_from_line,
-    to_line,
 )
-from replayfleet.federation.children import child_command, child_environment
+from replayfleet.federation.children import Child, ChildEnded, ChildLost, child_command, end
 from replayfleet.federation.service.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
 
@@ -76,59 +73,47 @@ class TrainerProcess:
 
     def __init__(self, on_event: Callable[[TrainerEvent], None], command: Sequence[str] = TRAINER_COMMAND) -> None:
         self._on_event = on_event
-        self._process = subprocess.Popen(  # noqa: S603
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
-        )
-        self.pid = self._process.pid
+        self._child: Child[FromTrainer] = Child(command, FromTrainer)
+        self.pid = self._child.pid
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
         self._thread.start()
 
     def submit(self, job: TrainJob) -> None:
         """Write the job to the process."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(to_line(job))
-            self._process.stdin.flush()
+        self._child.send(job)
 
     def pause(self) -> None:
         """Send SIGSTOP: it holds nothing that others wait for."""
-        with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGSTOP)
+        self._child.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Send SIGCONT."""
-        with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGCONT)
+        self._child.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Close its input, which ends it at once, also in the middle of a job."""
-        self._close_input()
+        self._child.end_input()
         self.resume()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        end(self._child.process, 5.0)
         self._thread.join(timeout=5)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._heard(line)
-        code = self._process.wait()
-        self._close_input()
-        self._on_event(TrainerExited(self.pid, code))
+        with contextlib.suppress(ChildEnded):
+            while True:
+                self._hear()
+        self._child.process.wait()
+        self._on_event(TrainerExited(self.pid, self._child.close()))
 
-    def _close_input(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
-    def _heard(self, line: bytes) -> None:
+    def _hear(self) -> None:
         try:
-            self._on_event(event_from_line(line))
-        except msgspec.MsgspecError as error:
-            log.warning("unreadable line from the training process", error=error)
+            heard = self._child.receive()
+        except ChildEnded:
+            raise
+        except ChildLost as lost:
+            log.warning("unreadable line from the training process", error=lost)
+        else:
+            assert heard is not None  # it waits without end
+            self._on_event(heard[0])
 
 
 class LocalTraining:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
 import threading
-from collections.abc import Callable
+import time
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.engines.maker import EngineFailed, Progress
 from replayfleet.export.running.provider_options import BatchProfile
-from replayfleet.federation.children import child_command, child_environment
+from replayfleet.federation.children import Child, ChildLost, child_command
 
 BUILD_COMMAND = child_command("replayfleet.export.engines.process")
 
@@ -33,7 +30,7 @@ class EngineBuild:
     def __init__(self, maker: str, *, limit_s: float = BUILD_LIMIT_S) -> None:
         self._maker = maker
         self._limit_s = limit_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child[dict[str, Any]] | None = None
         self._stopped = ""
         self._changing = threading.Lock()
 
@@ -60,62 +57,43 @@ class EngineBuild:
             "timing": str(place.timing),
             "profile": asdict(profile),
         }
+        deadline = time.monotonic() + self._limit_s
         with log.open("wb") as errors:
-            process = self._start(errors)
-        timer = threading.Timer(self._limit_s, lambda: self.stop(f"it took longer than {self._limit_s:g} s"))
-        timer.daemon = True
-        timer.start()
+            child = self._start(errors)
+        last: dict[str, Any] = {}
         try:
-            last = _conversation(process, json.dumps(job).encode() + b"\n", progress)
+            child.send(job)
+            while not {"done", "error"} & last.keys():
+                heard = child.receive(max(0.0, deadline - time.monotonic()))
+                if heard is None:
+                    raise EngineFailed(f"it took longer than {self._limit_s:g} s")
+                last = heard[0]
+                if "part" in last:
+                    progress(int(last["part"]), int(last["of"]))
+        except ChildLost:
+            pass  # its exit status says more
         finally:
-            timer.cancel()
-            process.kill()
-            code = process.wait()
+            code = child.close()
         if self._stopped:
             raise EngineFailed(self._stopped)
         if "error" in last:
             raise EngineFailed(str(last["error"]))
         if "done" not in last:
-            raise EngineFailed(f"the building process ended with {code}: {_last_line(log.read_bytes())}")
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = lines[-1][:200] if lines else "it said nothing"
+            raise EngineFailed(f"the building process ended with {code}: {said}")
 
     def stop(self, why: str = "stopped") -> None:
         """End the build; ``run`` raises. Idempotent, from any thread."""
         with self._changing:
             self._stopped = self._stopped or why
-            if self._process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
+            if self._child is not None:
+                self._child.process.kill()
 
-    def _start(self, errors: Any) -> subprocess.Popen[bytes]:
-        # Answers must be those of the golden vector: TensorRT would use 10 bits of the mantissa where it may.
-        environment = {"NVIDIA_TF32_OVERRIDE": "0", **child_environment()}
+    def _start(self, errors: IO[bytes]) -> Child[dict[str, Any]]:
         with self._changing:
             if self._stopped:
                 raise EngineFailed(self._stopped)
-            self._process = subprocess.Popen(  # noqa: S603
-                BUILD_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
-            )
-            return self._process
-
-
-def _conversation(process: subprocess.Popen[bytes], job: bytes, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Hand the job over and listen to the end; returns the last word."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    last: dict[str, Any] = {}
-    with process.stdout as lines, contextlib.closing(process.stdin) as job_input:
-        with contextlib.suppress(BrokenPipeError):
-            job_input.write(job)
-            job_input.flush()
-        for line in lines:
-            last = json.loads(line)
-            if "part" in last:
-                progress(int(last["part"]), int(last["of"]))
-            else:
-                break
-    return last
-
-
-def _last_line(text: bytes) -> str:
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it said nothing"
+            # Answers must be those of the golden vector: TensorRT would use 10 bits of the mantissa where it may.
+            self._child = Child(BUILD_COMMAND, dict[str, Any], errors=errors, environment={"NVIDIA_TF32_OVERRIDE": "0"})
+            return self._child

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.running.provider_options import BatchProfile
-from replayfleet.federation.children import die_with_parent, private_stdout
+from replayfleet.federation.children import Parent
 
 NICENESS = 19
 """The lowest: nobody waits for an engine, another runtime answers meanwhile."""
@@ -26,17 +24,17 @@ NICENESS = 19
 
 def main() -> None:
     """Build what the first line of standard input asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
+    parent = Parent()  # killed with it too: a library that builds may hold Python's lock, and its input's end go unread
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    die_with_parent()  # a library that builds may hold Python's lock for minutes, and its input's end go unread
-    words = private_stdout()
 
     def say(**fields: object) -> None:
         with contextlib.suppress(BrokenPipeError):
-            words.write(json.dumps(fields).encode() + b"\n")
+            parent.say(fields)
 
-    job: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    job = parent.hear(dict[str, Any])
+    if job is None:
+        return
     threading.Thread(target=_end_with_input, name="input", daemon=True).start()
     try:
         place = Workplace(Path(job["folder"]), Path(job["engine"]), Path(job["timing"]))

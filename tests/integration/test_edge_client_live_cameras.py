@@ -314,7 +314,7 @@ def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dro
         ("print(head(0, 0, 100000, 100000))", "unreadable line"),
         ("print(head(0, 0, 0, 5))", "unreadable line"),
         ("print(head(0, 1e15, 1, 1) + chr(10) + 'abc', end='')", "from the future"),
-        ("print(head(0, 0, 1, 1) + chr(10) + 'abcd', end='')", "more than one picture"),
+        ("print(head(0, 0, 1, 1) + chr(10) + 'abcd', end='')", "more than it announced"),
         ("print(head(0, 0, 8192, 8192) + chr(10) + 'abc', end='')", "ended with exit status 0"),
         ("print(head(0, 0, 1, 1, corners=[[2, 0, 1, 1]], class_ids=[0]) + chr(10) + 'abc', end='')", "boxes that are"),
         ("print(head(0, 0, 1, 1, corners=[[0, 0, 1, 1]], class_ids=[]) + chr(10) + 'abc', end='')", "boxes that are"),

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -28,10 +28,9 @@ from replayfleet.edge_client.cameras.live.wire import (
     Said,
     Taken,
     one_line,
-    to_line,
 )
 from replayfleet.edge_client.flow import CameraError, Picture
-from replayfleet.federation.children import private_stdout
+from replayfleet.federation.children import Parent
 from replayfleet.federation.service.signals import stopped_by_signals
 
 _MAX_COMPLAINTS = 65_536
@@ -156,11 +155,13 @@ def serve(open_camera: Callable[[], TakesPictures], desk: Desk, stop: threading.
 
 def main() -> None:
     """Serve one camera until standard input ends."""
-    answers = private_stdout()
-    desk, stop = Desk(lambda message, picture: _say(answers, message, picture)), threading.Event()
+    parent = Parent(outlived=True)  # it puts a simulator's settings back first
+    desk, stop = Desk(lambda message, picture: _say(parent, message, picture)), threading.Event()
     logging.basicConfig(handlers=[_Lines(desk)], level=logging.INFO, force=True)
-    requests = sys.stdin.buffer
-    job = msgspec.json.decode(requests.readline(), type=CameraJob)
+    job = parent.hear(CameraJob)
+    if job is None:
+        return
+    goodbye_s = job.goodbye_s
     with contextlib.suppress(ImportError):  # opening says so
         import cv2
 
@@ -168,9 +169,9 @@ def main() -> None:
 
     def listen() -> None:
         with contextlib.suppress(BrokenPipeError):
-            for _ in requests:
+            for _ in sys.stdin.buffer:
                 desk.want()
-        if_it_hangs = threading.Timer(job.goodbye_s, os._exit, args=(0,))
+        if_it_hangs = threading.Timer(goodbye_s, os._exit, args=(0,))
         if_it_hangs.daemon = True
         if_it_hangs.start()
         stop.set()
@@ -183,7 +184,7 @@ def main() -> None:
         return camera
 
     with contextlib.suppress(BrokenPipeError), stopped_by_signals(stop):
-        _say(answers, Ready(), None)
+        parent.say(Ready())
         threading.Thread(target=listen, name="requests", daemon=True).start()
         serve(open_camera, desk, stop)
     os._exit(0)  # threads of drivers and simulators must not keep the process alive
@@ -205,9 +206,5 @@ def native_complaints() -> Complaints:
     return read
 
 
-def _say(answers: BinaryIO, message: FromWorker, picture: Picture | None) -> None:
-    pixels = b"" if picture is None else np.ascontiguousarray(picture.pixels).data.cast("B")
-    for part in (to_line(message), pixels):
-        rest = memoryview(part)
-        while rest:
-            rest = rest[answers.write(rest) :]
+def _say(parent: Parent, message: FromWorker, picture: Picture | None) -> None:
+    parent.say(message, b"" if picture is None else np.ascontiguousarray(picture.pixels).data.cast("B"))

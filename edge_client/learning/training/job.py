@@ -120,25 +120,6 @@ class TrainFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 FromTrainer: TypeAlias = TrainerReady | TrainCourse | TrainDone | TrainFailed
 
-_encoder = msgspec.json.Encoder()
-_job_decoder = msgspec.json.Decoder(TrainJob)
-_event_decoder: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrainer)
-
-
-def to_line(message: TrainJob | FromTrainer) -> bytes:
-    """Return one line, newline included."""
-    return _encoder.encode(message) + b"\n"
-
-
-def job_from_line(line: bytes) -> TrainJob:
-    """Return what the client wrote."""
-    return _job_decoder.decode(line)
-
-
-def event_from_line(line: bytes) -> FromTrainer:
-    """Return what the training process wrote."""
-    return _event_decoder.decode(line)
-
 
 class RoundFile:
     """A round's samples on their way to the training process, in memory alone.

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -31,13 +30,11 @@ from replayfleet.edge_client.learning.training.job import (
     TrainerReady,
     TrainFailed,
     TrainJob,
-    job_from_line,
     parameter_sets_of,
     read_round_data,
-    to_line,
 )
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
-from replayfleet.federation.children import die_with_parent, private_stdout
+from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
 from replayfleet.federation.service.fleet_spec import method_of
@@ -145,21 +142,20 @@ def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
 def main() -> None:
     """Serve jobs until standard input ends."""
     configure_logging(as_json=JSON_LOGS in sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle
-    die_with_parent()  # also while stopped, when the end of standard input would go unread
+    parent = Parent()  # killed with the client also while stopped, when the end of its input would go unread
     refused = yield_to_serving(idle=IDLE in sys.argv[1:])
     if refused:
         log.warning("training can't be told to yield as it should", refused=refused)
-    answers = private_stdout()
     try:
         warm_up()
     except ModuleNotFoundError as error:
         log.error("this device can't train", reason=error, next="it serves what others learn")
         sys.exit(1)
-    _say(answers, TrainerReady())
-    for job in _jobs(sys.stdin.buffer):
-        _say(answers, answer(job, lambda message: _say(answers, message)))
-        give_memory_back()
+    with contextlib.suppress(BrokenPipeError):  # the client is gone
+        parent.say(TrainerReady())
+        for job in _jobs(parent):
+            parent.say(answer(job, parent.say))
+            give_memory_back()
 
 
 def warm_up() -> None:
@@ -190,25 +186,18 @@ def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -
         return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])
 
 
-def _jobs(stream: BinaryIO) -> Iterator[TrainJob]:
-    """Yield jobs; a thread of its own watches the stream, so that the client's death ends a job in progress too."""
+def _jobs(parent: Parent) -> Iterator[TrainJob]:
+    """Yield jobs; a thread of its own listens, so that the client's goodbye ends a job in progress too."""
     import queue
     import threading
 
     jobs: queue.SimpleQueue[TrainJob] = queue.SimpleQueue()
 
-    def watch() -> None:
-        for line in stream:
-            jobs.put(job_from_line(line))
+    def listen() -> None:
+        while (job := parent.hear(TrainJob)) is not None:
+            jobs.put(job)
         os._exit(0)  # whatever is half done is on no record
 
-    threading.Thread(target=watch, name="jobs", daemon=True).start()
+    threading.Thread(target=listen, name="jobs", daemon=True).start()
     while True:
         yield jobs.get()
-
-
-def _say(answers: BinaryIO, message: FromTrainer) -> None:
-    try:
-        answers.write(to_line(message))
-    except BrokenPipeError:
-        os._exit(0)  # the client is gone
