@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -38,7 +36,9 @@ def serve(settings: AggregatorSettings) -> bool:
     """
     manager = ServiceManager.from_environment()
     manager.begin("building the fleet's models")
-    fleet = _fleet(settings)
+    spec = settings.spec()
+    method, task = method_of(spec), task_of(spec)
+    fleet = Fleet(spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules())
     connector = mqtt_connector(
         tls_ca=settings.tls_ca,
         tls_cert=settings.tls_cert,
@@ -49,9 +49,8 @@ def serve(settings: AggregatorSettings) -> bool:
     if settings.broker is not None:
         connector.check(settings.broker)
     metrics, stop = Metrics(), threading.Event()
-    view: dict[str, AggregatorService] = {}
     with contextlib.ExitStack() as stack:
-        health = HealthServer(lambda: _health(view), metrics.registry, port=settings.health_port)
+        health = HealthServer(metrics.registry, port=settings.health_port)
         stack.callback(health.stop)
         data_dir = stack.enter_context(claim_data_dir(settings.data_dir, fleet=settings.fleet, role="aggregator"))
         broker = open_broker(settings.broker, log=logging.getLogger("aggregator"), insecure=settings.insecure)
@@ -63,18 +62,7 @@ def serve(settings: AggregatorSettings) -> bool:
             metrics=metrics,
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
         )
-        view["service"] = service
+        health.answer(service.health)
         stack.enter_context(stopped_by_signals(stop))
         _log.info("serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url)
         return service.run(stop, manager)
-
-
-def _fleet(settings: AggregatorSettings) -> Fleet:
-    spec = settings.spec()
-    method, task = method_of(spec), task_of(spec)
-    return Fleet(spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules())
-
-
-def _health(view: Mapping[str, AggregatorService]) -> Mapping[str, Any]:
-    service = view.get("service")
-    return service.health() if service is not None else {"healthy": False, "phase": "starting"}

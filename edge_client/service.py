@@ -93,7 +93,7 @@ class ClientService:
         self._identity = identity
         self._folder = folder
         self._clock = clock
-        self.desk = OperatorDesk(self._class_names, self._learn, clock)
+        self.desk = OperatorDesk(lambda: self.client.class_names, self._learn, clock)
         self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
@@ -108,7 +108,11 @@ class ClientService:
         self._presence = PresenceClock(
             identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
         )
-        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(self._hear_trainer)))
+
+        def hear(event: TrainerEvent) -> None:
+            self.loop.put("training", lambda now: self.client.on_trainer(event, now))
+
+        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(hear)))
         self.client = Client(self._parts)
         allowance = identity.compute.allowance
         self._sensors = Sensors(allowance)
@@ -282,19 +286,12 @@ class ClientService:
             compute=identity.compute,
         )
 
-    def _hear_trainer(self, event: TrainerEvent) -> None:
-        """Called on the trainer's thread."""
-        self.loop.put("training", lambda now: self.client.on_trainer(event, now))
-
     def _learn(self, feedback: AnyFeedback) -> None:
         """Called on any thread."""
         samples: object = None if self.client.source is None else self.client.source.samples
         if not isinstance(samples, TakesFeedback):
             raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
         samples.feedback(feedback)
-
-    def _class_names(self) -> tuple[str, ...]:
-        return self.client.class_names
 
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider
-from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerEvent, TrainerProcess
+from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
 from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.service import ClientService, Identity
@@ -21,7 +19,7 @@ from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.health import Answer, Endpoints, HealthServer
+from replayfleet.federation.service.health import HealthServer
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
@@ -55,11 +53,11 @@ def start(settings: ClientSettings) -> bool:
     manager.begin("proving the execution provider")
     board = probe()
     profile, proof = _proved(settings, board)
+    trainer = (*TRAINER_COMMAND, IDLE, *([JSON_LOGS] if settings.json_logs else []))
     stop = threading.Event()
     metrics = Metrics(profile.name, proof.provider)
-    view: dict[str, ClientService] = {}
     with contextlib.ExitStack() as stack:
-        health = HealthServer(lambda: _health(view), metrics.registry, more=_endpoints(view), port=settings.health_port)
+        health = HealthServer(metrics.registry, port=settings.health_port)
         stack.callback(health.stop)
         data_dir = stack.enter_context(
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
@@ -70,9 +68,10 @@ def start(settings: ClientSettings) -> bool:
             connector.to(settings.broker),
             open_source,
             metrics=metrics,
-            spawn=_spawner(settings),
+            spawn=lambda on_event: TrainerProcess(on_event, trainer),
         )
-        view["service"] = service
+        desk = service.desk
+        health.answer(service.status, get={"/predictions": desk.predictions}, post={"/feedback": desk.feedback})
         for display in displays(settings, service):
             stack.callback(display.close)
             service.watchers.append(display.watch)
@@ -114,11 +113,6 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 
 
-def _spawner(settings: ClientSettings) -> Callable[[Callable[[TrainerEvent], None]], TrainerProcess]:
-    command = (*TRAINER_COMMAND, IDLE, *([JSON_LOGS] if settings.json_logs else []))
-    return lambda on_event: TrainerProcess(on_event, command)
-
-
 def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window]:
     """Open what the operator wants to look at."""
     opened: list[Recorder | Window] = []
@@ -142,21 +136,3 @@ def _check_displays(settings: ClientSettings) -> None:
         from replayfleet.edge_client.operator.display.window import check_display
 
         check_display()
-
-
-def _endpoints(view: Mapping[str, ClientService]) -> Endpoints:
-    """What operators ask and say; the port is taken before there is a service to answer."""
-    starting: Answer = (HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
-
-    def predictions(body: bytes) -> Answer:
-        return view["service"].desk.predictions(body) if "service" in view else starting
-
-    def feedback(body: bytes) -> Answer:
-        return view["service"].desk.feedback(body) if "service" in view else starting
-
-    return Endpoints(get={"/predictions": predictions}, post={"/feedback": feedback})
-
-
-def _health(view: Mapping[str, ClientService]) -> Mapping[str, Any]:
-    service = view.get("service")
-    return service.status() if service is not None else {"healthy": False, "phase": "starting"}

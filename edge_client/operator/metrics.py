@@ -15,44 +15,35 @@ class Metrics:
     """Prometheus metrics of one client process, in a registry of their own."""
 
     def __init__(self, device: str, provider: str) -> None:
-        self.registry = CollectorRegistry()
-        Info("edge_client_device", "Board and execution provider", registry=self.registry).info(
+        self.registry = registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"edge_client_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"edge_client_{name}", text, labels, registry=registry)
+
+        Info("edge_client_device", "Board and execution provider", registry=registry).info(
             {"device": device, "provider": provider}
         )
-        self._frames = Counter(
-            "edge_client_frames", "Frames by what became of them", ["result"], registry=self.registry
-        )
-        self.round = Gauge("edge_client_round", "Round announced last", registry=self.registry)
-        self.version = Gauge("edge_client_model_version", "Version that serves frames", registry=self.registry)
+        self._frames = counter("frames", "Frames by what became of them", "result")
+        self.round = gauge("round", "Round announced last")
+        self.version = gauge("model_version", "Version that serves frames")
         self._serving = {
-            "probation_version": Gauge(
-                "edge_client_probation_version", "Version on probation, -1 for none", registry=self.registry
-            ),
-            "rollbacks": Gauge("edge_client_rollbacks", "Models that were rolled back", registry=self.registry),
-            "recycles": Gauge(
-                "edge_client_serving_recycles", "Serving processes replaced because they grew", registry=self.registry
-            ),
-            "serving_memory_bytes": Gauge(
-                "edge_client_serving_memory_bytes", "What the serving process alone occupies", registry=self.registry
-            ),
+            "probation_version": gauge("probation_version", "Version on probation, -1 for none"),
+            "rollbacks": gauge("rollbacks", "Models that were rolled back"),
+            "recycles": gauge("serving_recycles", "Serving processes replaced because they grew"),
+            "serving_memory_bytes": gauge("serving_memory_bytes", "What the serving process alone occupies"),
         }
-        self.latency = Gauge(
-            "edge_client_latency_p95_seconds", "Capture to answer, newest thousand frames", registry=self.registry
-        )
-        self.connected = Gauge("edge_client_connected", "1 while the broker accepts us", registry=self.registry)
-        self.restarts = Gauge("edge_client_trainer_restarts", "Deaths of the training process", registry=self.registry)
-        self._time_share = Gauge(
-            "edge_client_training_time_share", "Of its time that training may run", registry=self.registry
-        )
-        self._shortened = Counter(
-            "edge_client_shortened_rounds", "Rounds that were trained only in part", registry=self.registry
-        )
-        self._temperature = Gauge(
-            "edge_client_temperature_celsius", "Zone nearest to its limit", ["zone"], registry=self.registry
-        )
-        self._power = Gauge("edge_client_power_watts", "Of the board; NaN without a sensor", registry=self.registry)
-        self.errors = Counter("edge_client_errors", "Unexpected errors, see the log", registry=self.registry)
-        self._bytes = Counter("edge_client_transfer_bytes", "Bytes on the wire", ["direction"], registry=self.registry)
+        self.latency = gauge("latency_p95_seconds", "Capture to answer, newest thousand frames")
+        self.connected = gauge("connected", "1 while the broker accepts us")
+        self.restarts = gauge("trainer_restarts", "Deaths of the training process")
+        self._time_share = gauge("training_time_share", "Of its time that training may run")
+        self._shortened = counter("shortened_rounds", "Rounds that were trained only in part")
+        self._temperature = gauge("temperature_celsius", "Zone nearest to its limit", "zone")
+        self._power = gauge("power_watts", "Of the board; NaN without a sensor")
+        self.errors = counter("errors", "Unexpected errors, see the log")
+        self._bytes = counter("transfer_bytes", "Bytes on the wire", "direction")
         self._seen: dict[str, float] = {}
 
     def frames(self, counts: FrameCounts) -> None:

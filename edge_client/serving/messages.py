@@ -7,6 +7,7 @@ shared memory of its own: ``Run`` once the images stand in the memory, then ``An
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -80,24 +81,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 ToWorker: TypeAlias = Load | Run
 FromWorker: TypeAlias = Loaded | Refused | Answered | Failed
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+packet = msgspec.msgpack.Encoder().encode
+"""Message -> what travels."""
 
+to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+"""What the client wrote -> message; msgspec.MsgspecError if it is none of it."""
 
-def packet(message: ToWorker | FromWorker) -> bytes:
-    """Return what travels."""
-    return _encoder.encode(message)
-
-
-def to_worker(data: bytes) -> ToWorker:
-    """Return what the client wrote; msgspec.MsgspecError if it is none of it."""
-    return _to_worker.decode(data)
-
-
-def from_worker(data: bytes) -> FromWorker:
-    """Return what the process wrote; msgspec.MsgspecError if it is none of it."""
-    return _from_worker.decode(data)
+from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
+"""What the process wrote -> message; msgspec.MsgspecError if it is none of it."""
 
 
 def in_short(error: BaseException | str) -> str:

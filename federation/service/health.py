@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -30,30 +29,17 @@ Answer = tuple[HTTPStatus, Mapping[str, Any]]
 Endpoint = Callable[[bytes], Answer]
 """A request's body -> what is answered, as JSON. Called on a request's thread."""
 
+_STARTING: Mapping[str, Any] = {"healthy": False, "phase": "starting"}
+
 MAX_BODY_BYTES = 64 * 1024
 """Larger requests are refused before they are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """What a service answers beside ``/healthz`` and ``/metrics``.
-
-    Attributes:
-        get: path -> answer; the body is empty.
-        post: path -> answer.
-    """
-
-    get: Mapping[str, Endpoint] = field(default_factory=dict)
-    post: Mapping[str, Endpoint] = field(default_factory=dict)
-
-
 class HealthServer:
-    """The operations endpoint of one process.
+    """The operations endpoint of one process; until ``answer`` is called it says that the service starts.
 
     Args:
-        health: what ``/healthz`` says.
         registry: what ``/metrics`` shows.
-        more: what else is answered.
         port: 0 picks a free one, ``OFF`` starts nothing.
         host: loopback by default, for the endpoint has no authentication.
 
@@ -61,25 +47,35 @@ class HealthServer:
         SettingsError: The port is in use or not allowed.
     """
 
-    def __init__(
-        self,
-        health: Health,
-        registry: CollectorRegistry,
-        *,
-        more: Endpoints | None = None,
-        port: int = 0,
-        host: str = "127.0.0.1",
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, *, port: int = 0, host: str = "127.0.0.1") -> None:
         self._server: _Server | None = None
         if port == OFF:
             return
         try:
-            self._server = _Server((host, port), health, registry, more or Endpoints())
+            self._server = _Server((host, port), registry)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SettingsError(f"health port {host}:{port}: {reason}; choose another with --health-port") from error
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
         self._thread.start()
+
+    def answer(
+        self,
+        health: Health,
+        *,
+        get: Mapping[str, Endpoint] | None = None,
+        post: Mapping[str, Endpoint] | None = None,
+    ) -> None:
+        """Answer from now on.
+
+        Args:
+            health: what ``/healthz`` says.
+            get: path -> answer; the body is empty.
+            post: path -> answer.
+        """
+        if self._server is not None:
+            self._server.get, self._server.post = get or {}, post or {}
+            self._server.health = health
 
     @property
     def url(self) -> str:
@@ -102,10 +98,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], health: Health, registry: CollectorRegistry, more: Endpoints) -> None:
-        self.health = health
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.more = more
+        self.health: Health | None = None
+        self.get: Mapping[str, Endpoint] = {}
+        self.post: Mapping[str, Endpoint] = {}
         super().__init__(address, _Handler)
 
 
@@ -116,22 +113,26 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer what there is, 404 for the rest."""
         if self.path == "/healthz":
-            report = dict(self.server.health())
+            report = dict(_STARTING if self.server.health is None else self.server.health())
             status = HTTPStatus.OK if report.get("healthy") else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(status, "application/json", json.dumps(report, default=str).encode() + b"\n")
         elif self.path == "/metrics":
             self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self.server.registry))
-        elif self.path in self.server.more.get:
-            self._run(self.server.more.get[self.path], b"")
+        elif self.server.health is None:
+            self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
+        elif self.path in self.server.get:
+            self._run(self.server.get[self.path], b"")
         else:
-            known = ["/healthz", "/metrics", *self.server.more.get]
+            known = ["/healthz", "/metrics", *self.server.get]
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
 
     def do_POST(self) -> None:
         """Answer what a service added; a web page of another origin can't reach it."""
-        endpoint = self.server.more.post.get(self.path)
+        endpoint = self.server.post.get(self.path)
         length = self.headers.get("Content-Length", "")
-        if endpoint is None:
+        if self.server.health is None:
+            self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
+        elif endpoint is None:
             self._json(HTTPStatus.NOT_FOUND, {"error": f"nothing is posted to {self.path}"})
         elif self.headers.get_content_type() != "application/json":
             self._json(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "expected Content-Type: application/json"})

@@ -19,7 +19,7 @@ from replayfleet.edge_client.learning.labels.operators_word import (
     NamedBox,
 )
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
-from replayfleet.federation.service.health import MAX_BODY_BYTES, Endpoints, HealthServer
+from replayfleet.federation.service.health import MAX_BODY_BYTES, HealthServer
 
 
 def shown(answers: Answers, frame_id: int = 7) -> Shown:
@@ -113,8 +113,9 @@ def url() -> Any:
     def broken(body: bytes) -> Any:
         raise RuntimeError("bug")
 
-    more = Endpoints(get={"/predictions": found.predictions}, post={"/feedback": found.feedback, "/broken": broken})
-    server = HealthServer(lambda: {"healthy": True}, CollectorRegistry(), more=more)
+    server = HealthServer(CollectorRegistry())
+    posted = {"/feedback": found.feedback, "/broken": broken}
+    server.answer(lambda: {"healthy": True}, get={"/predictions": found.predictions}, post=posted)
     yield server.url
     server.stop()
 

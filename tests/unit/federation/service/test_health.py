@@ -24,9 +24,13 @@ def test_health_and_metrics_answer_on_loopback():
     registry = CollectorRegistry()
     Counter("rounds", "Rounds.", registry=registry).inc(2)
     report = {"healthy": True, "round": 3}
-    server = HealthServer(lambda: report, registry)
+    server = HealthServer(registry)
     try:
         assert server.url.startswith("http://127.0.0.1:")
+        status, body = fetched(server.url + "/healthz")
+        assert (status, json.loads(body)) == (503, {"healthy": False, "phase": "starting"})
+        assert fetched(server.url + "/predictions")[0] == 503
+        server.answer(lambda: report)
         status, body = fetched(server.url + "/healthz")
         assert (status, json.loads(body)) == (200, report)
         report["healthy"] = False
@@ -38,16 +42,16 @@ def test_health_and_metrics_answer_on_loopback():
 
 
 def test_a_port_in_use_is_one_clear_line():
-    server = HealthServer(dict, CollectorRegistry())
+    server = HealthServer(CollectorRegistry())
     port = int(server.url.rsplit(":", 1)[1])
     try:
         with pytest.raises(SettingsError, match=rf"health port 127.0.0.1:{port}: Address already in use; choose"):
-            HealthServer(dict, CollectorRegistry(), port=port)
+            HealthServer(CollectorRegistry(), port=port)
     finally:
         server.stop()
 
 
 def test_off_means_no_endpoint():
-    server = HealthServer(dict, CollectorRegistry(), port=OFF)
+    server = HealthServer(CollectorRegistry(), port=OFF)
     assert server.url == ""
     server.stop()
