@@ -94,13 +94,13 @@ class RunningClient:
     def _source(self) -> Source:
         source = ToySource(0, rounds=0).source
         camera = source.pictures.cameras[0]
-        scene = camera._scene
+        clock = camera._clock
 
-        def seen() -> Any:
+        def seen() -> float:
             self.doors.pass_by("capture")
-            return scene()
+            return clock()
 
-        camera._scene = seen
+        camera._clock = seen
         return source
 
     def hang(self, loop: str) -> None:
