@@ -5,25 +5,45 @@ Axes: N images, H height, W width, C channels. Needs numpy only, so a device wit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class LazyImages(Protocol):
-    """N images whose pixels are read when somebody asks for them."""
+class LazyImages:
+    """N images that are read when somebody first takes them; then kept.
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, H, W, C)."""
+    Attributes:
+        shape: (N, H, W, C).
+        names: of the files, where there are any.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        read: Callable[[int], Iterable[tuple[int, NDArray[np.uint8]]]],
+        names: Sequence[str] = (),
+    ) -> None:
+        """Read nothing yet; ``read`` returns the image of an index, with those that come with it, and their indices."""
+        self.shape = shape
+        self.names = names
+        self._read = read
+        self._pixels = np.zeros(shape, dtype=np.uint8)  # the system maps a page only once it is written
+        self._is_read = np.zeros(shape[0], dtype=bool)
 
     def __len__(self) -> int:
-        """N."""
+        return self.shape[0]
 
     def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the images (len(indices), H, W, C); raises SettingsError if a file is damaged."""
+        for index in np.unique(indices).tolist():
+            if not self._is_read[index]:
+                for place, pixels in self._read(index):
+                    self._pixels[place], self._is_read[place] = pixels, True
+        return self._pixels[indices]
 
 
 @dataclass(frozen=True, slots=True)

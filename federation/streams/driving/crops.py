@@ -7,7 +7,7 @@ Axes: N crops, S side of a crop in pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +24,7 @@ from replayfleet.federation.streams.driving.recording import (
     find_recording,
     pixels_as_labelled,
 )
-from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages
 from replayfleet.federation.streams.resizing import resized
 
 
@@ -100,9 +100,8 @@ def _part(name: str, frames: Sequence[Seen], driving: Driving, side: int) -> Dri
         raise SettingsError(
             f"recorded driving in {driving.root} has no object of {MIN_SIDE_PIXELS} pixels in its {name} frames"
         )
-    boxes = np.stack([seen.found.corners[index] for seen, index in entries])
     return DrivingCrops(
-        _CropPixels(side, [seen.frame for seen, _ in entries], boxes),
+        _pixels(entries, side),
         np.array([seen.found.class_ids[index] for seen, index in entries], dtype=np.int64),
         driving.class_names,
         np.array([seen.place for seen, _ in entries], dtype=np.int64),
@@ -112,26 +111,17 @@ def _part(name: str, frames: Sequence[Seen], driving: Driving, side: int) -> Dri
     )
 
 
-class _CropPixels:
-    """N crops, cut out when they are first taken, with all others of their frame; then kept."""
+def _pixels(entries: Sequence[tuple[Seen, int]], side: int) -> LazyImages:
+    """Crops (S, S, 3), each cut out with all others of its frame."""
+    by_frame: dict[DrivingFrame, list[int]] = {}
+    for place, (seen, _) in enumerate(entries):
+        by_frame.setdefault(seen.frame, []).append(place)
 
-    def __init__(self, side: int, frames: Sequence[DrivingFrame], boxes: NDArray[np.float32]) -> None:
-        self.shape = (len(frames), side, side, 3)
-        self._frames, self._boxes = frames, boxes
-        self._by_frame: dict[DrivingFrame, list[int]] = {}
-        for index, frame in enumerate(frames):
-            self._by_frame.setdefault(frame, []).append(index)
-        self._pixels = np.zeros(self.shape, dtype=np.uint8)
-        self._cut = np.zeros(len(frames), dtype=bool)
+    def cut(index: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        frame = entries[index][0].frame
+        pixels = pixels_as_labelled(frame)
+        for place in by_frame[frame]:
+            seen, box = entries[place]
+            yield place, resized(square_crop(pixels, seen.found.corners[box]), side)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        missing = np.unique(np.asarray(indices)[~self._cut[indices]]).tolist()
-        for frame in dict.fromkeys(self._frames[index] for index in missing):
-            pixels = pixels_as_labelled(frame)
-            for index in self._by_frame[frame]:
-                self._pixels[index] = resized(square_crop(pixels, self._boxes[index]), self.shape[1])
-                self._cut[index] = True
-        return self._pixels[indices]
+    return LazyImages((len(entries), side, side, 3), cut)

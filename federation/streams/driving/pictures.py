@@ -20,7 +20,6 @@ from replayfleet.federation.streams.anchors import fit_anchors
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.federation.streams.driving.recording import (
     Driving,
-    DrivingFrame,
     Seen,
     find_recording,
     pixels_as_labelled,
@@ -137,9 +136,12 @@ def read_driving_pictures(
 
 
 def _part(frames: Sequence[Seen], driving: Driving, spec: DetectionSpec) -> DrivingPictures:
+    size = (spec.image_height, spec.image_width)
     labels = [box_labels(seen.found.corners, seen.found.class_ids, seen.size, spec.max_boxes) for seen in frames]
     return DrivingPictures(
-        _PicturePixels(spec.image_height, spec.image_width, [seen.frame for seen in frames]),
+        LazyImages(
+            (len(frames), *size, 3), lambda index: [(index, resized(pixels_as_labelled(frames[index].frame), *size))]
+        ),
         np.stack(labels),
         driving.class_names,
         np.array([seen.place for seen in frames], dtype=np.int64),
@@ -147,22 +149,3 @@ def _part(frames: Sequence[Seen], driving: Driving, spec: DetectionSpec) -> Driv
         driving.towns,
         driving.num_frames(),
     )
-
-
-class _PicturePixels:
-    """N pictures, decoded when they are first taken; then kept."""
-
-    def __init__(self, height: int, width: int, frames: Sequence[DrivingFrame]) -> None:
-        self.shape = (len(frames), height, width, 3)
-        self._frames = frames
-        self._pixels: dict[int, NDArray[np.uint8]] = {}
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        wanted = np.asarray(indices).tolist()
-        for index in wanted:
-            if index not in self._pixels:
-                self._pixels[index] = resized(pixels_as_labelled(self._frames[index]), self.shape[1], self.shape[2])
-        return np.stack([self._pixels[index] for index in wanted])

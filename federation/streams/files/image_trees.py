@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.files.picture_files import SUFFIXES, EncodedImages, from_files, from_zip
-from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
+from replayfleet.federation.streams.files.picture_files import SUFFIXES, from_files, from_zip
+from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, Parts
 
 _T = TypeVar("_T")
 
@@ -102,7 +102,7 @@ def labelled_parts(
     members: Mapping[str, Mapping[str, list[_T]]],
     source: Path,
     expected: str,
-    images: Callable[[list[_T]], EncodedImages],
+    images: Callable[[list[_T]], LazyImages],
 ) -> Parts:
     """Return both parts of images that are known by class, classes numbered in the order of their names.
 
@@ -121,7 +121,7 @@ def labelled_parts(
 
 
 def _labelled(
-    members: Mapping[str, list[_T]], class_names: tuple[str, ...], images: Callable[[list[_T]], EncodedImages]
+    members: Mapping[str, list[_T]], class_names: tuple[str, ...], images: Callable[[list[_T]], LazyImages]
 ) -> LabelledImages:
     flat = [member for class_name in class_names for member in members[class_name]]
     sizes = [len(members[class_name]) for class_name in class_names]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.labelled_images import LazyImages
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_PICTURE_BYTES = 32 * 2**20
@@ -90,54 +91,39 @@ def _decoded(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
-class EncodedImages:
-    """N images, decoded and resized when they are first taken, then kept as uint8.
+def encoded_images(
+    names: Sequence[str], read: Callable[[int], bytes], size: int, channels: int, *, crop: bool = False
+) -> LazyImages:
+    """Return images that stay encoded until they are taken.
 
-    Attributes:
-        names: what each image is called in error messages.
-        shape: (N, H, W, C).
+    Args:
+        names: what each is called in error messages.
+        read: index -> its PNG or JPEG.
+        size: side in pixels.
+        channels: 1 or 3.
+        crop: as of ``decode``.
     """
 
-    def __init__(
-        self, names: Sequence[str], read: Callable[[int], bytes], size: int, channels: int, *, crop: bool = False
-    ) -> None:
-        self.names = names
-        self.shape = (len(names), size, size, channels)
-        self._read = read
-        self._crop = crop
-        self._pixels = np.zeros(self.shape, dtype=np.uint8)  # the system maps a page only once it is written
-        self._decoded = np.zeros(len(names), dtype=bool)
+    def decoded(index: int) -> list[tuple[int, NDArray[np.uint8]]]:
+        try:
+            encoded = read(index)
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise SettingsError(f"image {names[index]} can't be read ({error}); fetch the set again") from error
+        return [(index, decode(encoded, names[index], size, channels, crop=crop))]
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the images (len(indices), H, W, C) uint8.
-
-        Raises:
-            SettingsError: A file can't be read or is damaged, or OpenCV isn't installed.
-        """
-        for index in np.unique(np.asarray(indices)[~self._decoded[indices]]).tolist():
-            name = self.names[index]
-            try:
-                encoded = self._read(index)
-            except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise SettingsError(f"image {name} can't be read ({error}); fetch the set again") from error
-            self._pixels[index] = decode(encoded, name, self.shape[1], self.shape[3], crop=self._crop)
-            self._decoded[index] = True
-        return self._pixels[indices]
+    return LazyImages((len(names), size, size, channels), decoded, names)
 
 
-def from_files(paths: Sequence[Path], size: int, channels: int, *, crop: bool = False) -> EncodedImages:
+def from_files(paths: Sequence[Path], size: int, channels: int, *, crop: bool = False) -> LazyImages:
     """Return the images in these files."""
     names = [str(path) for path in paths]
-    return EncodedImages(names, lambda index: paths[index].read_bytes(), size, channels, crop=crop)
+    return encoded_images(names, lambda index: paths[index].read_bytes(), size, channels, crop=crop)
 
 
-def from_zip(archive: zipfile.ZipFile, members: Sequence[str], size: int, channels: int) -> EncodedImages:
+def from_zip(archive: zipfile.ZipFile, members: Sequence[str], size: int, channels: int) -> LazyImages:
     """Return the images in these members, read in place; every read checks the member's CRC."""
     names = [f"{member} in {archive.filename}" for member in members]
-    return EncodedImages(names, lambda index: archive.read(members[index]), size, channels)
+    return encoded_images(names, lambda index: archive.read(members[index]), size, channels)
 
 
 def picture_size(path: Path) -> tuple[int, int]:

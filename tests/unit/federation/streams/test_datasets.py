@@ -434,7 +434,7 @@ def test_an_image_is_decoded_once_and_only_when_it_is_needed():
         reads.append(index)
         return picture((index, 0, 0))
 
-    images = picture_files.EncodedImages(["a", "b", "c"], read, 32, 3)
+    images = picture_files.encoded_images(["a", "b", "c"], read, 32, 3)
     assert reads == []
     assert images[np.array([2, 1, 2])][:, 0, 0, 0].tolist() == [2, 1, 2]
     assert sorted(set(reads)) == [1, 2]
