@@ -97,7 +97,6 @@ class AFFCL:
         checks.one_of(REPLAY_LAYERS, self, "replay_layers")
 
     def initial_states(self) -> tuple[NoState, aff.AggregatorState]:
-        """Return (a client's state, the aggregator's state) before round 0: nothing, and nobody known."""
         return NoState(), aff.AggregatorState()
 
     def initial_download(self, rng: torch.Generator) -> aff.Download:
@@ -114,7 +113,6 @@ class AFFCL:
         But in the first round the global models, which it starts from, are the last models too: the flow is reminded of
         them and the task model distilled from them.
         """
-        del sampler
         start, known = download.models, list(download.classes)
         module = trainable(build_resnet_plus(self.task), start.task).to(memory_format=torch.channels_last)
         flow = trainable(build_flow(self.task, self.flow_hidden), start.flow)
@@ -146,12 +144,7 @@ class AFFCL:
         *,
         sampler: Sampler,
     ) -> tuple[aff.AggregatorState, dict[ClientId, aff.Download]]:
-        """Average task models and flows by the number of samples behind each.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
+        """Average task models and flows by the number of samples behind each."""
         ordered, shares = in_order_with_shares(uploads)
         models = FlowModels(
             weighted_average([upload.models.task for upload in ordered], shares),
@@ -164,22 +157,17 @@ class AFFCL:
         return aff.AggregatorState(clients, latest), dict.fromkeys(clients, latest)
 
     def download_for(self, state: aff.AggregatorState, client_id: ClientId, initial: aff.Download) -> aff.Download:
-        """Return the global models, which are everybody's; ``initial`` before the first aggregation."""
-        del client_id
         return state.latest or initial
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of ``task`` or ``flow``; None for other names."""
         if name == "task":
             return packing.layout(build_resnet_plus(self.task))
         return packing.layout(build_flow(self.task, self.flow_hidden)) if name == "flow" else None
 
     def check_upload(self, upload: aff.Upload) -> None:
-        """Raise ValueError if counts are impossible."""
         packing.check_counts(upload.now, self.task.num_classes)
 
     def predictor(self, download: aff.Download) -> Judge:
-        """Return what a client with this download answers: the task model with its two more layers."""
         return judge_of(build_resnet_plus(self.task), download.models.task, self.task.num_classes)
 
 

@@ -46,7 +46,6 @@ class AGEM(BufferedMethod, AveragingMethod):
         self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[Reservoir, TaskUpload]]:
         """Train on this round's data, each step's gradient projected against the buffer's."""
-        del sampler
         use = against_the_buffer(self.task, self.precision)
         parameters, kept = yield from self.trained(use, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -69,7 +69,6 @@ class BufferedMethod(TaskMethod):
         checks.at_least(2, self, ["buffer_size", "buffer_batch_size"])
 
     def initial_states(self) -> tuple[Any, Any]:
-        """Return (a client's empty reservoir, the aggregator's empty state)."""
         return Reservoir(self.buffer_size), self.AggregatorState()
 
     def trained(

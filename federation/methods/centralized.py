@@ -33,26 +33,15 @@ class Centralized(TaskMethod):
         self, state: StoredRounds, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[StoredRounds, TaskUpload]]:
         """Train the client's own model on all samples met so far."""
-        del sampler
         stored = state.with_round(data)
         everything = RoundData(stored.all_of("images"), stored.all_of("labels"))
         parameters = yield self.training(everything, download.task_parameters, rng)
         return stored, TaskUpload(parameters, len(data.labels))
 
     def aggregate(
-        self,
-        state: TaskModels,
-        uploads: Mapping[ClientId, TaskUpload],
-        rng: torch.Generator,
-        *,
-        sampler: Sampler,
+        self, state: TaskModels, uploads: Mapping[ClientId, TaskUpload], rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Give every client its own model back.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
+        """Give every client its own model back."""
         require_uploads(uploads)
         latest = {client_id: upload.task_parameters for client_id, upload in uploads.items()}
         new_state = TaskModels(dict(sorted({**state.clients, **latest}.items())))

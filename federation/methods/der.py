@@ -63,7 +63,6 @@ class DER(BufferedMethod, AveragingMethod):
         self, state: Reservoir, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[Reservoir, TaskUpload]]:
         """Minimise the loss on new samples and ``dark_experience`` of kept ones."""
-        del sampler
         use = dark_experience(self.task, self.alpha, self.beta)
         parameters, kept = yield from self.trained(use, download.task_parameters, data, state, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -30,6 +30,5 @@ class FedAvg(AveragingMethod):
         self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, TaskUpload]]:
         """Train the average model on this round's data alone (ClientUpdate)."""
-        del sampler
         parameters = yield self.training(data, download.task_parameters, rng)
         return state, TaskUpload(parameters, len(data.labels))

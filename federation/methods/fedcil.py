@@ -83,7 +83,6 @@ class FedCIL:
         checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2", "new_weight"])
 
     def initial_states(self) -> tuple[cil.Learnt, cil.AggregatorState]:
-        """Return (a client's state, the aggregator's state) before round 0: nothing learnt, nobody known."""
         return cil.Learnt(), cil.AggregatorState()
 
     def initial_download(self, rng: torch.Generator) -> cil.Download:
@@ -99,7 +98,6 @@ class FedCIL:
         The critic descends half the ACGAN loss of new data and half that of replay, with classes drawn uniformly, plus
         the terms of consistency enforcement.
         """
-        del sampler
         now = data.counts()
         seen = {c: state.seen.get(c, 0) + now.get(c, 0) for c in sorted(state.seen.keys() | now.keys())}
         teacher = None
@@ -119,12 +117,7 @@ class FedCIL:
         *,
         sampler: Sampler,
     ) -> tuple[cil.AggregatorState, dict[ClientId, cil.Download]]:
-        """Average the ACGANs by samples, then consolidate: train the mean on images of all clients' generators.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del sampler
+        """Average the ACGANs by samples, then consolidate: train the mean on images of all clients' generators."""
         ordered, shares = in_order_with_shares(uploads)
         gan = Acgan(
             weighted_average([upload.gan.generator for upload in ordered], shares),
@@ -144,17 +137,13 @@ class FedCIL:
         return cil.AggregatorState(clients, latest), dict.fromkeys(clients, latest)
 
     def download_for(self, state: cil.AggregatorState, client_id: ClientId, initial: cil.Download) -> cil.Download:
-        """Return the global ACGAN, which is everybody's; ``initial`` before the first aggregation."""
-        del client_id
         return state.latest or initial
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of ``generator`` or ``critic``; None for other names."""
         modules = dict(zip(("generator", "critic"), build_acgan(self.task, self.width), strict=True))
         return packing.layout(modules[name]) if name in modules else None
 
     def check_upload(self, upload: cil.Upload) -> None:
-        """Raise ValueError if counts are impossible."""
         packing.check_counts(upload.now, self.task.num_classes)
         packing.check_counts(upload.seen, self.task.num_classes)
         wrong = [c for c, count in upload.now.items() if count > upload.seen.get(c, 0)]
@@ -164,7 +153,6 @@ class FedCIL:
             )
 
     def predictor(self, download: cil.Download) -> Judge:
-        """Return what a client with this download answers: the critic's class head."""
         return judge_of(build_acgan(self.task, self.width)[1], download.gan.critic, self.task.num_classes)
 
     def _local_batches(self, state: cil.Learnt, data: RoundData, rng: torch.Generator) -> Iterator[MiniBatch]:

@@ -96,25 +96,21 @@ class FedEM(TaskMethod):
         return em.Download(learners, em.uniform_shares(self.num_learners))
 
     def download_for(self, state: em.AggregatorState, client_id: ClientId, initial: em.Download) -> em.Download:
-        """Return the average learners in the client's shares; a client never heard of gets equal ones."""
         if not state.learners:
             return initial
         return em.Download(state.learners, state.clients.get(client_id) or em.uniform_shares(len(state.learners)))
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of ``task/0`` to ``task/<M - 1>``, each a task model; None for other names."""
         place = packing.place_of(em.Upload, name)
         return self.task_layout() if place and 0 <= place[1] < self.num_learners else None
 
     def check_upload(self, upload: em.Upload) -> None:
-        """Raise ValueError if a learner is missing, the shares are no distribution, or there were no samples."""
         TaskMethod.check_upload(self, upload)
         if len(upload.learners) != self.num_learners:
             raise ValueError(f"got {len(upload.learners)} learners, expected {self.num_learners}")
         em.check_shares(upload.shares, self.num_learners)
 
     def predictor(self, download: em.Download) -> Judge:
-        """Return the logarithm of the mixture of all learners' predictions, in the client's shares."""
         judges = [judge_with(self.task, learner) for learner in download.learners]
         return lambda images: mixture_logits([judge(images) for judge in judges], download.shares)
 
@@ -122,7 +118,6 @@ class FedEM(TaskMethod):
         self, state: NoState, data: RoundData, download: em.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, em.Upload]]:
         """Estimate responsibilities and pi, then train each learner on its share of every sample (Algorithm 1)."""
-        del sampler
         judges = [judge_with(self.task, learner) for learner in download.learners]
         losses = [F.cross_entropy(judge(data.images), data.labels, reduction="none") for judge in judges]
         responsible = responsibilities(torch.stack(losses), download.shares)  # (M, B)
@@ -144,12 +139,7 @@ class FedEM(TaskMethod):
         *,
         sampler: Sampler,
     ) -> tuple[em.AggregatorState, dict[ClientId, em.Download]]:
-        """Average each learner over the clients, by the number of samples behind each upload.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
+        """Average each learner over the clients, by the number of samples behind each upload."""
         ordered, volumes = in_order_with_shares(uploads)
         learners = tuple(
             weighted_average(versions, volumes)

@@ -77,19 +77,15 @@ class FedGP(BufferedMethod):
     def download_for(
         self, state: fleet.AggregatorState, client_id: ClientId, initial: fleet.Download
     ) -> fleet.Download:
-        """Return the last round's download, which is the same for everybody, else ``initial``."""
-        del client_id
         return fleet.Download(state.average, state.reference) if state.average else initial
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return the layout of ``task`` and of ``gradient``; None for other names."""
         return gradient_layout(self.task) if name == "gradient" else TaskMethod.upload_layout(self, name)
 
     def local_work(
         self, state: Reservoir, data: RoundData, download: fleet.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[Reservoir, fleet.Upload]]:
         """Take the average model's gradient on the buffer, then train it against g_ref (ClientUpdate, Eq. 4)."""
-        del sampler
         start = download.task_parameters
         gradient = self.buffer_gradient(state, start, rng)
         reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
@@ -124,12 +120,7 @@ class FedGP(BufferedMethod):
         *,
         sampler: Sampler,
     ) -> tuple[fleet.AggregatorState, dict[ClientId, fleet.Download]]:
-        """Average the task models by volume and the buffers' gradients evenly (Algorithm 1).
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
+        """Average the task models by volume and the buffers' gradients evenly (Algorithm 1)."""
         ordered, shares = in_order_with_shares(uploads)
         average = weighted_average([upload.task_parameters for upload in ordered], shares)
         gradients = [upload.gradient for upload in ordered if upload.gradient]

@@ -51,7 +51,6 @@ class FedProx(AveragingMethod):
         self, state: NoState, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, TaskUpload]]:
         """Minimise ``F_k(w) + mu/2 |w - w_t|^2`` from ``w_t`` on this round's data alone (Eq. 2)."""
-        del sampler
         start = download.task_parameters
 
         def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:

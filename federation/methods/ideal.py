@@ -32,7 +32,6 @@ class Ideal(AveragingMethod):
         self, state: StoredRounds, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[StoredRounds, TaskUpload]]:
         """Train the average model on all samples met so far."""
-        del sampler
         stored = state.with_round(data)
         everything = RoundData(stored.all_of("images"), stored.all_of("labels"))
         parameters = yield self.training(everything, download.task_parameters, rng)

@@ -182,12 +182,7 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         *,
         sampler: Sampler,
     ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
-        """Average the uploads, then make a new set of images against the average.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del sampler
+        """Average the uploads, then make a new set of images against the average."""
         average, seen = uniform_average(uploads), seen_classes(state, uploads)
         generator, images = self.make_images(state.generator, average, seen, rng)
         return self.same_for_all(

@@ -79,7 +79,6 @@ class Lander(ImageSynthesisMethod):
         self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise ``cur (CE + 5 bound) of real samples + pre (soft CE + feature MSE) of synthetic images``."""
-        del sampler
         counts, start = data.counts(), download.task_parameters
         anchors = self.anchors().to(data.images.device)[data.labels]
         replay = self._replay(download, split_generator(rng)) if download.synthetic else None

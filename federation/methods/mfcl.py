@@ -113,7 +113,6 @@ class MFCL(SynthesisMethod):
         self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise Eq. 9 from the average model, on this round's samples and a fresh synthetic batch per step."""
-        del sampler
         counts, start = data.counts(), download.task_parameters
         if not download.generator:
             parameters = yield self.training(data, start, rng)
@@ -146,12 +145,7 @@ class MFCL(SynthesisMethod):
         *,
         sampler: Sampler,
     ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
-        """Average the uploads, then go on training the generator against the average (Algorithm 1).
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del sampler
+        """Average the uploads, then go on training the generator against the average (Algorithm 1)."""
         average, seen = uniform_average(uploads), seen_classes(state, uploads)
         generator = self.train_generator(state.generator, average, seen, rng)
         new_state = SynthesisState(

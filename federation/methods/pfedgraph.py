@@ -173,7 +173,6 @@ class PFedGraph(TaskMethod):
     def download_for(
         self, state: graph.AggregatorState, client_id: ClientId, initial: graph.Download
     ) -> graph.Download:
-        """Return a client's latest download; a client never heard of gets the plain average."""
         if client_id in state.clients:
             mixed = state.clients[client_id]
             return graph.Download(mixed.task_parameters, mixed.weights)
@@ -183,7 +182,6 @@ class PFedGraph(TaskMethod):
         self, state: NoState, data: RoundData, download: graph.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, graph.Upload]]:
         """Minimise ``F_i(theta) -+ weight * cos(theta, personalised model)`` from the personalised model (Eq. 1)."""
-        del sampler
         parameters = yield self.regularised(data, download, rng)
         initial = download.task_parameters if download.is_initial else {}
         return state, graph.Upload(parameters, len(data.labels), initial)
@@ -213,7 +211,6 @@ class PFedGraph(TaskMethod):
         Raises:
             ValueError: There are no uploads, or none of the first ones says where it started.
         """
-        del rng, sampler
         require_uploads(uploads)
         initial = state.initial or next((uploads[c].initial for c in sorted(uploads) if uploads[c].initial), {})
         if not initial:

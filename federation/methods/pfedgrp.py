@@ -135,11 +135,7 @@ class PFedGRP(TaskMethod, MemorySettings):
         *,
         sampler: Sampler,
     ) -> tuple[grp.AggregatorState, dict[ClientId, grp.Download]]:
-        """Replay every client's distribution, solve Eq. 3 for it, and average all (section 4.2, Global Aggregating).
-
-        Raises:
-            ValueError: There are no uploads.
-        """
+        """Replay every client's distribution, solve Eq. 3 for it, and average all (section 4.2, Global Aggregating)."""
         require_uploads(uploads)
         clients = dict(state.clients)
         for client_id, upload in sorted(uploads.items()):
@@ -174,7 +170,6 @@ class PFedGRP(TaskMethod, MemorySettings):
         return new_state, {client_id: self._download(new_state, client_id) for client_id in new_state.clients}
 
     def download_for(self, state: grp.AggregatorState, client_id: ClientId, initial: grp.Download) -> grp.Download:
-        """Return a client's latest download; a client never heard of starts from the average model."""
         if client_id in state.clients:
             return self._download(state, client_id)
         if not state.average:
@@ -184,7 +179,6 @@ class PFedGRP(TaskMethod, MemorySettings):
         )
 
     def upload_layout(self, name: str) -> Parameters | None:
-        """Return what an upload's parameter set must consist of, on the meta device; None for unknown names."""
         match packing.place_of(grp.Upload, name):
             case "task", _:
                 return self.task_layout()
@@ -193,7 +187,6 @@ class PFedGRP(TaskMethod, MemorySettings):
         return None
 
     def check_upload(self, upload: grp.Upload) -> None:
-        """Raise ValueError if counts are impossible, or a class that was never met has a sub-generator."""
         packing.check_counts(upload.seen, self.task.num_classes)
         if upload.num_samples > sum(upload.seen.values()):
             raise ValueError(

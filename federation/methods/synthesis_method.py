@@ -36,12 +36,9 @@ class SynthesisMethod(TaskMethod):
         return SynthesisDownload(initialise(build_task_model(self.task), rng).state_dict())
 
     def download_for(self, state: SynthesisState, client_id: ClientId, initial: SynthesisDownload) -> SynthesisDownload:
-        """Return the last round's download, which is the same for everybody, else ``initial``."""
-        del client_id
         return self.download_of(state) if state.average else initial
 
     def check_upload(self, upload: CountedUpload) -> None:
-        """Raise ValueError if the upload's class counts are impossible."""
         upload.check(self.task.num_classes)
 
     def download_of(self, state: SynthesisState) -> SynthesisDownload:

@@ -62,7 +62,6 @@ class Target(ImageSynthesisMethod):
         self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise ``CE of real samples + w soft CE with the average model on synthetic images``, T = 2."""
-        del sampler
         counts, start = data.counts(), download.task_parameters
         if not download.synthetic:
             parameters = yield self.training(data, start, rng)

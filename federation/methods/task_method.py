@@ -100,12 +100,7 @@ class AveragingMethod(TaskMethod):
     def aggregate(
         self, state: TaskModels, uploads: Mapping[ClientId, TaskUpload], rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples behind each.
-
-        Raises:
-            ValueError: There are no uploads.
-        """
-        del rng, sampler
+        """Average the uploads by the number of samples behind each."""
         return one_model_for_all(state, uploads, average_by_volume(uploads))
 
 

@@ -128,7 +128,11 @@ class Method(Protocol):
     def aggregate(
         self, state: Any, uploads: Mapping[ClientId, Any], rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[Any, dict[ClientId, Any]]:
-        """The aggregator's half: (state, a download for every client the state knows, absent ones included)."""
+        """The aggregator's half: (state, a download for every client the state knows, absent ones included).
+
+        Raises:
+            ValueError: There are no uploads.
+        """
 
     def download_for(self, state: Any, client_id: ClientId, initial: Any) -> Any:
         """The latest download for one client; ``initial`` (round 0's) where nothing better exists yet."""

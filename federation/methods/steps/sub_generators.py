@@ -71,7 +71,6 @@ class WganGp:
         return self.spec
 
     def new(self, rng: torch.Generator) -> SubGenerator:
-        """Return a random generator and critic."""
         return new_sub_generator(self.spec, rng)
 
     def train(
@@ -82,7 +81,6 @@ class WganGp:
         rng: torch.Generator,
         should_stop: ShouldStop = never,
     ) -> SubGenerator:
-        """Return generator and critic after training."""
         return train_sub_generator(self.spec, start, images, self.schedule(num_epochs, should_stop), rng)
 
     def schedule(self, num_epochs: int, should_stop: ShouldStop = never) -> GanSchedule:
@@ -97,11 +95,9 @@ class WganGp:
         )
 
     def sampler(self) -> Sampler:
-        """Return a sampler that runs the generator in eval mode."""
         return eager_sampler(self.spec)
 
     def layout(self) -> Parameters:
-        """Return the generator's parameters; the critic doesn't travel."""
         return packing.layout(build_generator(self.spec, device="meta"))
 
 
@@ -121,7 +117,6 @@ class Ddpm:
         return None
 
     def new(self, rng: torch.Generator) -> SubGenerator:
-        """Return a random denoiser."""
         return new_denoiser(self.spec, self.width, rng)
 
     def train(
@@ -132,7 +127,6 @@ class Ddpm:
         rng: torch.Generator,
         should_stop: ShouldStop = never,
     ) -> SubGenerator:
-        """Return the denoiser after training."""
         schedule = DdpmSchedule(
             num_epochs=num_epochs,
             batch_size=self.batch_size,
@@ -142,9 +136,7 @@ class Ddpm:
         return train_denoiser(self.spec, self.width, start, images, schedule, rng)
 
     def sampler(self) -> Sampler:
-        """Return a sampler that runs the denoiser."""
         return denoising_sampler(self.spec, self.width, self.num_sampling_steps)
 
     def layout(self) -> Parameters:
-        """Return the denoiser's parameters."""
         return packing.layout(build_denoiser(self.spec, self.width, device="meta"))
