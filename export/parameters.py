@@ -1,8 +1,8 @@
 """Parameter files: one model's tensors as safetensors, with what they belong to in the header.
 
 Blobs that a fleet exchanges have no such header: their digest names the tensors alone, so that equal parameters are
-stored and sent once, whoever made them with whichever version. There the manifest says whose they are
-(``Manifest.spec_digest``). A file that a person moves about has to say it itself.
+stored and sent once, whoever made them with whichever version. There the graph that a manifest lists beside them says
+it, and a client holds that against what its fleet agreed on. A file that a person moves about has to say it itself.
 """
 
 from __future__ import annotations

@@ -49,11 +49,21 @@ def make(options: list[str]) -> None:
     """Resolve both extras with uv, whose universal resolution has one answer for all Pythons."""
     for extra in EXTRAS:
         path = lock_file(extra)
-        compiled = ["uv", "pip", "compile", "pyproject.toml", "--extra", extra, "--extra", "dev", "--quiet"]
+        compiled = [
+            str(Path(sys.prefix) / "bin" / "uv"),
+            "pip",
+            "compile",
+            "pyproject.toml",
+            "--extra",
+            extra,
+            "--extra",
+            "dev",
+            "--quiet",
+        ]
         how = ["--universal", "--python-version", "3.10", "--generate-hashes"]
         # No host of an index: whoever installs has an index of their own, and the digests say that it is the same file.
         form = ["--no-emit-index-url", "--no-annotate", "--no-header", "--output-file", str(path)]
-        subprocess.run([sys.executable, "-m", *compiled, *how, *form, *options], cwd=ROOT, check=True)
+        subprocess.run([*compiled, *how, *form, *options], cwd=ROOT, check=True)
         what = f"# By `make lock` for `.[{extra},dev]`: Python 3.10 to 3.13, x86_64 Linux; scripts/lock.py says more.\n"
         locked = path.read_text(encoding="utf-8")
         path.write_text(f"{what}{_LINE}{dependencies_digest()}\n{locked}", encoding="utf-8")

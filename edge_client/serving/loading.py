@@ -10,6 +10,7 @@ import numpy as np
 
 from replayfleet.edge_client.serving.messages import Load
 from replayfleet.edge_client.serving.slot import Model
+from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
@@ -37,8 +38,8 @@ def load_model(load: Load) -> LoadedModel:
     """Load and warm up.
 
     Raises:
-        ArtefactRejected: A blob is damaged or missing, graph and parameters don't fit, or ONNX Runtime fell back from
-            the provider that was asked for.
+        ArtefactRejected: A blob is damaged or missing, graph and parameters don't fit, the graph is not of the fleet's
+            task, or ONNX Runtime fell back from the provider that was asked for.
     """
     blobs = DiskBlobStore(Path(load.blobs))
     try:
@@ -46,6 +47,11 @@ def load_model(load: Load) -> LoadedModel:
     except KeyError as missing:
         raise ArtefactRejected(Reason.LOAD_FAILED, f"blob {missing} is not on disk") from missing
     model = OnnxModel(graph, decode_arrays(parameters), num_threads=load.num_threads, providers=load.providers)
+    said = own_facts(model.metadata)
+    for key, expected in load.facts.items():
+        if said.get(key, expected) != expected:  # same shapes, other classes: it would answer, and be wrong
+            detail = f"the graph's {key} is {said[key][:80]!r}, the fleet agreed on {expected[:80]!r}"
+            raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
     first = load.providers[0]
     wanted, found = first if isinstance(first, str) else first[0], model.active_providers[0]
     if found != wanted:

@@ -31,6 +31,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
         image_shape: (C, H, W).
         num_threads: of one inference.
         providers: execution providers; the first must be the one that really runs.
+        facts: architecture, classes and preprocessing that the fleet agreed on; a graph that says otherwise is refused.
     """
 
     blobs: str
@@ -39,6 +40,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     image_shape: Shape
     num_threads: int
     providers: tuple[Provider, ...]
+    facts: dict[str, str] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,7 +191,9 @@ class Workers:
         self._providers = providers
         self._rules = rules or WorkerRules()
 
-    def model(self, graph: str, parameters: str, image_shape: tuple[int, ...]) -> WorkerModel:
-        """Return the model of two blobs, by their digests; nothing runs yet."""
-        job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers)
+    def model(
+        self, graph: str, parameters: str, image_shape: tuple[int, ...], facts: Mapping[str, str] | None = None
+    ) -> WorkerModel:
+        """Return the model of two blobs, by their digests; nothing runs yet. ``facts``: what the graph must say."""
+        job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers, dict(facts or {}))
         return WorkerModel(job, self._rules)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import Candidate
 from replayfleet.export.running.artefact import check_probe
+from replayfleet.export.running.facts import task_facts
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
@@ -93,7 +94,9 @@ def candidate(manifest: Manifest, task: AnyTaskSpec, workers: Workers) -> Candid
         version=manifest.version,
         round=manifest.round,
         image_shape=task.image_shape,
-        load=lambda: workers.model(digests[serving.graph], digests[serving.parameters], task.image_shape),
+        load=lambda: workers.model(
+            digests[serving.graph], digests[serving.parameters], task.image_shape, task_facts(task)
+        ),
         check=lambda model: check_probe(model, serving.probe, task.image_shape, task.output_shape),
     )
 

@@ -174,6 +174,18 @@ def test_a_probe_that_asks_for_too_much_is_refused_before_it_costs_memory(publis
     assert reason(lambda: install(ModelSlot(), changed(manifest, serving=serving))) is Reason.PROBE_MISMATCH
 
 
+@pytest.mark.parametrize(
+    "task", [TaskSpec(1, 28, ("b", "a", "c")), TaskSpec(1, 28, ("a", "b", "c"), "imagenet")], ids=["classes", "stem"]
+)
+def test_a_graph_of_another_task_is_refused_though_every_shape_fits(task: TaskSpec, published: Published) -> None:
+    slot = ModelSlot()
+    with pytest.raises(ArtefactRejected, match=r"the graph's (classes|stem) is .*, the fleet agreed on ") as caught:
+        slot.install(candidate(published.manifest(1), task, published.workers()))
+    assert caught.value.reason is Reason.WRONG_LAYOUT
+    assert slot.active is None
+    slot.clear()
+
+
 def test_a_session_that_falls_back_from_the_proved_provider_is_refused(
     published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
