@@ -29,7 +29,8 @@ PROGRAMS = {
 """Program -> first word -> its command."""
 
 _WHERE = """\
-Where a command takes `--config`, each option can stand in three places; the first that says something counts:
+Where a command takes `--config`, each option can stand in three places; the first that says something counts. Other
+commands are told on the command line only.
 
 1. on the command line, `--health-port 9101`;
 2. in the environment, `REPLAYFLEET_HEALTH_PORT=9101`; where an option can be given several times, its values are

@@ -22,9 +22,6 @@ from replayfleet.federation.wire.protocol.tensors import encode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import AnyTaskSpec
 
-DEFAULT_SOURCE = "synthetic://street?rate=30"
-"""At the pace of a camera: a machine that keeps up answers all of it, and says how much more it could."""
-
 FIRST_PICTURE_S = 30.0
 """How long a source may take until its first picture is answered."""
 

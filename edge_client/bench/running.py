@@ -16,6 +16,7 @@ from replayfleet.devices.profiles import CPU, CUDA, TENSORRT
 from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
 from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable
+from replayfleet.edge_client.bench.settings import DEFAULT_SOURCE, BenchSettings
 from replayfleet.edge_client.bench.subject import Subject, from_data_dir, from_file, of_our_own
 from replayfleet.federation.children import Child, ChildLost, child_command
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
@@ -29,42 +30,6 @@ _PROVIDERS = {"TensorRT": TENSORRT, "CUDA": CUDA, "CPU": CPU}
 """ONNX Runtime's runtimes, quickest first, and the execution provider of each."""
 
 _NAMES = {"torchscript": "TorchScript", "eager": "eager"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchSettings:
-    """What ``edge-client bench`` was asked.
-
-    Attributes:
-        model: a file of ``model-export``; None for what ``data_dir`` serves, or for the one that comes along.
-        parameters: of a model that was exported with ``--split``.
-        data_dir: of ``edge-client start``.
-        batches: batch sizes.
-        threads: of one inference.
-        seconds: for each number.
-        source: whose pictures are served; empty for none.
-    """
-
-    model: Path | None = None
-    parameters: Path | None = None
-    data_dir: Path | None = None
-    batches: tuple[int, ...] = (1, 64)
-    threads: int = 1
-    seconds: float = 2.0
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if self.model is not None and self.data_dir is not None:
-            raise SettingsError("both MODEL and --data-dir are given; expected one of them")
-        if self.parameters is not None and self.model is None:
-            raise SettingsError("--parameters belongs to MODEL, which isn't given")
-        for size in self.batches:
-            if not 1 <= size <= 4096:
-                raise SettingsError(f"--batch is {size}, expected 1 to 4096")
-        if not 1 <= self.threads <= 256:
-            raise SettingsError(f"--threads is {self.threads}, expected 1 to 256")
-        if not 0 < self.seconds <= 3600:
-            raise SettingsError(f"--seconds is {self.seconds:g}, expected more than 0, at most 3600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +131,7 @@ def _tried(trial: Trial) -> Measured | Unusable:
 
 def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> tuple[FrameRate | None, str]:
     variant = next((variant for variant in subject.variants if variant.form == "onnx"), None)
-    if not settings.source:
+    if not settings.frames:
         return None, "no source was asked for"
     if variant is None:
         return None, "clients serve ONNX files"
@@ -181,7 +146,7 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
             measure_frames(
                 variant,
                 subject.task,
-                settings.source,
+                settings.source or DEFAULT_SOURCE,
                 provider=provider,
                 num_threads=settings.threads,
                 seconds=settings.seconds,

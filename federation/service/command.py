@@ -118,7 +118,8 @@ def with_settings(
 
     Args:
         kind: a frozen dataclass; the command itself takes what fields without an ``Option`` get.
-        file: what its ``--config`` file is usually called; empty: it has none.
+        file: what its ``--config`` file is usually called; empty: it has none, and reads no environment either. Who
+            measures, simulates or exports asks for what stands on the command line, whatever a service's variables say.
         file_of: as of ``read_settings``.
     """
 
@@ -126,7 +127,8 @@ def with_settings(
         @functools.wraps(function)
         def command(config: Path | None = None, **values: Any) -> Any:
             given = {name: values.pop(name) for name in settings_of(kind)}
-            return function(read_settings(kind, config, given, file_of=file_of), **values)
+            environment: dict[str, str] | None = None if file else {}
+            return function(read_settings(kind, config, given, environment=environment, file_of=file_of), **values)
 
         made: Callable[..., Any] = command
         if file:

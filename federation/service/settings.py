@@ -46,7 +46,6 @@ _WORDS = {
     float: "a number",
     str: "a text",
     Path: "a path",
-    tuple: "a list of texts",
     dict: "a table",
 }
 
@@ -139,7 +138,7 @@ class Setting:
         """What a value must be, in words."""
         if self.choices:
             return joined(self.choices)
-        words = joined([_WORDS.get(typing.get_origin(kind) or kind, "") for kind in self.kinds])
+        words = joined([_in_words(kind) for kind in self.kinds])
         return ", ".join(filter(None, (words, self.bounds)))
 
     def convert(self, value: Any, *, text: bool) -> Any:
@@ -172,8 +171,11 @@ class Setting:
         return found
 
     def _wrong(self, value: Any, otherwise: str) -> WrongValueError:
-        # A list is not shown: it may hold a camera's URL with its password.
-        shown = repr(value) if isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
+        # A list of texts is not shown: it may hold a camera's URL with its password.
+        is_plain = isinstance(value, (bool, int, float, str)) or (
+            isinstance(value, (list, tuple)) and all(isinstance(part, (int, float)) for part in value)
+        )
+        shown = repr(value) if is_plain else f"a {type(value).__name__}"
         expected = self.expected or otherwise.replace("`", "")
         return WrongValueError(self.name, f"{self.name} is {shown}, expected {expected}")
 
@@ -350,6 +352,16 @@ def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) 
         # Values that don't go together: the message names their fields, and this adds where each of them stands.
         named = [f"{name}: {where}" for name, where in written.items() if re.search(rf"\b{name}\b", str(error))]
         raise SettingsError(f"{error} ({'; '.join(named)})" if named else str(error)) from error
+
+
+def _in_words(kind: Any) -> str:
+    """Return what a value of this type is; empty for types that only msgspec's own message describes."""
+    if typing.get_origin(kind) is not tuple:
+        return _WORDS.get(typing.get_origin(kind) or kind, "")
+    kinds, extras = _parts(typing.get_args(kind)[0])
+    meta = next((extra for extra in extras if isinstance(extra, msgspec.Meta)), None)
+    inner = Setting("", tuple(kinds), can_be_none=False, meta=meta, option=None, default=None).expected
+    return "a list of texts" if inner == _WORDS[str] else f"a list, each of which is {inner}" if inner else ""
 
 
 def _parts(hint: Any) -> tuple[list[Any], list[Any]]:

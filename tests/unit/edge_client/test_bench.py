@@ -17,7 +17,8 @@ from replayfleet.edge_client.bench import running
 from replayfleet.edge_client.bench.command import bench
 from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, Variant, latency_of, percentile
 from replayfleet.edge_client.bench.report import line, tail
-from replayfleet.edge_client.bench.running import Bench, BenchSettings, Row
+from replayfleet.edge_client.bench.running import Bench, Row
+from replayfleet.edge_client.bench.settings import BenchSettings
 from replayfleet.edge_client.bench.subject import (
     OUR_TASK,
     Subject,
@@ -159,9 +160,9 @@ def test_files_that_are_no_models_are_refused_by_name(tmp_path: Path, ours: Subj
     [
         ({"model": Path("m"), "data_dir": Path("d")}, "both MODEL and --data-dir"),
         ({"parameters": Path("p")}, "belongs to MODEL"),
-        ({"batches": (0,)}, "--batch is 0, expected 1 to 4096"),
-        ({"threads": 0}, "--threads is 0"),
-        ({"seconds": float("nan")}, "--seconds is nan"),
+        ({"batches": (0,)}, "batches is \\(0,\\), expected a list, each of which is a whole number, 1 to 4096"),
+        ({"threads": 0}, "threads is 0, expected a whole number, 1 to 256"),
+        ({"seconds": float("nan")}, "seconds is nan"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str):

@@ -65,6 +65,19 @@ def test_what_cannot_be_used_is_refused_by_its_option() -> None:
         program.main(["run", "--broker", "b", "--depth", "x"], standalone_mode=False)
 
 
+@click.command()
+@with_settings(Settings)
+def measure(settings: Settings) -> None:
+    click.echo(f"{settings.depth} {settings.stay}")
+
+
+def test_a_services_variables_are_not_those_of_a_tool_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAYFLEET_DEPTH", "7")
+    monkeypatch.setenv("REPLAYFLEET_STAY", "false")
+    assert CliRunner().invoke(measure, ["--broker", "b"], catch_exceptions=False).output == "3 True\n"
+    assert "depth=7" in CliRunner().invoke(program, ["run", "--broker", "b"], catch_exceptions=False).output
+
+
 def test_help_stands_in_groups_with_defaults_ranges_and_units() -> None:
     text = CliRunner().invoke(program, ["run", "--help"]).output
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]

@@ -25,6 +25,7 @@ class Edge:
     threads: Annotated[int, Meta(ge=1), Option("Threads.")] = 1
     most_threads: Annotated[int | None, Meta(ge=1), Option("Threads at most.")] = None
     view: Annotated[Literal["whole", "crops"], Option("View.")] = "whole"
+    sizes: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Option("Sizes.")] = (1,)
     classes: Annotated[tuple[str, ...], Option("Classes.")] = ()
     stay: Annotated[bool, Option("Stay.")] = False
     data_root: Annotated[Path | None, Option("Data.", flags="--data")] = None
@@ -86,6 +87,12 @@ def test_tables_are_merged_key_by_key(tmp_path: Path) -> None:
         ("frame_rate = nan", {}, {}, "edge.toml: frame_rate is nan, expected a number, more than 0, at most 60"),
         ("data_root = 3", {}, {}, "edge.toml: data_root is 3, expected a path"),
         ("classes = ['a', 1]", {}, {}, "edge.toml: classes is a list, expected a list of texts"),
+        (
+            "sizes = [1, 0]",
+            {},
+            {},
+            "edge.toml: sizes is [1, 0], expected a list, each of which is a whole number",
+        ),
         ("frames = 3", {}, {}, "edge.toml: frames is 3, expected an even number"),
         (
             "",
