@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
@@ -16,6 +15,7 @@ from replayfleet.federation.service.words import UNKNOWN, milliseconds, percent
 from replayfleet.scripts.fleet.faults import BROKER, RESTART_BROKER, Faults
 from replayfleet.scripts.fleet.plan import Yard
 from replayfleet.scripts.launch.fleet import Broker, RunningFleet
+from replayfleet.scripts.launch.table import plain_table
 
 _COUNTS = ("killed", "frames", "dropped", "failed")
 
@@ -80,9 +80,7 @@ class TroubledFleet:
 
     def table(self) -> Table:
         """Return what became of every client."""
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title="clients", title_justify="left")
-        for heading in ("client", "uploads", *_COUNTS, "p95", "accuracy"):
-            table.add_column(heading, justify="left" if heading == "client" else "right", no_wrap=True)
+        table = plain_table("clients", ("client", "uploads", *_COUNTS, "p95", "accuracy"))
         for row in self.summary()["clients"]:
             table.add_row(
                 row["client"],

@@ -39,9 +39,8 @@ def live_view(record: FleetRecord, *, elapsed_s: float, note: str = "") -> Rende
 def rounds_table(record: FleetRecord) -> Table:
     """Return a row per round: uploads, accuracies, sub-generators, bytes, duration; fits 80 columns for 3 clients."""
     names = record.names if len(record.names) <= _MAX_CLIENT_COLUMNS else []
-    table = _table(f"rounds: {record.measure} on all that was met so far, and what travelled")
-    for heading in ("round", "uploads", *map(short_name, names), "mean", "sub-gens", "up MB", "down MB", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("round", "uploads", *map(short_name, names), "mean", "sub-gens", "up MB", "down MB", "time")
+    table = plain_table(f"rounds: {record.measure} on all that was met so far, and what travelled", headings, left=())
     for index in sorted(record.rounds):
         if record.rounds[index].num_uploads:
             table.add_row(*_round_cells(record.rounds[index], names))
@@ -112,20 +111,22 @@ def _headline(record: FleetRecord, elapsed_s: float) -> str:
     )
 
 
-def _table(title: str) -> Table:
-    return Table(
+def plain_table(title: str, headings: Sequence[str], left: Sequence[str] = ("client", "state")) -> Table:
+    """Return an empty table whose columns are numbers but for those that are named ``left``."""
+    table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="dim"
     )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    return table
 
 
 def _clients_table(record: FleetRecord) -> Table:
-    table = _table("clients now (sub-gens: sub-generators sent of those held)")
-    for heading in ("client", "state", "round", "serves", record.measure, "sub-gens", "up", "down", "swap"):
-        table.add_column(heading, justify="left" if heading in {"client", "state"} else "right", no_wrap=True)
+    headings = ("client", "state", "round", "serves", record.measure, "sub-gens", "up", "down", "swap")
+    table = plain_table("clients now (sub-gens: sub-generators sent of those held)", headings)
     for name in record.names:
         client = record.clients[name]
         mine = [found.clients[name] for _, found in sorted(record.rounds.items()) if name in found.clients]
-        down = client.first_bytes or None
         table.add_row(
             name,
             Text(client.state, style=_STATE_STYLES.get(client.state, "")),
@@ -134,7 +135,7 @@ def _clients_table(record: FleetRecord) -> Table:
             percent(_newest(mine, "accuracy")),
             _share(mine[-1]) if mine else UNKNOWN,
             megabytes(_newest(mine, "bytes_up")),
-            megabytes(_newest(mine, "bytes_down") or down),
+            megabytes(_newest(mine, "bytes_down") or client.first_bytes or None),
             milliseconds(_newest(mine, "swap_s")),
         )
     return table
@@ -148,20 +149,17 @@ def _newest(rounds: Sequence[ClientRound], name: str) -> Any:
 def _round_cells(found: Round, names: Sequence[str]) -> list[RenderableType]:
     clients = [found.clients.get(name, ClientRound()) for name in names]
     again = any(client.known_before and client.sent == 0 for client in found.clients.values())
+    shares = f"{found.total('sent')} of {found.total('held')}" if found.total("held") else UNKNOWN
     return [
         str(found.index),
         f"{found.num_uploads} of {found.expected}",
         *(percent(client.accuracy) for client in clients),
         Text(percent(found.mean_accuracy), style="bold"),
-        Text(_shares(found), style="bold green" if again else ""),
+        Text(shares, style="bold green" if again else ""),
         f"{found.total('bytes_up') / 1e6:.1f}",
         f"{found.total('bytes_down') / 1e6:.1f}" if found.total("bytes_down") else UNKNOWN,
         UNKNOWN if found.round_s is None else f"{found.round_s:.0f} s",
     ]
-
-
-def _shares(found: Round) -> str:
-    return f"{found.total('sent')} of {found.total('held')}" if found.total("held") else UNKNOWN
 
 
 def _share(client: ClientRound) -> str:
