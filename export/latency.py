@@ -32,7 +32,7 @@ def median_latencies_s(
         clock: monotonic seconds.
     """
     for call in calls.values():
-        _warm_up(call, clock)
+        warm_up(call, clock)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     deadline = clock() + budget_s
     for turn in range(repeats):
@@ -43,7 +43,8 @@ def median_latencies_s(
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> None:
+def warm_up(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> None:
+    """Call until that brings nothing more, for a few seconds at most."""
     deadline = clock() + WARM_UP_BUDGET_S
     best, steady = float("inf"), 0
     for _ in range(MAX_WARM_UP_TURNS):

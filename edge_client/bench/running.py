@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from replayfleet.devices.probing import probe
 from replayfleet.devices.profiles import CPU, CUDA, TENSORRT
 from replayfleet.devices.providers import try_provider
 from replayfleet.edge_client.bench.frames import FrameRate, measure_frames
@@ -82,7 +83,8 @@ def run_bench(settings: BenchSettings, on_row: Callable[[Row], None] = lambda ro
         for row in _rows(settings, subject, broken):
             rows.append(row)
             on_row(row)
-    return Bench(subject.name, settings.threads, tuple(rows), frames, no_frames, _machine())
+    machine = {"board": probe().describe(), "python": platform.python_version(), "load": f"{os.getloadavg()[0]:.1f}"}
+    return Bench(subject.name, settings.threads, tuple(rows), frames, no_frames, machine)
 
 
 def _subject(settings: BenchSettings, folder: Path) -> Subject:
@@ -159,9 +161,3 @@ def _frames(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -
         return None, str(error)
     finally:
         labels.setLevel(level)
-
-
-def _machine() -> dict[str, str]:
-    from replayfleet.devices.probing import probe
-
-    return {"board": probe().describe(), "python": platform.python_version(), "load": f"{os.getloadavg()[0]:.1f}"}

@@ -72,7 +72,8 @@ def from_file(model: Path, parameters: Path | None) -> Subject:
     if missing:
         raise SettingsError(f"{model}: its parameters are in a file of their own; name it with --parameters")
     facts = own_facts(summary.metadata)
-    precision = "fp32" if summary.parameters else _precision(facts)
+    said = {"onnx": "fp32", "onnx-fp16": "fp16", "onnx-int8": "int8"}.get(facts.get("format", ""), "unknown")
+    precision = "fp32" if summary.parameters else said  # only a file of model-export says what it computes in
     variant = Variant("onnx", precision, str(model), "" if parameters is None else str(parameters))
     lacking = (("torchscript", f"{model.name} is an ONNX file"), ("eager", _NO_EAGER))
     return Subject(str(model), (variant,), lacking, task_of_facts(facts))
@@ -175,8 +176,3 @@ def _drawn(graph: bytes) -> dict[str, Array]:
         else rng.normal(0, 0.05, layout.shape).astype(layout.dtype)
         for name, layout in inspect_graph(graph).parameters.items()
     }
-
-
-def _precision(facts: Mapping[str, str]) -> str:
-    """Return what ``model-export`` says that the file computes in; a file of others doesn't say."""
-    return {"onnx": "fp32", "onnx-fp16": "fp16", "onnx-int8": "int8"}.get(facts.get("format", ""), "unknown")

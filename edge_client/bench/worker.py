@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from replayfleet.devices.profiles import CPU, CUDA
-from replayfleet.edge_client.bench.messages import Latency, Measured, Trial, Unusable, latency_of
+from replayfleet.edge_client.bench.messages import Measured, Trial, Unusable, latency_of
 from replayfleet.edge_client.bench.subject import task_from
 from replayfleet.export.engines.cache import Workplace
 from replayfleet.export.files import read_file
+from replayfleet.export.latency import warm_up
 from replayfleet.export.parameters import read_parameters
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.filling import filled
@@ -26,7 +27,6 @@ from replayfleet.export.running.runtimes import Runtime
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 
-WARM_UP_RUNS = 3
 MIN_RUNS = 20
 MAX_RUNS = 20_000
 
@@ -48,7 +48,10 @@ def measured(trial: Trial) -> Measured | Unusable:
             runtime = _open(trial, Path(folder))
             _check(runtime)
             load_s = time.perf_counter() - began
-            latency_s = {size: _latency(runtime, size, trial.seconds) for size in trial.batches}
+            latency_s = {}
+            for size in trial.batches:
+                x = _inputs(runtime, size)
+                latency_s[size] = latency_of(timed(lambda: runtime.run(x), trial.seconds))  # noqa: B023 - runs here
     except ReplayfleetError as error:
         return Unusable(error.detail if isinstance(error, ArtefactRejected) else str(error))
     except ImportError as error:
@@ -59,8 +62,7 @@ def measured(trial: Trial) -> Measured | Unusable:
 
 def timed(run: Callable[[], object], seconds: float) -> list[float]:
     """Return the seconds of each run, at least ``MIN_RUNS`` of them, after a warm-up."""
-    for _ in range(WARM_UP_RUNS):
-        run()
+    warm_up(run)
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(samples) < MIN_RUNS or (time.perf_counter() < deadline and len(samples) < MAX_RUNS):
@@ -68,11 +70,6 @@ def timed(run: Callable[[], object], seconds: float) -> list[float]:
         run()
         samples.append(time.perf_counter() - began)
     return samples
-
-
-def _latency(runtime: Runtime, batch_size: int, seconds: float) -> Latency:
-    x = _inputs(runtime, batch_size)
-    return latency_of(timed(lambda: runtime.run(x), seconds))
 
 
 def _inputs(runtime: Runtime, batch_size: int) -> Array:

@@ -134,7 +134,9 @@ def _refused(problem: BrokerProblem, topic: str, target: BrokerTarget) -> Findin
         found = f"{problem}; the client id is {target.client!r}, but the broker knows us as {target.known_as}"
         advice = "the certificate's common name, or the user of the password file, must be the client id"
         return failure("broker.round-trip", found, advice, topic=topic)
-    rule = f"add to the broker's rules: pattern readwrite {_pattern(topic)} (see docs/doctor.md)"
+    parts = topic.split("/")
+    pattern = "/".join([*parts[:4], "%u", *parts[5:]])
+    rule = f"add to the broker's rules: pattern readwrite {pattern} (see docs/doctor.md)"
     return warning("broker.round-trip", str(problem), rule, topic=topic)
 
 
@@ -147,8 +149,3 @@ def _retained(probe: BrokerProbe, welcome: Welcome) -> Finding:
     except BrokerProblem as problem:
         return failure("broker.retained", f"a retained message isn't kept: {problem}", advice)
     return ok("broker.retained", "kept, and removed again")
-
-
-def _pattern(topic: str) -> str:
-    parts = topic.split("/")
-    return "/".join([*parts[:4], "%u", *parts[5:]])

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from replayfleet.devices.profiles import DeviceProfile
@@ -64,7 +64,8 @@ def look_at_elements(profile: DeviceProfile) -> list[Finding]:
         return [skipped("cameras.elements", f"--device {profile.name} needs no GStreamer elements")]
     if shutil.which(INSPECT) is None:
         return [skipped("cameras.elements", f"{INSPECT} isn't there to ask", "apt install gstreamer1.0-tools")]
-    missing = [element for element in elements if not _exists(element)]
+    ask = partial(subprocess.run, capture_output=True, timeout=INSPECT_S, check=False)
+    missing = [element for element in elements if ask((INSPECT, "--exists", element)).returncode]
     if missing:
         advice = "apt install nvidia-l4t-gstreamer; in a container, run it with --runtime nvidia"
         return [warning("cameras.elements", f"GStreamer lacks {joined(missing)}", advice, missing=missing)]
@@ -101,9 +102,3 @@ def _device_name(root: Path, name: str) -> str:
         return (root / "sys/class/video4linux" / name / "name").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _exists(element: str) -> bool:
-    command: Sequence[str] = (INSPECT, "--exists", element)
-    done = subprocess.run(command, capture_output=True, timeout=INSPECT_S, check=False)  # noqa: S603
-    return done.returncode == 0

@@ -33,15 +33,11 @@ def look_at_disk(data_dir: Path | None) -> list[Finding]:
     """Return room, speed and kind of the file system below ``data_dir``; what is written there is removed again."""
     if data_dir is None:
         return [skipped("disk", "not looked at", "name the client's --data-dir")]
-    folder = _existing(data_dir.absolute())
+    wanted = data_dir.absolute()  # made when a client first starts: the nearest folder that is there
+    folder = next((place for place in (wanted, *wanted.parents) if place.exists()), Path("/"))
     if not folder.is_dir():
         return [failure("disk", f"{folder} is not a folder", "choose another --data-dir")]
     return [_space(folder), _file_system(folder), _speed(folder)]
-
-
-def _existing(path: Path) -> Path:
-    # A data dir is made when a client first starts: the nearest folder that is there.
-    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 
 def _space(folder: Path) -> Finding:

@@ -105,12 +105,9 @@ class Answerer:
             if outputs is not None:
                 self._failures.answered()
                 self._on_answer(Answered(served, self._view, inputs, answers, time.perf_counter() - began))
-            return self._prediction(picture, answers, served.version)
+            self._answered += 1
+            taken_at, now = picture.captured_at, self._clock()
+            self._ages.append(now - taken_at)
+            return Prediction(picture.camera, picture.frame_id, answers, served.version, taken_at, now)
         self._failed += 1
         return None
-
-    def _prediction(self, picture: Picture, answers: Answers, version: int) -> Prediction:
-        self._answered += 1
-        answered_at = self._clock()
-        self._ages.append(answered_at - picture.captured_at)
-        return Prediction(picture.camera, picture.frame_id, answers, version, picture.captured_at, answered_at)

@@ -96,7 +96,8 @@ def fitted(pixels: NDArray[np.uint8], task: AnyTaskSpec) -> NDArray[np.float32]:
     """
     channels, height, width = task.image_shape
     grey = channels == 1
-    if grey and _is_grey(pixels):
+    red, green, blue = (pixels[:, :, channel] for channel in range(3))
+    if grey and (red == green).all() and (green == blue).all():  # of a data set that is grey: its own levels, exactly
         pixels, grey = pixels[:, :, :1], False
     if grey or pixels.shape[:2] != (height, width):
         pixels = resized(pixels, height, width, grey=grey)
@@ -114,8 +115,3 @@ def to_pixels(images: NDArray[np.float32]) -> NDArray[np.uint8]:
 def as_rgb(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return pixels (B, H, W, C) with C of 1 or 3 as (B, H, W, 3)."""
     return np.repeat(pixels, 3, axis=3) if pixels.shape[3] == 1 else np.ascontiguousarray(pixels)
-
-
-def _is_grey(pixels: NDArray[np.uint8]) -> bool:
-    red, green, blue = (pixels[:, :, channel] for channel in range(3))
-    return bool((red == green).all() and (green == blue).all())

@@ -141,12 +141,12 @@ class Recorder:
         rate_hz = (len(first) - 1) / seconds if seconds > 0 else 10.0
         images = [drawn(shown, self._legend(camera)) for shown in first]
         height, width = images[0].shape[:2]
-        film = self._films[camera] = Film(_free(self._file(camera)), rate_hz, (width, height))
+        path = self._path.with_stem(f"{self._path.stem}-{camera}") if self._several else self._path
+        names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
+        free = next(name for name in names if not name.exists())  # earlier films stay
+        film = self._films[camera] = Film(free, rate_hz, (width, height))
         for image in images:
             film.write(image)
-
-    def _file(self, camera: str) -> Path:
-        return self._path.with_stem(f"{self._path.stem}-{camera}") if self._several else self._path
 
 
 def _fitted(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -158,11 +158,6 @@ def _fitted(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
     fitted = np.zeros((height, width, 3), np.uint8)
     fitted[: size[1], : size[0]] = cv2.resize(image, size, interpolation=cv2.INTER_AREA) if scale < 1 else image
     return fitted
-
-
-def _free(path: Path) -> Path:
-    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
-    return next(name for name in names if not name.exists())
 
 
 def check_film(path: Path) -> None:
