@@ -5,10 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S
 from replayfleet.federation.wire.protocol.messages import Presence
-
-HEARTBEAT_S = 5.0
-"""How often a client publishes its presence."""
 
 DEAD_AFTER_S = 3 * HEARTBEAT_S
 """Silence after which a client counts as gone."""

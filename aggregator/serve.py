@@ -22,7 +22,6 @@ from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.federation.wire.transport.connecting import mqtt_connector
 
 _log = EventLogger("aggregator")
 
@@ -39,13 +38,7 @@ def serve(settings: AggregatorSettings) -> bool:
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
     fleet = Fleet(spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules())
-    connector = mqtt_connector(
-        tls_ca=settings.tls_ca,
-        tls_cert=settings.tls_cert,
-        tls_key=settings.tls_key,
-        password_file=settings.password_file,
-        insecure=settings.insecure,
-    )
+    connector = settings.connector()
     if settings.broker is not None:
         connector.check(settings.broker)
     metrics, stop = Metrics(), threading.Event()

@@ -23,7 +23,6 @@ from replayfleet.federation.service.health import HealthServer
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
-from replayfleet.federation.wire.transport.connecting import mqtt_connector
 
 if TYPE_CHECKING:
     from replayfleet.edge_client.operator.display.recorder import Recorder
@@ -39,13 +38,7 @@ def start(settings: ClientSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
-    connector = mqtt_connector(
-        tls_ca=settings.tls_ca,
-        tls_cert=settings.tls_cert,
-        tls_key=settings.tls_key,
-        password_file=settings.password_file,
-        insecure=settings.insecure,
-    )
+    connector = settings.connector()
     connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
     _check_displays(settings)

@@ -11,26 +11,24 @@ class Metrics:
     """Counters and gauges in a registry of their own, so that two aggregators fit into one test."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.round = Gauge("aggregator_round", "Index of the current round.", registry=self.registry)
-        self.rounds = Counter("aggregator_rounds", "Rounds committed by this process.", registry=self.registry)
-        self.round_seconds = Histogram(
-            "aggregator_round_seconds",
-            "From opening a round to committing it.",
-            buckets=_ROUND_SECONDS,
-            registry=self.registry,
-        )
-        self.aggregation_seconds = Histogram(
-            "aggregator_aggregation_seconds",
-            "Time in the method's aggregation.",
-            buckets=_ROUND_SECONDS,
-            registry=self.registry,
-        )
-        self.uploads = Counter("aggregator_uploads", "Uploads by result.", ["result"], registry=self.registry)
-        self.downloads = Counter("aggregator_downloads", "Downloads by verdict.", ["result"], registry=self.registry)
-        self.bytes = Counter("aggregator_transfer_bytes", "Bytes on the wire.", ["direction"], registry=self.registry)
-        self.clients = Gauge("aggregator_clients", "Clients by state.", ["state"], registry=self.registry)
-        self.heartbeat_age = Gauge(
-            "aggregator_heartbeat_age_seconds", "Since a client was heard of.", ["client"], registry=self.registry
-        )
-        self.errors = Counter("aggregator_errors", "Unexpected errors in the loop.", registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"aggregator_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"aggregator_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"aggregator_{name}_seconds", text, buckets=_ROUND_SECONDS, registry=registry)
+
+        self.round = gauge("round", "Index of the current round.")
+        self.rounds = counter("rounds", "Rounds committed by this process.")
+        self.round_seconds = seconds("round", "From opening a round to committing it.")
+        self.aggregation_seconds = seconds("aggregation", "Time in the method's aggregation.")
+        self.uploads = counter("uploads", "Uploads by result.", "result")
+        self.downloads = counter("downloads", "Downloads by verdict.", "result")
+        self.bytes = counter("transfer_bytes", "Bytes on the wire.", "direction")
+        self.clients = gauge("clients", "Clients by state.", "state")
+        self.heartbeat_age = gauge("heartbeat_age_seconds", "Since a client was heard of.", "client")
+        self.errors = counter("errors", "Unexpected errors in the loop.")

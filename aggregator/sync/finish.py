@@ -28,14 +28,13 @@ class Finish:
 
     def waiting_for(self) -> list[str]:
         """Clients that are there but didn't confirm and report on their final download yet."""
-        return [client_id for client_id in self._presence.live if not self._is_done(client_id)]
-
-    def _is_done(self, client_id: str) -> bool:
-        manifest = self._store.download(client_id)
-        if manifest is None or manifest.round != self._rounds.index:
-            return False
-        done = min(self._store.confirmed_version(client_id), self._reported.get(client_id, -1))
-        return done >= manifest.version
+        waiting = []
+        for client_id in self._presence.live:
+            manifest = self._store.download(client_id)
+            done = min(self._store.confirmed_version(client_id), self._reported.get(client_id, -1))
+            if manifest is None or manifest.round != self._rounds.index or done < manifest.version:
+                waiting.append(client_id)
+        return waiting
 
     def over(self, now: float) -> bool:
         """Whether the process may end."""

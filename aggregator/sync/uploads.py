@@ -11,7 +11,7 @@ from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import Reason, UploadRejected
 from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import Manifest, Offer
+from replayfleet.federation.wire.protocol.messages import Manifest
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 
 MAX_NOTED_FACTS_BYTES = 4096
@@ -30,14 +30,17 @@ class UploadDesk:
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
         parts, offer = self._parts, event.offer
-        if self._is_repeat(event.peer, offer.manifest):
+        manifest = offer.manifest
+        before = parts.store.upload(manifest.round, event.peer) if manifest.direction == "up" else None
+        if before is not None and _content(before) == _content(manifest):  # its verdict got lost on the way
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
         known = parts.store.clients()
         try:
             parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)
         except UploadRejected as rejected:
-            self._refuse(event.peer, offer, rejected, now)
+            detail = self._note_rejection(event.peer, manifest, rejected, 0)
+            parts.courier.refuse(event.peer, offer, rejected.reason.value, detail, now)
             return []
         parts.receiving[event.peer] = offer.manifest
         return parts.courier.accept(event.peer, offer, now)
@@ -77,14 +80,6 @@ class UploadDesk:
         if not parts.store.accept_upload(manifest, event.bytes_on_wire):
             raise UploadRejected(Reason.WRONG_ROUND, f"round {manifest.round} was closed meanwhile")
         return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
-
-    def _is_repeat(self, peer: str, manifest: Manifest) -> bool:
-        before = self._parts.store.upload(manifest.round, peer) if manifest.direction == "up" else None
-        return before is not None and _content(before) == _content(manifest)
-
-    def _refuse(self, peer: str, offer: Offer, rejected: UploadRejected, now: float) -> None:
-        detail = self._note_rejection(peer, offer.manifest, rejected, 0)
-        self._parts.courier.refuse(peer, offer, rejected.reason.value, detail, now)
 
     def _note_rejection(self, peer: str, manifest: Manifest, rejected: UploadRejected, bytes_on_wire: int) -> str:
         parts = self._parts

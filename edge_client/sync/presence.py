@@ -6,11 +6,10 @@ import secrets
 from typing import Literal
 
 from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S
 from replayfleet.federation.wire.protocol.messages import Presence
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Will
-
-HEARTBEAT_S = 5.0
 
 Status = Literal["online", "sleeping", "stopped"]
 

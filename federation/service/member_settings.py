@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from replayfleet.federation.service.settings import ADVANCED, CONNECTION, Option
 from replayfleet.federation.wire.protocol.limits import check_id
+
+if TYPE_CHECKING:
+    from replayfleet.federation.wire.transport.connecting import Connector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,19 @@ class ConnectionSettings:
         ),
     ] = None
     insecure: Annotated[bool, Option("Allow plaintext to a broker on another machine.", CONNECTION)] = False
+
+    def connector(self) -> Connector:
+        """Return what makes sessions for a broker's URL; certificates and credentials are read here.
+
+        Raises:
+            SettingsError: A file is missing or unusable.
+        """
+        from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
+        from replayfleet.federation.wire.transport.connecting import Connector
+
+        tls = TlsSettings(self.tls_ca, self.tls_cert, self.tls_key)
+        tls.context()
+        return Connector(tls, Credentials.load(self.password_file), self.insecure)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,9 @@ from replayfleet.federation.wire.protocol.messages import (
     Want,
 )
 
+HEARTBEAT_S = 5.0
+"""How often a client publishes its presence at least."""
+
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_BLOCK_BYTES = 4 << 20
 MIN_BLOCK_BYTES = 1 << 10

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.interfaces import Connect, OnMessage, Session, Will
 
@@ -12,19 +10,6 @@ CONTROL_KEEPALIVE_S = 15
 
 DATA_KEEPALIVE_S = 45
 """The connection for blocks; a fresh session every time, for transfers resume by themselves."""
-
-
-def mqtt_connector(
-    *, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, password_file: Path | None, insecure: bool
-) -> Connector:
-    """Return what makes sessions for a broker's URL; certificates and credentials are read here.
-
-    Raises:
-        SettingsError: A file is missing or unusable.
-    """
-    tls = TlsSettings(tls_ca, tls_cert, tls_key)
-    tls.context()
-    return Connector(tls, Credentials.load(password_file), insecure)
 
 
 class Connector:
