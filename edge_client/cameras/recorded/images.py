@@ -108,6 +108,6 @@ def _yolo(place: Path, folder: Path, files: tuple[Path, ...], names: Path | None
 
 def _coco(path: Path, files: tuple[Path, ...], names: Path | None) -> Sidecar[str]:
     sidecar = coco_sidecar(path, names, lambda file_name: PurePosixPath(file_name).name)
-    if not any(file.name in sidecar.pictures for file in files):
+    if not any(file.name in sidecar.keys for file in files):
         raise SettingsError(f"{path} lists no picture of {files[0].parent}; expected file_name {files[0].name!r}")
     return sidecar

@@ -6,16 +6,15 @@ Axes: N boxes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from replayfleet.edge_client.flow import Boxes
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.annotations import Annotation, CocoPicture, read_class_names, read_coco, read_yolo
 
-K_contra = TypeVar("K_contra", contravariant=True)
 K = TypeVar("K", str, int)
 
 NAMES_FILES = ("labels.txt", "classes.txt")
@@ -24,55 +23,30 @@ NAMES_FILES = ("labels.txt", "classes.txt")
 _FRAME_NUMBER = re.compile(r"(?:.*\D)?(\d{1,12})")
 
 
-class Sidecar(Protocol[K_contra]):
-    """Boxes by key: a picture's file name, or a film's frame number."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """What ``Boxes.class_ids`` mean."""
-
-    def boxes(self, key: K_contra, size: tuple[int, int]) -> Boxes | None:
-        """Return the boxes of a picture of (width, height) pixels; None where the recording has none for it.
-
-        Raises:
-            SettingsError: They are damaged, or of a picture of another size.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class YoloSidecar(Generic[K]):
-    """One label file per picture."""
+class Sidecar(Generic[K]):
+    """Boxes by key: a picture's file name, or a film's frame number.
 
-    files: Mapping[K, Path]
+    Attributes:
+        class_names: what ``Boxes.class_ids`` mean.
+        keys: of the pictures that have some.
+        read: (key, (width, height) in pixels) -> the boxes of one of them; raises SettingsError if they are damaged, or
+            of a picture of another size.
+    """
+
     class_names: tuple[str, ...]
+    keys: Collection[K]
+    read: Callable[[K, tuple[int, int]], Annotation]
 
     def boxes(self, key: K, size: tuple[int, int]) -> Boxes | None:
-        if key not in self.files:
+        """Return the boxes of a picture; None where the recording has none for it."""
+        if key not in self.keys:
             return None
-        return _boxes(read_yolo(self.files[key], len(self.class_names), size))
+        found = self.read(key, size)
+        return Boxes(found.corners, found.class_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class CocoSidecar(Generic[K]):
-    """One file for all pictures, read at the start."""
-
-    path: Path
-    pictures: Mapping[K, CocoPicture]
-    class_names: tuple[str, ...]
-
-    def boxes(self, key: K, size: tuple[int, int]) -> Boxes | None:
-        if key not in self.pictures:
-            return None
-        picture = self.pictures[key]
-        if picture.size != size:
-            raise SettingsError(
-                f"{self.path}: picture {picture.file_name} is {picture.size[0]}x{picture.size[1]} there, "
-                f"{size[0]}x{size[1]} in the recording"
-            )
-        return _boxes(picture.annotation)
-
-
-def coco_sidecar(path: Path, names: Path | None, key: Callable[[str], K]) -> CocoSidecar[K]:
+def coco_sidecar(path: Path, names: Path | None, key: Callable[[str], K]) -> Sidecar[K]:
     """Read a COCO file.
 
     Args:
@@ -90,10 +64,20 @@ def coco_sidecar(path: Path, names: Path | None, key: Callable[[str], K]) -> Coc
         if own in pictures:
             raise SettingsError(f"{path}: {pictures[own].file_name!r} and {picture.file_name!r} are one picture")
         pictures[own] = picture
-    return CocoSidecar(path, pictures, coco.class_names)
+
+    def read(own: K, size: tuple[int, int]) -> Annotation:
+        picture = pictures[own]
+        if picture.size != size:
+            raise SettingsError(
+                f"{path}: picture {picture.file_name} is {picture.size[0]}x{picture.size[1]} there, "
+                f"{size[0]}x{size[1]} in the recording"
+            )
+        return picture.annotation
+
+    return Sidecar(coco.class_names, pictures.keys(), read)
 
 
-def yolo_sidecar(files: Mapping[K, Path], names: Path | None, folders: Iterable[Path]) -> YoloSidecar[K]:
+def yolo_sidecar(files: Mapping[K, Path], names: Path | None, folders: Iterable[Path]) -> Sidecar[K]:
     """Return label files with their class names.
 
     Args:
@@ -112,7 +96,8 @@ def yolo_sidecar(files: Mapping[K, Path], names: Path | None, folders: Iterable[
             f"label files in {next(iter(files.values())).parent} have no class names; expected labels.txt or "
             f"classes.txt in {' or '.join(str(place) for place in places)}, or names=FILE"
         )
-    return YoloSidecar(files, read_class_names(found))
+    class_names = read_class_names(found)
+    return Sidecar(class_names, files.keys(), lambda own, size: read_yolo(files[own], len(class_names), size))
 
 
 def label_files(folder: Path) -> dict[str, Path]:
@@ -124,7 +109,3 @@ def frame_number(stem: str) -> int | None:
     """Return the number at the end of a name without suffix, as in ``frame_000012``; None if there is none."""
     match = _FRAME_NUMBER.fullmatch(stem)
     return int(match[1]) if match else None
-
-
-def _boxes(annotation: Annotation) -> Boxes:
-    return Boxes(annotation.corners, annotation.class_ids)
