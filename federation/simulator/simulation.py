@@ -20,10 +20,15 @@ from replayfleet.federation.service.artefact_codec import EncodedArtefacts, deco
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.checkpoints import Checkpoints, Snapshot
 from replayfleet.federation.simulator.client_threads import ClientThreads, client_threads
-from replayfleet.federation.simulator.measures.accounts import Accounts, DigestAccounts, SetSizes, TensorAccounts
+from replayfleet.federation.simulator.measures.accounts import (
+    Accounts,
+    DigestAccounts,
+    SetSizes,
+    TensorAccounts,
+    Traffic,
+)
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from replayfleet.federation.simulator.measures.evaluation import Evaluation, evaluate
-from replayfleet.federation.simulator.measures.ledger import Ledger, Traffic
 from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
 from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
@@ -324,7 +329,7 @@ class Simulation:
 
     def _restored(self, checkpoints: Checkpoints) -> _State:
         snapshots = checkpoints.load()
-        state = self._initial(DigestAccounts(Ledger()))
+        state = self._initial(DigestAccounts())
         if not snapshots:
             return state
         last = snapshots[-1]
@@ -337,7 +342,7 @@ class Simulation:
             artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
-        state.accounts = DigestAccounts(Ledger(last.held))
+        state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state
 

@@ -30,7 +30,7 @@ from replayfleet.federation.service.fleet_spec import make_spec, method_of
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.service.variants import resolved
-from replayfleet.federation.simulator.measures.ledger import DigestOnly
+from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.stream import Stream, StreamSettings

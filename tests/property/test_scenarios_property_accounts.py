@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.simulator.measures.accounts import DigestAccounts, SetSizes, TensorAccounts, equal_bits
-from replayfleet.federation.simulator.measures.ledger import Ledger
 
 Parameters = dict[str, torch.Tensor]
 Transfer = tuple[str, str, dict[str, int], bool]
@@ -46,7 +45,7 @@ TWICE = [("a", "up", {"average": 0, "sub-generator/1": 1, "task": 0}, True)]
 @given(POOL, TRANSFERS)
 @example([ONE, TWO], TWICE)
 def test_both_accounts_count_alike(pool: list[Parameters], transfers: list[Transfer]) -> None:
-    by_digest, by_tensor = DigestAccounts(Ledger()), TensorAccounts()
+    by_digest, by_tensor = DigestAccounts(), TensorAccounts()
     for client, direction, chosen, copied in transfers:
         sets = {name: pool[index % len(pool)] for name, index in chosen.items()}
         if copied:

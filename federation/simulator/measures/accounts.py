@@ -7,7 +7,8 @@ nothing does neither.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
-from replayfleet.federation.simulator.measures.ledger import DigestOnly, Ledger, Traffic
+from replayfleet.federation.wire.protocol.messages import BlobEntry
+from replayfleet.federation.wire.protocol.tensors import digest
 
 _memcmp = ctypes.CDLL(None).memcmp
 """Half the time of torch.equal, which besides calls 0.0 and -0.0 equal, and NaN unlike itself."""
@@ -24,31 +26,66 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
 
+class DigestOnly:
+    """A blob store that keeps nothing: for naming parameter sets that need not be stored."""
+
+    def put(self, data: bytes) -> str:
+        """Return the digest of ``data``."""
+        return digest(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One transfer.
+
+    Attributes:
+        sent: names of the parameter sets that travel.
+        num_bytes: of those.
+        everything_bytes: of all that were offered.
+    """
+
+    sent: tuple[str, ...]
+    num_bytes: int
+    everything_bytes: int
+
+
 class Accounts(Protocol):
     """What the simulator asks."""
 
     @property
     def held(self) -> dict[ClientId, dict[str, str]]:
-        """Digests to go on from, as in ``Ledger``; none where nothing can be resumed."""
+        """Digests to go on from, as in ``DigestAccounts``; none where nothing can be resumed."""
 
     def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
         """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now."""
 
 
 class DigestAccounts:
-    """Counts by digest, so that a run can be resumed."""
+    """Counts by digest, so that a run can be resumed: a set travels only if the other end doesn't hold its digest.
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    Attributes:
+        held: client id -> ``up/<name>`` or ``down/<name>`` -> digest of the latest version of every set that went
+            either way, which both ends hold; plain values.
+    """
 
-    @property
-    def held(self) -> dict[ClientId, dict[str, str]]:
-        """What the ledger holds."""
-        return self._ledger.held
+    def __init__(self, held: Mapping[ClientId, Mapping[str, str]] | None = None) -> None:
+        self.held: dict[ClientId, dict[str, str]] = {client: dict(sets) for client, sets in (held or {}).items()}
 
     def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
-        """Count a transfer; see ``Ledger``."""
-        return self._ledger.transfer(client_id, direction, encode_artefacts(artefacts, DigestOnly()).blobs)
+        """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now."""
+        return self.count(client_id, direction, encode_artefacts(artefacts, DigestOnly()).blobs)
+
+    def count(self, client_id: ClientId, direction: str, offered: Sequence[BlobEntry]) -> Traffic:
+        """Count a transfer of sets that were named before."""
+        held = self.held.setdefault(client_id, {})
+        known = set(held.values())
+        sent = {entry.digest: entry for entry in offered if entry.digest not in known}
+        held |= {f"{direction}/{entry.name}": entry.digest for entry in offered}
+        return Traffic(
+            sent=tuple(entry.name for entry in sent.values()),
+            num_bytes=sum(entry.size_bytes for entry in sent.values()),
+            everything_bytes=sum(entry.size_bytes for entry in offered),
+        )
 
 
 class TensorAccounts:
@@ -65,7 +102,7 @@ class TensorAccounts:
         return {}
 
     def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
-        """Count a transfer as ``Ledger.transfer`` does; of equal sets only one is kept."""
+        """Count a transfer as ``DigestAccounts`` does; of equal sets only one is kept."""
         held = self._held.setdefault(client_id, {})
         known = list(held.values())
         sent: list[str] = []

@@ -134,7 +134,11 @@ class Runner:
                     elif running:
                         self.sleep(_POLL_S)
         finally:
-            _stop([entry.process for entry in running])
+            for entry in running:
+                entry.process.terminate()
+            for entry in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    entry.process.wait(timeout=_STOP_S)
         return self._failures
 
     def _begin(self, run: PlannedRun, ends: float) -> _Running:
@@ -149,7 +153,8 @@ class Runner:
         code, took = entry.process.poll(), self.clock() - entry.started
         if code == 0 and (entry.run.folder / RESULT).exists():
             self._done.append(self._work_done(entry))
-            self.show(f"finished: {entry.run.name}, {_outcome(entry.run.folder)}, {duration(took)}")
+            average = 100 * read_json(entry.run.folder / RESULT, _Outcome).summary["average_accuracy"]
+            self.show(f"finished: {entry.run.name}, average accuracy {average:.2f} %, {duration(took)}")
             return
         if code == UNFINISHED and self.minutes is not None:
             self.unfinished.append(entry.run)
@@ -197,8 +202,11 @@ class _Timed(msgspec.Struct, frozen=True):
     round_s: float
 
 
-class _TimedRun(msgspec.Struct, frozen=True):
+class _Outcome(msgspec.Struct, frozen=True):
+    """What a runner reads of a result."""
+
     rounds: list[_Timed]
+    summary: dict[str, float] = {}
 
 
 def earlier_work(runs: Sequence[PlannedRun]) -> list[Work]:
@@ -209,7 +217,7 @@ def earlier_work(runs: Sequence[PlannedRun]) -> list[Work]:
     """
     works = []
     for run in runs:
-        rounds = read_json(run.folder / RESULT, _TimedRun).rounds
+        rounds = read_json(run.folder / RESULT, _Outcome).rounds
         seconds = sum(record.round_s for record in rounds)
         works.append(Work(speed_class(run), len(rounds) * run.num_clients, seconds))
     return works
@@ -228,29 +236,12 @@ def _num_rounds_done(folder: Path) -> int:
     return sum(1 for _ in (folder / "state").glob("round-*.json"))
 
 
-class _Outcome(msgspec.Struct, frozen=True):
-    summary: dict[str, float]
-
-
-def _outcome(folder: Path) -> str:
-    summary = msgspec.json.decode((folder / RESULT).read_bytes(), type=_Outcome).summary
-    return f"average accuracy {100 * summary['average_accuracy']:.2f} %"
-
-
 def _last_line(path: Path) -> str:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _stop(processes: Sequence[Process]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_STOP_S)
 
 
 @contextlib.contextmanager

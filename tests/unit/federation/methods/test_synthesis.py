@@ -12,7 +12,7 @@ from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
-from replayfleet.federation.simulator.measures.ledger import DigestOnly
+from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from tests.support.replay_methods import (
     SAMPLER,
     SHORT_METHODS,

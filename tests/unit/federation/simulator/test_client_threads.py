@@ -18,7 +18,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.simulator.client_threads import client_threads, still_training
-from replayfleet.federation.simulator.measures.ledger import DigestOnly
+from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings

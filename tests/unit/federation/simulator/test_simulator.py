@@ -14,7 +14,7 @@ from support.nudge_method import BIAS, NudgeMethod
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.simulator.checkpoints import Checkpoints
-from replayfleet.federation.simulator.measures import ledger
+from replayfleet.federation.simulator.measures import accounts
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.simulation import Simulation
@@ -197,7 +197,7 @@ def test_a_run_that_keeps_nothing_hashes_no_parameters(monkeypatch: pytest.Monke
     def refuse(_data: bytes) -> str:
         raise AssertionError("hashed")
 
-    monkeypatch.setattr(ledger, "digest", refuse)
+    monkeypatch.setattr(accounts, "digest", refuse)
     assert len(simulation(num_rounds=2).run()) == 2
 
 
