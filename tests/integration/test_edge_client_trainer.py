@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support.torch_free import hide
 
 from replayfleet.edge_client.flow import Samples
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
@@ -141,6 +142,18 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
     assert commit.num_sub_generators == (2 if method == "pfedgrp" else 0)
     assert commit.train_s > 0
+
+
+def test_a_round_needs_no_more_than_the_extra_train_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ("onnx", "onnxscript", "matplotlib", "rich", "jinja2", "cv2", "diffusers")
+    path = os.pathsep.join(filter(None, [hide(absent, tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    device = Harness()
+    try:
+        device.training.begin(job(tmp_path, spec("pfedgrp")))
+        assert device.until_end() == TrainDone(0)
+    finally:
+        device.training.stop()
 
 
 def test_a_killed_process_leaves_the_earlier_commit_and_the_round_is_trained_again(

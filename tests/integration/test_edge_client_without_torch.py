@@ -9,22 +9,11 @@ from pathlib import Path
 
 import pytest
 from support.installed import copied_sources
-from support.torch_free import NOT_ON_A_DEVICE, check, serve
+from support.torch_free import NOT_ON_A_DEVICE, check, hide, serve
 
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 
 START = "from replayfleet.edge_client.cli import main; main()"
-HOOK = f"""
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {NOT_ON_A_DEVICE!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Absent())
-"""
-"""Read by every Python below as ``sitecustomize``: the client and the processes that it starts."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +23,7 @@ def _needs_a_broker() -> None:
 
 
 def test_a_client_serves_a_download_where_torch_and_onnx_cannot_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
-    environment = {"PYTHONPATH": str(tmp_path / "hook")}
+    environment = {"PYTHONPATH": hide(NOT_ON_A_DEVICE, tmp_path / "hook")}
     for name in ("torch", "onnx"):  # the hook works
         tried = subprocess.run(
             [sys.executable, "-c", f"import {name}"], env=environment, capture_output=True, check=False

@@ -25,6 +25,28 @@ NUM_FRAMES = 20
 LIMIT_S = 150.0
 
 
+_HOOK = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        # As if it weren't installed, for who asks first (importlib.util.find_spec) and who just imports alike.
+        return None if name.partition(".")[0] in {names!r} else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+"""Read by every Python that is started as ``sitecustomize``: a client and the processes that it starts."""
+
+
+def hide(names: Sequence[str], folder: Path) -> str:
+    """Return an entry of PYTHONPATH under which these packages can't be imported."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_HOOK.format(names=tuple(names)))
+    return str(folder)
+
+
 class MqttWorld(World):
     """An aggregator in this process, at a real broker."""
 
