@@ -27,8 +27,8 @@ from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
-from replayfleet.federation.methods.steps.modules import drawn_from, judge_of, shuffled_batches, trainable
-from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, trained_parameters
+from replayfleet.federation.methods.steps.modules import drawn_from, judge_of, shuffled_batches
+from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, trainable, trained_parameters
 from replayfleet.federation.methods.task_method import in_order_with_shares
 from replayfleet.models.build import initialise
 from replayfleet.models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.packing import OneSet, Record
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.modules import drawn_from, trainable
-from replayfleet.federation.methods.steps.task_model import trained_parameters
+from replayfleet.federation.methods.steps.modules import drawn_from
+from replayfleet.federation.methods.steps.task_model import trainable, trained_parameters
 from replayfleet.models.acgan import AcganCritic, AcganGenerator, build_acgan
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 

@@ -7,7 +7,7 @@ before, or from a generator of the item's own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -27,6 +27,15 @@ _MAP: ContextVar[Map] = ContextVar("each", default=_one_by_one)
 def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return ``function`` of every item, in order; at the same time where ``spread_by`` says how."""
     return _MAP.get()(function, items)
+
+
+def by_groups(items: Sequence[T], key: Callable[[T], int], together: Callable[[list[T]], Sequence[R]]) -> list[R]:
+    """Return what ``together`` makes of the items, group by group of equal keys, in the order of the items."""
+    made: dict[int, R] = {}
+    for value in sorted({key(item) for item in items}):
+        places = [place for place, item in enumerate(items) if key(item) == value]
+        made.update(zip(places, together([items[place] for place in places]), strict=True))
+    return [made[place] for place in range(len(items))]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Draw, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import digest_generator
+from replayfleet.federation.methods.steps.task_model import trained_parameters
 from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
 from replayfleet.models.build import initialise
 from replayfleet.models.ddpm import build_denoiser, require_diffusers
@@ -79,7 +80,7 @@ def signal_shares() -> Tensor:
 
 def new_denoiser(spec: TaskSpec, width: int, rng: torch.Generator) -> SubGenerator:
     """Return freshly initialised parameters; a diffusion model has no critic."""
-    return SubGenerator(_detached(initialise(build_denoiser(spec, width), rng)), {})
+    return SubGenerator(trained_parameters(initialise(build_denoiser(spec, width), rng)), {})
 
 
 def train_denoiser(
@@ -115,8 +116,8 @@ def train_denoiser(
             noise_loss(module, real, timesteps, noise).backward()
             adam.step()
             if schedule.should_stop():
-                return SubGenerator(_detached(module), {})
-    return SubGenerator(_detached(module), {})
+                return SubGenerator(trained_parameters(module), {})
+    return SubGenerator(trained_parameters(module), {})
 
 
 def start_noise(latents: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
@@ -187,7 +188,3 @@ def _solver(num_steps: int) -> Any:
     )
     solver.set_timesteps(num_steps)
     return solver
-
-
-def _detached(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in module.state_dict().items()}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
 from replayfleet.models import grouped
@@ -48,12 +49,7 @@ def train_sub_generators(spec: TaskSpec, jobs: Sequence[SubGeneratorJob], schedu
     """
     if any(len(job.images) == 0 for job in jobs):
         raise ValueError("a sub-generator needs at least one image of its class")
-    trained: dict[int, SubGenerator] = {}
-    for size in sorted({len(job.images) for job in jobs}):
-        places = [place for place, job in enumerate(jobs) if len(job.images) == size]
-        results = _Group(spec, [jobs[place] for place in places], schedule).train()
-        trained.update(zip(places, results, strict=True))
-    return [trained[place] for place in range(len(jobs))]
+    return by_groups(jobs, lambda job: len(job.images), lambda alike: _Group(spec, alike, schedule).train())
 
 
 class _Group:
@@ -148,13 +144,9 @@ def _trainable(parameter_sets: Sequence[Parameters], device: torch.device) -> di
         own = tensor.detach().to(device).clone()
         if own.ndim == 4:
             own = own.contiguous(memory_format=torch.channels_last)
-        joined[name] = own.requires_grad_(_is_learnt(name))
+        joined[name] = own.requires_grad_(name.rpartition(".")[2] in {"weight", "bias"})
     return joined
 
 
-def _is_learnt(name: str) -> bool:
-    return name.rpartition(".")[2] in {"weight", "bias"}
-
-
 def _learnt(joined: Parameters) -> list[Tensor]:
-    return [tensor for name, tensor in joined.items() if _is_learnt(name)]
+    return [tensor for tensor in joined.values() if tensor.requires_grad]

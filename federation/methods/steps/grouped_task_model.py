@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, computing_in
 from replayfleet.models import grouped
@@ -56,12 +57,7 @@ def train_task_models(
     short = [len(job.images) for job in jobs if len(job.images) < 2]
     if short:
         raise ValueError(f"training needs at least 2 samples, got {short[0]}")
-    trained: dict[int, dict[str, Tensor]] = {}
-    for size in sorted({len(job.images) for job in jobs}):
-        places = [place for place, job in enumerate(jobs) if len(job.images) == size]
-        results = _train_together(spec, [jobs[place] for place in places], optimisation)
-        trained.update(zip(places, results, strict=True))
-    return [trained[place] for place in range(len(jobs))]
+    return by_groups(jobs, lambda job: len(job.images), lambda alike: _train_together(spec, alike, optimisation))
 
 
 def _train_together(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.pace import Pace, Stage, steps_per_epoch
 from replayfleet.federation.methods.kit.packing import ALL_CLASSES
 from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
@@ -357,13 +358,12 @@ def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: boo
         as_one = any(one.images.device.type != "cpu" for one in work)
     if not as_one or not isinstance(kind, WganGp):
         return [kind.train(one.start, one.images, one.num_epochs, one.rng) for one in work]
-    trained: dict[int, SubGenerator] = {}
-    for num_epochs in sorted({one.num_epochs for one in work}):
-        places = [place for place, one in enumerate(work) if one.num_epochs == num_epochs]
-        jobs = [SubGeneratorJob(work[place].start, work[place].images, work[place].rng) for place in places]
-        results = train_sub_generators(kind.spec, jobs, kind.schedule(num_epochs))
-        trained.update(zip(places, results, strict=True))
-    return [trained[place] for place in range(len(work))]
+
+    def as_one_network(alike: list[Retraining]) -> list[SubGenerator]:
+        jobs = [SubGeneratorJob(one.start, one.images, one.rng) for one in alike]
+        return train_sub_generators(kind.spec, jobs, kind.schedule(alike[0].num_epochs))
+
+    return by_groups(work, lambda one: one.num_epochs, as_one_network)
 
 
 def train_in_time(kind: SubGeneratorKind, work: Sequence[Retraining], pace: Pace) -> list[SubGenerator | None]:

@@ -1,4 +1,4 @@
-"""What methods with networks of their own do with them: copy parameters in, judge, and draw mini-batches.
+"""What methods with networks of their own do with them: judge, and draw mini-batches.
 
 Axes: B batch, C channels, H height, W width, K classes.
 """
@@ -6,7 +6,6 @@ Axes: B batch, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,6 @@ from torch.func import functional_call
 
 from replayfleet.federation.methods.kit.records import Judge, Parameters
 from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def trainable(module: M, parameters: Parameters) -> M:
-    """Return ``module``, made on the meta device, in training mode and with a copy of these parameters."""
-    module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()}, assign=True)
-    module.requires_grad_(True)
-    return module.train()
 
 
 def judge_of(module: nn.Module, parameters: Parameters, num_classes: int) -> Judge:

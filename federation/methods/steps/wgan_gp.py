@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.steps.task_model import trainable, trained_parameters
 from replayfleet.models.build import build_critic, build_generator, initialise
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
@@ -98,7 +99,7 @@ def new_sub_generator(spec: TaskSpec, rng: torch.Generator) -> SubGenerator:
     generator, critic = build_generator(spec), build_critic(spec)
     initialise(generator, rng)
     initialise(critic, rng)
-    return SubGenerator(_detached(generator), _detached(critic))
+    return SubGenerator(trained_parameters(generator), trained_parameters(critic))
 
 
 def train_sub_generator(
@@ -118,14 +119,12 @@ def train_sub_generator(
     """
     if len(images) == 0:
         raise ValueError("a sub-generator needs at least one image of its class")
-    generator, critic = build_generator(spec), build_critic(spec)
-    _load(generator, start.generator)
+    generator = trainable(build_generator(spec), start.generator)
+    critic = build_critic(spec)
     if start.critic:
-        _load(critic, start.critic)
+        trainable(critic, start.critic)
     else:
-        initialise(critic, rng).to(images.device)
-    generator.train()
-    critic.train()
+        initialise(critic, rng).to(images.device).train()
     generator_adam = torch.optim.Adam(generator.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
     critic_adam = torch.optim.Adam(critic.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
     step = 0
@@ -141,8 +140,8 @@ def train_sub_generator(
             if step % schedule.critic_steps_per_generator_step == 0:
                 _generator_step(generator, critic, generator_adam, schedule.batch_size, rng)
             if schedule.should_stop():
-                return SubGenerator(_detached(generator), _detached(critic))
-    return SubGenerator(_detached(generator), _detached(critic))
+                return SubGenerator(trained_parameters(generator), trained_parameters(critic))
+    return SubGenerator(trained_parameters(generator), trained_parameters(critic))
 
 
 def _generator_step(
@@ -160,12 +159,3 @@ def _generator_step(
 def _latents(count: int, rng: torch.Generator, device: torch.device) -> Tensor:
     """Return (B, Z) noise for ``count`` samples, and for two where it is one, which BatchNorm can't train on."""
     return torch.randn(max(2, count), LATENT_SIZE, generator=rng).to(device)
-
-
-def _load(module: nn.Module, parameters: Parameters) -> None:
-    module.load_state_dict({name: tensor.clone() for name, tensor in parameters.items()}, assign=True)
-    module.requires_grad_(True)
-
-
-def _detached(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in module.state_dict().items()}

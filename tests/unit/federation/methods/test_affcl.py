@@ -14,9 +14,9 @@ from replayfleet.federation.methods.affcl_records import FlowModels
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator, split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
-from replayfleet.federation.methods.steps.modules import shuffled_batches, trainable
+from replayfleet.federation.methods.steps.modules import shuffled_batches
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.task_model import trained_parameters
+from replayfleet.federation.methods.steps.task_model import trainable, trained_parameters
 from replayfleet.federation.service.presets import TASKS, settings_for
 from replayfleet.models.flow import ConditionalFlow
 from replayfleet.models.resnet_plus import ResNetPlus, build_resnet_plus

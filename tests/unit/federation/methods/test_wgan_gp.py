@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from replayfleet.federation.methods.steps.modules import trainable
 from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.task_model import trainable
 from replayfleet.federation.methods.steps.wgan_gp import (
     GanSchedule,
     SubGenerator,
