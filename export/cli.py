@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,6 +22,8 @@ from replayfleet.export.formats import (
     option_help,
 )
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
+from replayfleet.federation.service.command import HELP, OptionOfGroup, Program
+from replayfleet.federation.service.settings import ADVANCED, joined
 from replayfleet.models.specs import (
     DETECTION_STRIDES,
     IMAGE_SIZES,
@@ -40,6 +43,11 @@ OpenStored: TypeAlias = "Callable[[Path, str | None, str, str | None], Model]"
 """(run's folder or data dir, client, kind, class) -> model. The program hands it in (``replayfleet.cli``): who stores
 runs is above the export, which may not know them."""
 
+_of_model = functools.partial(click.option, cls=OptionOfGroup, group="Model")
+_of_file = functools.partial(click.option, cls=OptionOfGroup, group="File")
+_of_precision = functools.partial(click.option, cls=OptionOfGroup, group="Precision")
+_advanced = functools.partial(click.option, cls=OptionOfGroup, group=ADVANCED)
+
 _ANY_CLASSES = ("any", "other")
 """A sub-generator's architecture doesn't depend on the task's classes, but a ``TaskSpec`` wants two."""
 
@@ -47,7 +55,7 @@ _MAX_STEPS = 1000
 """Of a sampler: as many as its denoiser was trained with."""
 
 
-class _OneLineErrors(click.Group):
+class _OneLineErrors(Program):
     """Ends with one line and exit code 2 where the operator can help."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -77,7 +85,7 @@ def _formats_help() -> str:
     )
 
 
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]}, help=_formats_help())
+@click.group(cls=_OneLineErrors, context_settings=HELP, help=_formats_help())
 @click.version_option(package_name="replayfleet")
 def main() -> None:
     """Export a trained model for serving; the help is made from the table of formats."""
@@ -86,8 +94,8 @@ def main() -> None:
 _TABLE_OPTIONS: dict[str, dict[str, Any]] = {
     "split": {"is_flag": True},
     "calibration": {"multiple": True, "metavar": "FILE or CLASS=FILE"},
-    "samples": {"type": click.IntRange(1, 100_000), "metavar": f"N, {DEFAULT_SAMPLES} if not given"},
-    "seed": {"type": click.IntRange(0, 2**32 - 1), "metavar": f"N, {DEFAULT_SEED} if not given"},
+    "samples": {"type": click.IntRange(1, 100_000), "metavar": "N"},
+    "seed": {"type": click.IntRange(0, 2**32 - 1), "metavar": "N"},
     "held": {"type": click.Path(path_type=Path)},
     "max-loss": {"type": click.FloatRange(0, 100), "metavar": "POINTS"},
 }
@@ -98,30 +106,42 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator with the options of a command that exports this kind."""
     kept = [row.name for row in FORMATS if kind in row.kinds]
     stored = [
-        click.option(
+        _of_model(
             "--from",
             "run",
             type=click.Path(path_type=Path),
-            help="In place of --parameters: a simulation's folder, or the data dir of an aggregator or a client. What "
-            "describes the model is read there too.",
+            help="Take the model from a simulation's folder or the data dir of an aggregator or a client, in place of "
+            "--parameters. What describes the model is read there too.",
         ),
-        click.option("--client", help="Whose model of --from: its name or number; known if there is only one."),
+        _of_model(
+            "--client", help="Client whose model of --from it is, by name or number; needed if there are several."
+        ),
     ]
     options = [
         *(stored if kind != "sampler" else []),
-        click.option("--parameters", type=click.Path(path_type=Path), help="State dict, safetensors."),
-        click.option("--format", "format_", help=f"{_choices(kept)}.  [default: {DEFAULT_FORMAT}]"),
-        click.option("--device", help="In place of --format: what serves quickest on this board; as of edge-client."),
-        click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, or file to write."),
-        click.option(
-            "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="For comparison and latency."
+        _of_model("--parameters", type=click.Path(path_type=Path), help="File with the parameters: safetensors."),
+        _of_file("--format", "format_", help=f"Format of the file: {joined(kept)}.  [default: {DEFAULT_FORMAT}]"),
+        _of_file(
+            "--device",
+            help="Board that the file is for, as of edge-client: the format that serves quickest there is taken.",
+        ),
+        _of_file("--out", required=True, type=click.Path(path_type=Path), help="Folder or file to write."),
+        _advanced(
+            "--threads",
+            default=2,
+            show_default=True,
+            type=click.IntRange(1, 256),
+            help="Threads with which models are compared and timed.",
         ),
     ]
     for option in OPTIONS:
         # Those that the kind has no use for are read nevertheless: the table says why better than click does.
         hidden = kind not in option.kinds
         reading = _TABLE_OPTIONS[option.name]
-        options.append(click.option(f"--{option.name}", help=option_help(option.name), hidden=hidden, **reading))
+        default = {"samples": DEFAULT_SAMPLES, "seed": DEFAULT_SEED}.get(option.name)
+        otherwise = "" if default is None else f"  [default: {default}]"
+        group = _of_file if option.name == "split" else _of_precision
+        options.append(group(f"--{option.name}", help=option_help(option.name) + otherwise, hidden=hidden, **reading))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(options):
@@ -132,26 +152,27 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _image(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--image-channels", type=int, help=f"1 or 3.{_STORED}")(command)
-    return click.option("--image-size", type=int, help=f"Side in pixels: {_choices(IMAGE_SIZES)}.{_STORED}")(command)
+    command = _of_model("--image-channels", type=int, help=f"Channels of an image: 1 or 3.{_STORED}")(command)
+    return _of_model("--image-size", type=int, help=f"Side of an image, pixels: {_choices(IMAGE_SIZES)}.{_STORED}")(
+        command
+    )
 
 
-def _choices(values: Any) -> str:
-    *most, last = [str(value) for value in values]
-    return f"{', '.join(most)} or {last}"
+def _choices(values: Iterable[object]) -> str:
+    return joined([str(value) for value in values])
 
 
 _STORED = "  [of the model where it says it]"
 
-_CLASSES = click.option(
-    "--classes", help=f"Names in the order of the model's answers: a,b,c or a file with one on each line.{_STORED}"
+_CLASSES = _of_model(
+    "--classes", help=f"Classes in the order of the model's answers: a,b,c or a file with one on each line.{_STORED}"
 )
 
 
 @main.command()
 @_image
 @_CLASSES
-@click.option("--stem", help=f"First convolution: {_choices(STEMS)}.  [default: the model's, else cifar]")
+@_of_model("--stem", help=f"First convolution of the network: {_choices(STEMS)}.  [default: the model's, else cifar]")
 @_exports("task")
 def task(classes: str | None, stem: str | None, **options: Any) -> None:
     """Export a task model."""
@@ -165,8 +186,8 @@ def task(classes: str | None, stem: str | None, **options: Any) -> None:
 
 @main.command("sub-generator")
 @_image
-@click.option("--class", "class_", help="Which of those in --from: a class's name or number, or all.")
-@click.option("--width", type=int, help="Channels of the last hidden layer.  [default: the model's, else 16]")
+@_of_model("--class", "class_", help="Class whose sub-generator of --from it is, by name or number, or all.")
+@_of_model("--width", type=int, help="Channels of the last hidden layer.  [default: the model's, else 16]")
 @_exports("sub-generator")
 def sub_generator(width: int | None, **options: Any) -> None:
     """Export the sub-generator of one class."""
@@ -175,17 +196,17 @@ def sub_generator(width: int | None, **options: Any) -> None:
 
 
 @main.command()
-@click.option("--picture-size", metavar="WIDTHxHEIGHT", help=f"In pixels, multiples of the stride.{_STORED}")
-@click.option("--image-channels", type=int, help="1 or 3.  [default: the model's, else 3]")
+@_of_model("--picture-size", metavar="WIDTHxHEIGHT", help=f"Size of a picture, multiples of the stride.{_STORED}")
+@_of_model("--image-channels", type=int, help="Channels of a picture: 1 or 3.  [default: the model's, else 3]")
 @_CLASSES
-@click.option(
+@_of_model(
     "--anchors",
     help=f"Typical boxes in shares of the picture: 0.05x0.1,0.2x0.2 or a file with one on each line.{_STORED}",
 )
-@click.option(
+@_of_model(
     "--width", type=int, help=f"Channels of the first convolution.  [default: the model's, else {STANDARD_WIDTH}]"
 )
-@click.option(
+@_of_model(
     "--stride", type=int, help=f"Pixels per cell: {_choices(DETECTION_STRIDES)}.  [default: the model's, else 32]"
 )
 @_exports("detector")
@@ -216,8 +237,8 @@ def detector(
 
 @main.command()
 @_image
-@click.option("--width", default=128, show_default=True, type=int, help="Channels of the denoiser at full resolution.")
-@click.option(
+@_of_model("--width", default=128, show_default=True, type=int, help="Channels of the denoiser at full resolution.")
+@_of_model(
     "--steps",
     default=20,
     show_default=True,
@@ -234,9 +255,11 @@ def sampler(width: int, steps: int, **options: Any) -> None:
 
 @main.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--parameters", type=click.Path(path_type=Path), help="Of a graph that was exported with --split.")
-@click.option("--sha256", help="Which file it must be; a TorchScript file is code, and needs it.")
-@click.option("--threads", default=2, show_default=True, type=click.IntRange(1, 256))
+@click.option("--parameters", type=click.Path(path_type=Path), help="Those of a graph that was exported with --split.")
+@click.option("--sha256", help="Digest that the file must have; a TorchScript file is code, and needs it.")
+@click.option(
+    "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="Threads with which the model runs."
+)
 def check(model: Path, parameters: Path | None, sha256: str | None, threads: int) -> None:
     """Load an exported file as a device does, and print its facts and latency."""
     from replayfleet.export.checking import check_onnx, check_torchscript

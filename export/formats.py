@@ -109,25 +109,25 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "split",
         ("task", "sub-generator", "detector"),
-        "Graph and parameters in two files, as a fleet sends them.",
+        "Write graph and parameters to two files, as a fleet sends them.",
         "a sampler's parameters are computed into its graph",
     ),
     Option(
         "calibration",
         ("task", "detector"),
-        "Where samples come from: a file of images (.npz or .safetensors), or CLASS=FILE, a class's sub-generator. "
+        "Samples to calibrate with: a file of images (.npz or .safetensors), or CLASS=FILE, a class's sub-generator. "
         "Can be given several times.",
         _DRAWN,
     ),
-    Option("samples", KINDS, "How many samples to calibrate with."),
-    Option("seed", KINDS, "Of replay and latents, and of which samples calibrate."),
+    Option("samples", KINDS, "Number of samples to calibrate with."),
+    Option("seed", KINDS, "Seed of replay, of latents and of the choice of samples."),
     Option(
         "held",
         ("task", "detector"),
         "File of images and labels, never trained on, that the gate measures accuracy with.",
         _DRAWN,
     ),
-    Option("max-loss", KINDS, "Points that the gate lets the format lose."),
+    Option("max-loss", KINDS, "Points of accuracy that the gate lets the format lose."),
 )
 
 _OF_PRECISION = {"fp32": "onnx", "fp16": "onnx-fp16", "int8": "onnx-int8"}

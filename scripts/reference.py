@@ -29,15 +29,14 @@ PROGRAMS = {
 """Program -> first word -> its command."""
 
 _WHERE = """\
-Where a command takes `--config`, each option can stand in three places; the first that says something counts. Other
-commands are told on the command line only.
+Where a command takes `--config`, each option can stand in three places; the first that says something counts:
 
 1. on the command line, `--health-port 9101`;
 2. in the environment, `REPLAYFLEET_HEALTH_PORT=9101`; where an option can be given several times, its values are
    separated by spaces;
 3. in the file, `health_port = 9101`.
 
-A value that can't be used is an error that says where it was written.
+Other commands are told on the command line only. A value that can't be used is an error that says where it was written.
 """
 
 

@@ -35,7 +35,20 @@ class Program(click.Group):
     command_class = GroupedCommand
 
 
-class SettingOption(click.Option):
+class OptionOfGroup(click.Option):
+    """An option that stands under a heading of the help.
+
+    Args:
+        words: click's.
+        group: the heading.
+    """
+
+    def __init__(self, *words: Any, group: str, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self.group = group
+
+
+class SettingOption(OptionOfGroup):
     """An option made from a field.
 
     Args:
@@ -52,6 +65,7 @@ class SettingOption(click.Option):
         metavar = setting.option.metavar or _METAVARS[kind]
         super().__init__(
             [flags, setting.name],
+            group=setting.option.group,
             help=setting.option.help + (f"  [{told}]" if (told := facts(setting)) else ""),
             metavar=None if is_flag else metavar,
             type=click.BOOL if is_flag else click.STRING,
@@ -92,15 +106,13 @@ def facts(setting: Setting) -> str:
 def grouped(parameters: list[click.Parameter]) -> dict[str, list[click.Parameter]]:
     """Return group -> options: the connection first, then in the order of the fields, then ``ADVANCED`` and others.
 
-    Without any setting there is one group, and its name is empty.
+    Where no option has a group there is one, and its name is empty.
     """
     found: dict[str, list[click.Parameter]] = {}
-    has_settings = any(isinstance(parameter, SettingOption) for parameter in parameters)
+    other = _OTHER if any(isinstance(parameter, OptionOfGroup) for parameter in parameters) else ""
     for parameter in parameters:
-        if isinstance(parameter, SettingOption) and parameter.setting.option is not None:
-            found.setdefault(parameter.setting.option.group, []).append(parameter)
-        elif isinstance(parameter, click.Option):
-            found.setdefault(_OTHER if has_settings else "", []).append(parameter)
+        if isinstance(parameter, click.Option):
+            found.setdefault(getattr(parameter, "group", other), []).append(parameter)
     order = {CONNECTION: 0, ADVANCED: 2, _OTHER: 3}
     return {
         group: sorted(found[group], key=_is_optional) for group in sorted(found, key=lambda group: order.get(group, 1))
