@@ -13,7 +13,8 @@ import click
 
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.command import HELP, Program, run_command, with_settings
+from replayfleet.federation.help_groups import HELP, Program
+from replayfleet.federation.service.command import run_command, with_settings
 
 
 @click.group(cls=Program, context_settings=HELP)

@@ -13,7 +13,8 @@ import click
 from replayfleet.edge_client.bench.command import bench
 from replayfleet.edge_client.doctor.command import doctor
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.federation.service.command import HELP, Program, run_command, with_settings
+from replayfleet.federation.help_groups import HELP, Program
+from replayfleet.federation.service.command import run_command, with_settings
 
 
 @click.group(cls=Program, context_settings=HELP)

@@ -12,8 +12,9 @@ from msgspec import Meta
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.profiles import check_device, required_provider
 from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.federation.help_groups import ADVANCED, CONNECTION
 from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
-from replayfleet.federation.service.settings import ADVANCED, CAMERA, CONNECTION, TRAINING, Option
+from replayfleet.federation.service.settings import CAMERA, TRAINING, Option
 from replayfleet.federation.wire.protocol.limits import check_id
 
 DEVICE = "Device"

@@ -22,8 +22,7 @@ from replayfleet.export.formats import (
     option_help,
 )
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
-from replayfleet.federation.service.command import HELP, OptionOfGroup, Program
-from replayfleet.federation.service.settings import ADVANCED, joined
+from replayfleet.federation.help_groups import ADVANCED, HELP, OptionOfGroup, Program, joined
 from replayfleet.models.specs import (
     DETECTION_STRIDES,
     IMAGE_SIZES,

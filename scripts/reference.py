@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from replayfleet.federation.service.command import SettingOption, facts, grouped
+from replayfleet.federation.help_groups import grouped
+from replayfleet.federation.service.command import SettingOption, facts
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from replayfleet.edge_client.bench.settings import BenchSettings
-from replayfleet.federation.service.command import GroupedCommand, with_settings
+from replayfleet.federation.help_groups import GroupedCommand
+from replayfleet.federation.service.command import with_settings
 
 
 @click.command(cls=GroupedCommand)

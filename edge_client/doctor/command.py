@@ -10,7 +10,8 @@ import click
 
 from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.edge_client.settings import ClientSettings
-from replayfleet.federation.service.command import GroupedCommand, with_settings
+from replayfleet.federation.help_groups import GroupedCommand
+from replayfleet.federation.service.command import with_settings
 
 
 @click.command(cls=GroupedCommand)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from replayfleet.devices.profiles import AUTO
 from replayfleet.edge_client.settings import DEVICE, Broker, ClientId, DeviceName, RequiredProvider, Sources
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.service.member_settings import ConnectionSettings
-from replayfleet.federation.service.settings import ADVANCED, Option, check_settings
+from replayfleet.federation.service.settings import Option, check_settings
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress
 
 if TYPE_CHECKING:

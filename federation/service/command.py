@@ -11,41 +11,10 @@ from typing import Any, NoReturn
 import click
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.service.settings import ADVANCED, CONNECTION, Setting, joined, read_settings, settings_of
+from replayfleet.federation.help_groups import OptionOfGroup, joined
+from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 
-HELP = {"help_option_names": ["-h", "--help"]}
 _METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
-_OTHER = "Other"
-
-
-class GroupedCommand(click.Command):
-    """A command whose help shows its settings in groups, the connection first and what few people need last."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for group, parameters in grouped(self.get_params(ctx)).items():
-            rows = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
-            if rows:
-                with formatter.section(group or "Options"):
-                    formatter.write_dl(rows)
-
-
-class Program(click.Group):
-    """A group of commands whose help shows settings in groups."""
-
-    command_class = GroupedCommand
-
-
-class OptionOfGroup(click.Option):
-    """An option that stands under a heading of the help.
-
-    Args:
-        words: click's.
-        group: the heading.
-    """
-
-    def __init__(self, *words: Any, group: str, **more: Any) -> None:
-        super().__init__(*words, **more)
-        self.group = group
 
 
 class SettingOption(OptionOfGroup):
@@ -58,6 +27,7 @@ class SettingOption(OptionOfGroup):
 
     def __init__(self, setting: Setting, default: Any = None) -> None:
         self.setting = setting
+        self.must_be_given = setting.required
         assert setting.option is not None, f"{setting.name} has no Option"
         is_flag = bool in setting.kinds
         flags = setting.option.flags or (f"{setting.flag}/--no-{setting.flag[2:]}" if is_flag else setting.flag)
@@ -101,26 +71,6 @@ def facts(setting: Setting) -> str:
     values = joined(setting.choices) or (f"{setting.bounds}{unit}" if setting.bounds else "")
     parts = (values, default, "repeatable" if setting.several else "")
     return "; ".join(filter(None, parts))
-
-
-def grouped(parameters: list[click.Parameter]) -> dict[str, list[click.Parameter]]:
-    """Return group -> options: the connection first, then in the order of the fields, then ``ADVANCED`` and others.
-
-    Where no option has a group there is one, and its name is empty.
-    """
-    found: dict[str, list[click.Parameter]] = {}
-    other = _OTHER if any(isinstance(parameter, OptionOfGroup) for parameter in parameters) else ""
-    for parameter in parameters:
-        if isinstance(parameter, click.Option):
-            found.setdefault(getattr(parameter, "group", other), []).append(parameter)
-    order = {CONNECTION: 0, ADVANCED: 2, _OTHER: 3}
-    return {
-        group: sorted(found[group], key=_is_optional) for group in sorted(found, key=lambda group: order.get(group, 1))
-    }
-
-
-def _is_optional(parameter: click.Parameter) -> bool:
-    return not (isinstance(parameter, SettingOption) and parameter.setting.required)
 
 
 def with_settings(

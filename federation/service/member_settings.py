@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from replayfleet.federation.service.settings import ADVANCED, CONNECTION, Option
+from replayfleet.federation.help_groups import ADVANCED, CONNECTION
+from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest
+from replayfleet.federation.help_groups import ADVANCED, joined
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,10 +36,8 @@ else:
 
 S = TypeVar("S")
 
-CONNECTION = "Connection"
 CAMERA = "Camera"
 TRAINING = "Training"
-ADVANCED = "Advanced"
 _ENVIRONMENT = "REPLAYFLEET_"
 _WORDS = {
     bool: "true or false",
@@ -186,11 +185,6 @@ class WrongValueError(SettingsError):
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
         self.name = name
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return ``a, b or c``."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def settings_of(kind: type[Any]) -> Mapping[str, Setting]:

@@ -15,7 +15,8 @@ from typing import NoReturn
 import click
 
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.command import HELP, GroupedCommand, with_settings
+from replayfleet.federation.help_groups import HELP, GroupedCommand
+from replayfleet.federation.service.command import with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
 

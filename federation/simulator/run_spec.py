@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.service.command import SettingOption
-from replayfleet.federation.service.settings import ADVANCED, TRAINING, Option, check_settings, settings_of
+from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
 
 FROM_STDIN = "_run"
 """The only argument of ``fleet-sim`` between our own processes: the run stands in JSON on stdin."""

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.service.command import HELP, GroupedCommand
+from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import options_like
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.command import HELP, Program, with_settings
-from replayfleet.federation.service.settings import ADVANCED, CONNECTION, TRAINING, Option, check_settings
+from replayfleet.federation.help_groups import ADVANCED, CONNECTION, HELP, Program
+from replayfleet.federation.service.command import with_settings
+from replayfleet.federation.service.settings import TRAINING, Option, check_settings
 
 
 @dataclass(frozen=True, kw_only=True)
