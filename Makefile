@@ -83,7 +83,7 @@ lock: setup ## Make scripts/locks anew from pyproject.toml; ARGS=--upgrade takes
 
 dist: setup ## Wheel and sdist, to dist/: the wheel is made from the sdist, as others will
 	@rm -rf dist
-	@$(PYTHON_BIN) -m build --outdir dist . >/dev/null
+	@$(PYTHON_BIN) -m build --no-isolation --outdir dist . >/dev/null
 	@ls -l dist
 
 clean: ## Remove caches, builds and runs; .venv stays
