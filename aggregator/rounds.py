@@ -85,7 +85,6 @@ class Rounds:
 
     @property
     def is_open(self) -> bool:
-        """Whether uploads for ``index`` are taken."""
         return self.phase is Phase.OPEN
 
     @property

@@ -153,12 +153,10 @@ class LocalTraining:
 
     @property
     def round(self) -> int | None:
-        """The round in work, or None."""
         return None if self.job is None else self.job.manifest.round
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
         return None if self._trainer is None else self._trainer.pid
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.edge_client.serving.messages import Load
@@ -28,15 +27,6 @@ ENGINES = "engines"
 
 GIVE_UP_AFTER = 3
 """Engines in a row that couldn't be built or used: the fourth would cost as much, and end no better."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Building:
-    """A build in progress."""
-
-    began: float
-    part: int = 1
-    of: int = 1
 
 
 class EngineDesk:
@@ -68,7 +58,7 @@ class EngineDesk:
         self._wanted: ServedModel | None = None
         self._stopping = False
         self._build: EngineBuild | None = None
-        self._building: _Building | None = None
+        self._building: tuple[float, int, int] | None = None  # since when, at which part, of how many
         self._failures = 0
         self._said: set[str] = set()
         self._outcome = ""
@@ -81,7 +71,8 @@ class EngineDesk:
         building = self._building
         if building is None:
             return self._outcome
-        return f"building engine {building.part}/{building.of}, {self._clock() - building.began:.0f} s"
+        began, part, of = building
+        return f"building engine {part}/{of}, {self._clock() - began:.0f} s"
 
     def want(self, served: ServedModel) -> None:
         """Get this model an engine, now that it serves; a build for an older one is stopped. From any thread."""
@@ -147,11 +138,11 @@ class EngineDesk:
             return found
         graph, parameters = _blobs(job)
         began = self._clock()
-        self._building = _Building(began)
+        self._building = began, 1, 1
         log.info("building engine", next="serving without it meanwhile")
 
         def progress(part: int, of: int) -> None:
-            self._building = _Building(began, part, of)
+            self._building = began, part, of
 
         assert self._build is not None
         with self._cache.workplace() as place:

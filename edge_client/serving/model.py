@@ -69,13 +69,11 @@ class WorkerModel:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
         process = self._process
         return None if process is None else process.pid
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the process alone occupies; None while there is none, or where that can't be told."""
         process = self._process
         return None if process is None else process.memory_bytes
 

@@ -83,7 +83,6 @@ class DownloadDesk:
 
     @property
     def held(self) -> HeldDownload | None:
-        """The download that is served and on disk."""
         return self._held
 
     @property
@@ -150,7 +149,8 @@ class DownloadDesk:
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
         try:
-            parts.gate.check(event.peer, offer.manifest, held, self._sent_away_version)
+            sent_away = -1 if self._sent_away is None else self._sent_away.version
+            parts.gate.check(event.peer, offer.manifest, held, sent_away)
         except ArtefactRejected as refused:
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
@@ -256,10 +256,6 @@ class DownloadDesk:
         self._parts.receiving.pop(transfer_id, None)
         if self._installing is manifest:
             self._installing = None
-
-    @property
-    def _sent_away_version(self) -> int:
-        return -1 if self._sent_away is None else self._sent_away.version
 
     def _hold(self, manifest: Manifest, spec: FleetSpec, *, on_probation: bool) -> None:
         self._held = HeldDownload(manifest, spec)
