@@ -47,7 +47,7 @@ def url() -> Iterator[str]:
 
 def started(folder: Path, url: str, step: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "support.tiny_aggregator_process", str(folder), url, step, "0"]
-    return subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+    return subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"})
 
 
 def pumped_until_it_ends(process: subprocess.Popen[bytes], clients: list[TinyClient], limit_s: float = 60) -> int:
