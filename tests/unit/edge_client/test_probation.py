@@ -129,6 +129,11 @@ def test_a_camera_of_one_picture_a_second_confirms_a_version_within_a_round_of_a
     assert probation.passed(30.0)
 
 
+def test_the_golden_vector_is_looked_at_once_in_a_while() -> None:
+    probation = Probation(1, 100.0, ProbationRules(check_every_s=5.0))
+    assert [probation.checks(now) for now in (104.9, 105.0, 105.1, 109.9, 110.0)] == [False, True, False, False, True]
+
+
 def test_pictures_are_compared_often_until_enough_are_known_and_then_seldom() -> None:
     probation = Probation(7, 0.0, ProbationRules(compare_every_s=0.01, compare_later_s=0.5))
     assert not probation.compares(0.005)

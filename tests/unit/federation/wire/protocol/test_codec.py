@@ -88,6 +88,8 @@ def test_manifests_are_stored_as_they_travel():
     assert decode_manifest(encode_manifest(a_manifest())) == a_manifest()
     with pytest.raises(MalformedMessage, match="not a manifest"):
         decode_manifest(b"\x93")
+    with pytest.raises(MalformedMessage, match="client id"):
+        decode_manifest(encode_manifest(a_manifest(client_id="../etc")))
 
 
 BAD = {

@@ -154,3 +154,9 @@ def test_facts_from_elsewhere_must_be_finite():
     with pytest.raises(MalformedMessage, match="nan"):
         decode_facts(data)
     assert math.isnan(decode_facts(data, finite=False)["loss"])
+
+
+def test_tensors_that_overlap_are_refused_before_the_library_sees_them():
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    with pytest.raises(MalformedMessage, match="tensor 'y' does not fit its bytes"):
+        decode_arrays(tensors({"x": entry, "y": entry}, b"1234"))
