@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-portable test-board check fix size reference docs bench dist lock clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-portable test-board mutants check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,9 @@ test-portable: setup ## Learning tests under other processors' arithmetic, 2 thr
 
 test-board: setup ## What needs no PyTorch, with a board's releases of NumPy, OpenCV and ONNX Runtime
 	@$(PYTHON_BIN) -m tests.environments board $(ARGS)
+
+mutants: setup ## Break the code in known ways, one at a time, and see that tests fail; ARGS="codec --jobs 4" tries some, four at a time
+	@$(PYTHON_BIN) -m tests.mutants $(ARGS)
 
 check: setup ## Lint, format, types, layers, and whether the lock files are as old as pyproject.toml
 	@.venv/bin/ruff check .

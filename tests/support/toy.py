@@ -49,15 +49,20 @@ def accuracy(parameters: Parameters, counts: dict[int, int], seed: int = 99) -> 
 
 
 def run_rounds(
-    method: Any, rounds: list[dict[str, dict[int, int]]], *, run_seed: int = 0
+    method: Any, rounds: list[dict[str, dict[int, int]]], *, run_seed: int = 0, last: Any = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Run a method over ``rounds[r][client] = counts``; return (last aggregator state, last downloads)."""
+    """Run a method over ``rounds[r][client] = counts``; return (last aggregator state, last downloads).
+
+    ``last`` runs the last round instead: say, one that hardly trains the sub-generators that nobody will draw from.
+    """
     client_state, aggregator_state = method.initial_states()
     initial = method.initial_download(seeded_generator(run_seed, 0, "initial"))
     states: dict[str, Any] = {}
     downloads: dict[str, Any] = {}
     sampler = sampler_of(method)
     for index, clients in enumerate(rounds):
+        if last is not None and index == len(rounds) - 1:
+            method = last
         uploads = {}
         for position, (client, counts) in enumerate(sorted(clients.items())):
             data = toy_data(counts, seed=100 * index + position)

@@ -168,6 +168,7 @@ def test_the_flow_grows_with_the_images() -> None:
     assert settings_for("affcl", "paper", 64) == {"flow_hidden": 2048}
 
 
+@pytest.mark.learning
 def test_replay_keeps_what_the_layers_above_the_features_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a flow that draws what earlier features were, and finds this round's probable: in so few steps none does.
 

@@ -35,7 +35,7 @@ def test_inputs_are_untouched_and_outputs_are_new_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", [[0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [1.0], [0.2, 0.3, 0.5], [float("inf"), 0.0]]
+    "weights", [[0.2, 0.3], [0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [1.0], [0.2, 0.3, 0.5], [float("inf"), 0]]
 )
 def test_weights_that_are_no_distribution_are_refused(weights: list[float]) -> None:
     sets = [{"w": torch.ones(1)}, {"w": torch.ones(1)}]

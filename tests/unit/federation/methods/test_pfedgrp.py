@@ -304,7 +304,7 @@ def test_it_remembers_what_fedavg_forgets() -> None:
         **LEARNING,
     )
 
-    _, remembered = run_rounds(method, rounds)
+    _, remembered = run_rounds(method, rounds, last=replace(method, sub_generator_epochs=1))
     _, forgot = run_rounds(FedAvg(task=TOY, **LEARNING), rounds)
     assert accuracy(forgot["a"].task_parameters, everything) <= 0.55
     assert accuracy(remembered["a"].task_parameters, everything) > 0.7

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
-from replayfleet.federation.wire.protocol.messages import Progress
-from replayfleet.federation.wire.transport.sending import LAGGARD_S, STALL_S, Sending, Step
+from replayfleet.federation.wire.protocol.messages import Manifest, Progress
+from replayfleet.federation.wire.transport.blob_store import EncodedBlob
+from replayfleet.federation.wire.transport.sending import LAGGARD_S, STALL_S, Bundle, Sending, Step
 
 TRANSFER = "0" * 32
 
@@ -80,3 +82,12 @@ def test_the_slowest_brisk_receiver_sets_the_pace_of_a_shared_transfer() -> None
     assert sending.step(0.1).blocks == [8, 9]
     sending.on_progress("quick", progress(10), 0.1 + LAGGARD_S)
     assert sending.step(0.1 + LAGGARD_S).blocks == list(range(10, 18))
+
+
+def test_the_id_of_a_transfer_depends_on_what_travels_between_whom_and_not_on_the_attempt() -> None:
+    def transfer_id(digest: str = "ab" * 32, size: int = 5, client: str = "cam-1", version: int = 1) -> str:
+        manifest = Manifest("up", "street", client, version, version, ())
+        return Bundle([EncodedBlob(digest, "raw", Path("blob"), size)], 1024).transfer_id(manifest)
+
+    assert transfer_id() == transfer_id(version=2)
+    assert len({transfer_id(), transfer_id(digest="cd" * 32), transfer_id(size=6), transfer_id(client="cam-2")}) == 4
