@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from paho.mqtt.client import Client, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -25,7 +24,7 @@ from replayfleet.federation.wire.transport.mqtt_connection import (
     CONNECT_TIMEOUT_S,
     USUAL_PACKET_BYTES,
     describe_failure,
-    without_delay,
+    new_client,
 )
 
 ANSWER_S = 5.0
@@ -172,19 +171,7 @@ class BrokerProbe:
                 self._client.publish(self.topic, b"", qos=1, retain=True).wait_for_publish(ANSWER_S)
 
     def _open(self, modern: bool) -> Client:
-        protocol = MQTTProtocolVersion.MQTTv5 if modern else MQTTProtocolVersion.MQTTv311
-        client = Client(
-            CallbackAPIVersion.VERSION2,
-            self.client_id,
-            clean_session=None if modern else True,
-            protocol=protocol,
-            reconnect_on_failure=False,
-        )
-        client.connect_timeout = CONNECT_TIMEOUT_S
-        if self.context is not None:
-            client.tls_set_context(self.context)
-        if self.credentials is not None:
-            client.username_pw_set(self.credentials.user, self.credentials.password)
+        client = new_client(Client, self.client_id, self.context, self.credentials, modern=modern)
         inbox: queue.Queue[_Item] = queue.Queue()
         self._inbox = inbox
         client.on_connect = lambda _c, _d, _f, reason, properties: inbox.put(_event("connected", reason, properties))
@@ -192,7 +179,6 @@ class BrokerProbe:
         client.on_publish = lambda _c, _d, _mid, reason, _p: inbox.put(_event("published", reason))
         client.on_disconnect = lambda _c, _d, _f, reason, _p: inbox.put(_Event("gone", str(reason)))
         client.on_message = lambda _c, _d, message: inbox.put(message)
-        client.on_socket_open = without_delay
         try:
             client.connect(self.address.host, self.address.port)
         except (OSError, ValueError) as error:

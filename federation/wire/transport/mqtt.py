@@ -149,17 +149,14 @@ class MqttSession:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted us and subscriptions are in place."""
         return self._connected
 
     @property
     def state(self) -> str:
-        """One line for operators: ``connected``, ``connecting (attempt 3, next in 4 s): connection refused``."""
         return self._state
 
     @property
     def num_connections(self) -> int:
-        """How often the broker has accepted us; when it rises, the service calls ``Courier.resume``."""
         return self._num_connections
 
     @property
@@ -176,7 +173,6 @@ class MqttSession:
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest payload the broker takes; known after the first connection, a safe guess before."""
         return self._max_packet_bytes - PACKET_RESERVE_BYTES
 
     @property

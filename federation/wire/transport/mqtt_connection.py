@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from paho.mqtt.client import (
     MQTT_CLEAN_START_FIRST_ONLY,
@@ -40,6 +40,8 @@ MAX_INFLIGHT = 20
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 _UNSUPPORTED_VERSION = 132
+
+C = TypeVar("C", bound=Client)
 
 log = logging.getLogger(__name__)
 
@@ -177,20 +179,12 @@ class Connection:
 
     def _make_client(self) -> _CountingClient:
         plan = self._plan
-        client = _CountingClient(
-            CallbackAPIVersion.VERSION2,
-            plan.client_id,
-            clean_session=None if plan.modern else plan.session_expiry_s == 0,
-            protocol=MQTTProtocolVersion.MQTTv5 if plan.modern else MQTTProtocolVersion.MQTTv311,
-            reconnect_on_failure=False,
+        clean = plan.session_expiry_s == 0
+        client = new_client(
+            _CountingClient, plan.client_id, plan.context, plan.credentials, modern=plan.modern, clean=clean
         )
-        client.connect_timeout = CONNECT_TIMEOUT_S
         client.max_inflight_messages_set(MAX_INFLIGHT)
         client.max_queued_messages_set(0)
-        if plan.context is not None:
-            client.tls_set_context(plan.context)
-        if plan.credentials is not None:
-            client.username_pw_set(plan.credentials.user, plan.credentials.password)
         if plan.will is not None:
             properties: Properties | None = None
             if plan.modern and plan.session_expiry_s:
@@ -202,7 +196,6 @@ class Connection:
         client.on_disconnect = self._disconnected
         client.on_publish = self._published
         client.on_message = self._received
-        client.on_socket_open = without_delay
         return client
 
     def _connected(
@@ -260,6 +253,32 @@ class Connection:
             log.exception("message handler failed bytes=%d", len(message.payload))
 
 
+def new_client(
+    kind: type[C],
+    client_id: str,
+    context: ssl.SSLContext | None,
+    credentials: Credentials | None,
+    *,
+    modern: bool,
+    clean: bool = True,
+) -> C:
+    """Return a paho client that connects once; with MQTT 5 ``connect`` says whether it starts clean."""
+    client = kind(
+        CallbackAPIVersion.VERSION2,
+        client_id,
+        clean_session=None if modern else clean,
+        protocol=MQTTProtocolVersion.MQTTv5 if modern else MQTTProtocolVersion.MQTTv311,
+        reconnect_on_failure=False,
+    )
+    client.connect_timeout = CONNECT_TIMEOUT_S
+    if context is not None:
+        client.tls_set_context(context)
+    if credentials is not None:
+        client.username_pw_set(credentials.user, credentials.password)
+    client.on_socket_open = _without_delay
+    return client
+
+
 def describe_failure(error: Exception, address: BrokerAddress) -> str:
     """Return why no connection came about, so that an operator can act on it."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -275,7 +294,7 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     return str(error)
 
 
-def without_delay(_client: Client, _data: Any, sock: Any) -> None:
+def _without_delay(_client: Client, _data: Any, sock: Any) -> None:
     """Set TCP_NODELAY on a socket that paho opened."""
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
