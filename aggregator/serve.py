@@ -13,8 +13,8 @@ from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.fleet_spec import method_of
-from replayfleet.federation.service.fleet_task import task_of
+from replayfleet.federation.service.fleet.spec import method_of
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.health import HealthServer
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
-from replayfleet.export.graph import sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
 from replayfleet.export.running.artefact import DETECTOR_PROBE_TOLERANCE, PROBE_BATCH, PROBE_TOLERANCE, make_probe
 from replayfleet.export.running.runtime import OnnxModel

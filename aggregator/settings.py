@@ -10,12 +10,12 @@ from msgspec import Meta
 
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.help_groups import CONNECTION, joined
-from replayfleet.federation.service.fleet_spec import make_spec
-from replayfleet.federation.service.fleet_task import task_kind
+from replayfleet.federation.service.fleet.presets import SETTINGS, STORES_DATA, TASKS
+from replayfleet.federation.service.fleet.spec import make_spec
+from replayfleet.federation.service.fleet.task import task_kind
+from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
-from replayfleet.federation.service.presets import SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, read_toml, settings_from
-from replayfleet.federation.service.variants import resolved
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 

@@ -35,7 +35,7 @@ from replayfleet.federation.methods.steps.personalise import StackedParameters, 
 from replayfleet.federation.methods.steps.replay import Replay, eager_sampler
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import decode_own
-from replayfleet.federation.service.presets import settings_for
+from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.measures.evaluation import evaluate
 from replayfleet.federation.simulator.round_data import round_data

@@ -36,11 +36,11 @@ from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.proc import anonymous_bytes
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelSlot
 from replayfleet.edge_client.sync.download import candidate
-from replayfleet.export.graph import task_graph
+from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import make_probe
 from replayfleet.federation.service.artefact_codec import encode_parameters
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.build import build_task_model, initialise

@@ -23,13 +23,13 @@ import torch
 from torch import nn
 
 from benchmarks.harness import in_turns, paired_ratio, run
-from replayfleet.export.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import sub_generator_facts, task_facts
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.models.build import build_generator, build_task_model, initialise
 from replayfleet.models.specs import LATENT_SIZE
 

@@ -30,7 +30,7 @@ from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.samples import Source, read_held
 from replayfleet.export.subject import Architecture
 from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.models.build import build_task_model, initialise

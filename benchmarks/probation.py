@@ -24,7 +24,7 @@ from benchmarks.harness import run
 from replayfleet.edge_client.flow import Answers, Inputs, classified
 from replayfleet.edge_client.serving.probation.comparison import WINDOW, Compared, Comparisons
 from replayfleet.export.parity import eager_run
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
 from replayfleet.models.build import build_task_model, initialise

@@ -42,7 +42,7 @@ _EXPORT = """
 import sys, msgspec, torch
 from pathlib import Path
 from replayfleet.export.running.artefact import make_probe
-from replayfleet.export.graph import task_graph
+from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.parity import eager_run
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
 from replayfleet.federation.service.artefact_codec import encode_parameters

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.harness import circulating, run
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.service.presets import settings_for
+from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation

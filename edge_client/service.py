@@ -32,10 +32,10 @@ from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
-from replayfleet.federation.service.presets import stores_data
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore

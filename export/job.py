@@ -13,18 +13,18 @@ import onnx
 import torch
 
 from replayfleet.export.calibration import Rounding, SampleSet, gather_samples
-from replayfleet.export.fold import fold
 from replayfleet.export.formats import FORMATS, Format
 from replayfleet.export.gate import Verdict, check_gate, compare_answers, compare_on_labels
-from replayfleet.export.graph import finished
+from replayfleet.export.graphs.fold import fold
+from replayfleet.export.graphs.graph import finished
+from replayfleet.export.graphs.precision import to_float16, to_int8
+from replayfleet.export.graphs.sampler_graph import Convert
 from replayfleet.export.latency import median_latencies_s
 from replayfleet.export.parameters import Model
 from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
-from replayfleet.export.precision import to_float16, to_int8
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.inspection import MAX_GRAPH_BYTES
 from replayfleet.export.running.runtime import OnnxModel
-from replayfleet.export.sampler_graph import Convert
 from replayfleet.export.subject import Architecture, Subject, build_subject
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
 from replayfleet.federation.atomic import write_atomic

@@ -11,11 +11,11 @@ import onnx
 from safetensors.numpy import save as format_safetensors
 from torch import nn
 
-from replayfleet.export.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
 from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import sampler_facts, sub_generator_facts, task_facts
-from replayfleet.export.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
 from replayfleet.models.build import build_generator, build_task_model
 from replayfleet.models.counting import count_parameters
 from replayfleet.models.ddpm import build_denoiser

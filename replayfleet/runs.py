@@ -225,7 +225,7 @@ def stored_model(path: Path, client: str | None, kind: str, class_: str | None) 
 
 def _simulation(path: Path) -> Run:
     from replayfleet.federation.service.artefact_codec import decode_own
-    from replayfleet.federation.service.fleet_spec import build_method
+    from replayfleet.federation.service.fleet.spec import build_method
     from replayfleet.federation.simulator.checkpoints import Checkpoints
     from replayfleet.federation.simulator.result import Result
 
@@ -289,7 +289,7 @@ def _deployed(
     downloads: Mapping[str, Manifest],
     num_rounds: int,
 ) -> Run:
-    from replayfleet.federation.service.fleet_task import task_of
+    from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.protocol.tensors import decode_arrays
 
     def sets(client: str) -> _Sets:

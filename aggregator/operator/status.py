@@ -11,7 +11,7 @@ from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.presets import stores_data
+from replayfleet.federation.service.fleet.presets import stores_data
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from replayfleet.export.fold import fold
-from replayfleet.export.graph import join
-from replayfleet.export.precision import to_float16, to_int8
+from replayfleet.export.graphs.fold import fold
+from replayfleet.export.graphs.graph import join
+from replayfleet.export.graphs.precision import to_float16, to_int8
 from replayfleet.export.running.artefact import Array
 
 _NUM_SAMPLES = 32

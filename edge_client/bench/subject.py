@@ -91,7 +91,7 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     """
     from replayfleet.edge_client.learning.training.job import BLOBS
     from replayfleet.edge_client.state_store import StateStore
-    from replayfleet.federation.service.fleet_task import task_of
+    from replayfleet.federation.service.fleet.task import task_of
     from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
     if not (data_dir / BLOBS).is_dir():

@@ -31,7 +31,7 @@ class DatasetUri:
     """One client's share of a labelled image set, arriving as a stream.
 
     Attributes:
-        dataset: a key of ``federation.service.presets.TASKS``.
+        dataset: a key of ``federation.service.fleet.presets.TASKS``.
         scenario: a name of ``SCENARIOS``.
         clients: how many clients share the stream.
         client: which of them this is, from 0.

@@ -12,7 +12,7 @@ from replayfleet.edge_client.state_store import HeldDownload, SentAway, spec_dig
 from replayfleet.edge_client.sync.download import candidate, is_same
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.service.fleet_task import task_of
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import EVERYBODY

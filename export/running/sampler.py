@@ -13,7 +13,7 @@ def onnx_sampler(graph: bytes, num_threads: int) -> Sampler:
     """Return a sampler that runs sub-generators in ONNX Runtime.
 
     Args:
-        graph: from ``export.graph.sub_generator_graph``.
+        graph: from ``export.graphs.graph.sub_generator_graph``.
         num_threads: equal numbers give equal bits on one machine, as the fleet's bit-for-bit comparison needs.
 
     Returns:

@@ -29,7 +29,7 @@ def _list_methods(context: click.Context, _: click.Parameter, asked: bool) -> No
     if not asked:
         return
     from replayfleet.federation.methods import ALL_METHODS
-    from replayfleet.federation.service.variants import VARIANTS
+    from replayfleet.federation.service.fleet.variants import VARIANTS
 
     for name in sorted(ALL_METHODS):
         click.echo(name)

@@ -21,8 +21,8 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
-from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.charts import accuracy_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
@@ -274,7 +274,7 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
         return sampler_of(method)
     if kind is None:
         raise SettingsError(f"{method.name} has no sub-generators that sampler {name!r} could run; leave --sampler out")
-    from replayfleet.export.graph import sub_generator_graph
+    from replayfleet.export.graphs.graph import sub_generator_graph
     from replayfleet.export.running.sampler import onnx_sampler
 
     if kind.graph_spec is None:

@@ -1,6 +1,6 @@
 """``--settings`` and ``--set`` of the simulator: sizes of the stream by name, a method's fields, checked overrides.
 
-The methods' own numbers stand in ``federation.service.presets``, which the deployed fleet reads too.
+The methods' own numbers stand in ``federation.service.fleet.presets``, which the deployed fleet reads too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.service.presets import SETTINGS, settings_for_task
+from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import DRIVING, StreamSettings
 from replayfleet.models.specs import AnyTaskSpec

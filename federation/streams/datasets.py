@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.extensions import Extended
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
 from replayfleet.federation.streams.files import cifar_binary

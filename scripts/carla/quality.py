@@ -23,7 +23,7 @@ from replayfleet.edge_client.serving.slot import Model
 from replayfleet.edge_client.state_store import HeldDownload, StateStore
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.service.fleet_task import task_of
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec

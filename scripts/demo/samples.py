@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.service.fleet_spec import method_of
+from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.pages import picture_uri
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import normalise

@@ -21,15 +21,15 @@ from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.parts import Compute
-from replayfleet.export.graph import sub_generator_graph
+from replayfleet.export.graphs.graph import sub_generator_graph
 from replayfleet.export.running.sampler import onnx_sampler
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.artefact_codec import encode_artefacts
-from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
+from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.torch_setup import prepare_torch
-from replayfleet.federation.service.variants import resolved
 from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import load_dataset

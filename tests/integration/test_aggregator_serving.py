@@ -13,7 +13,7 @@ from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.wire.protocol.codec import decode_manifest, encode_manifest
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-import replayfleet.export.graph
-from replayfleet.export.graph import join, sub_generator_graph, task_graph
+import replayfleet.export.graphs.graph
+from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
 from replayfleet.export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
 from replayfleet.export.running.facts import own_facts
@@ -125,7 +125,7 @@ def test_a_graph_is_small_reproducible_and_silent_about_the_machine():
     assert again == graph
     assert torch.equal(before, torch.get_rng_state())
     assert len(graph) < 32_000
-    for trace in (replayfleet.export.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
+    for trace in (replayfleet.export.graphs.graph.__file__.rsplit("/", 2)[0], "site-packages", "File ", "torch"):
         assert trace.encode() not in graph
 
 

@@ -20,12 +20,12 @@ from torch import nn
 
 import replayfleet.export.subject
 from replayfleet.export.cli import main
+from replayfleet.export.graphs.sampler_graph import TimedNetwork, eager_sampler, solver_steps, timed_network
 from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.export.running.runtime import OnnxModel
-from replayfleet.export.sampler_graph import TimedNetwork, eager_sampler, solver_steps, timed_network
 from replayfleet.models.build import build_generator, build_task_model, initialise
 from replayfleet.models.ddpm import build_denoiser
 from replayfleet.models.specs import LATENT_SIZE, DetectionSpec, TaskSpec

@@ -25,7 +25,7 @@ from replayfleet.edge_client.learning.training.trainer import answer
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.service.fleet_spec import make_spec, method_of
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.models.specs import TaskSpec
 from tests.support.memory_broker import MemoryBroker

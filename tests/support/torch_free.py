@@ -14,7 +14,7 @@ from typing import Any
 from support.client_world import World
 from support.image_sets import write_fashion_mnist
 
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 

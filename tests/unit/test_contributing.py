@@ -16,8 +16,8 @@ from support.image_sets import write_fashion_mnist
 
 import replayfleet.federation.methods
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.fleet_spec import make_spec, method_of
-from replayfleet.federation.service.presets import SETTINGS, TASKS
+from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.run_spec import RunSpec
 

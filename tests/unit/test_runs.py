@@ -20,8 +20,8 @@ from replayfleet.export.cli import main
 from replayfleet.export.parameters import Model
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.fleet_spec import make_spec
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
+from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Probe, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore

@@ -37,7 +37,7 @@ from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
-from replayfleet.federation.service.fleet_spec import method_of
+from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore

@@ -139,7 +139,7 @@ def denoised(predict: PredictNoise, noise: Tensor, num_steps: int) -> Tensor:
 
 
 def solver_schedule(num_steps: int) -> tuple[list[int], list[float]]:
-    """Return where the solver calls the denoiser, for who writes its steps down elsewhere (``export.sampler_graph``).
+    """Return where the solver calls the denoiser, for ``export.graphs.sampler_graph``, which writes its steps down.
 
     Args:
         num_steps: calls of the denoiser per sample.

@@ -29,7 +29,7 @@ class SubGeneratorKind(Protocol):
 
     @property
     def graph_spec(self) -> TaskSpec | None:
-        """The spec that ``export.graph.sub_generator_graph`` takes for it; None if only PyTorch runs this kind."""
+        """What ``export.graphs.graph.sub_generator_graph`` takes for it; None if only PyTorch runs this kind."""
 
     def new(self, rng: torch.Generator) -> SubGenerator:
         """Return one with first parameters from ``rng``."""

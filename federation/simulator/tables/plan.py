@@ -19,8 +19,8 @@ import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
-from replayfleet.federation.service.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.checkpoints import difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.placement import torch_device

@@ -29,7 +29,7 @@ from replayfleet.edge_client.bench.subject import (
     task_of_facts,
 )
 from replayfleet.edge_client.bench.worker import MIN_RUNS, measured, timed
-from replayfleet.export.graph import task_graph
+from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.running.facts import task_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import SettingsError
@@ -57,7 +57,7 @@ def trial_of(variant: Variant, runtime: str = "CPU", **changes: Any) -> Trial:
 
 
 def test_the_model_that_comes_along_is_todays_task_model(ours: Subject):
-    """Made by ``replayfleet.export.graph.task_graph(OUR_TASK)``; write it again when this fails."""
+    """Made by ``replayfleet.export.graphs.graph.task_graph(OUR_TASK)``; write it again when this fails."""
     graph = Path(ours.variants[0].model).read_bytes()
     assert inspect_graph(graph).parameters == inspect_graph(task_graph(OUR_TASK)).parameters
     assert task_of_facts({"kind": "no model"}) is None

@@ -23,7 +23,7 @@ from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.session_logic import Step
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
-from replayfleet.federation.service.fleet_task import task_of
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.jobs import Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import decode
 from replayfleet.federation.wire.protocol.messages import (

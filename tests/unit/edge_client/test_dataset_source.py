@@ -12,7 +12,7 @@ from replayfleet.edge_client.cameras.uri import DatasetUri
 from replayfleet.edge_client.learning.dataset_samples import DatasetSamples
 from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.stream import Stream, StreamSettings

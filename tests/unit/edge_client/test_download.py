@@ -17,7 +17,7 @@ from replayfleet.edge_client.serving.loading import load_model
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.sync.download import Gate, candidate, is_same
-from replayfleet.export.graph import task_graph
+from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import make_probe
 from replayfleet.export.running.runtime import OnnxModel

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from replayfleet.export.fold import fold
+from replayfleet.export.graphs.fold import fold
 from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import ArtefactRejected
 

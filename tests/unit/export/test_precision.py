@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from replayfleet.export.precision import to_float16, to_int8
+from replayfleet.export.graphs.precision import to_float16, to_int8
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.export.running.runtime import OnnxModel

@@ -12,9 +12,9 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from replayfleet.export.graph import export_graph, join
+from replayfleet.export.graphs.graph import export_graph, join
+from replayfleet.export.graphs.simplify import project_latents
 from replayfleet.export.parity import eager_run
-from replayfleet.export.simplify import project_latents
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 

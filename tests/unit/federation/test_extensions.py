@@ -14,7 +14,7 @@ from replayfleet.federation import extensions
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.extensions import STORING_METHODS, Extended
 from replayfleet.federation.methods import ALL_METHODS, METHODS
-from replayfleet.federation.service.presets import stores_data
+from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.streams.datasets import ALL_DATASETS, task_for
 
 GROUP = "replayfleet.tests"

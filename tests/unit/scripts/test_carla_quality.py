@@ -13,7 +13,7 @@ from support.driving_folder import write_driving
 
 from replayfleet.edge_client.state_store import HeldDownload
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.fleet_spec import make_spec
+from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.streams.datasets import task_for
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec

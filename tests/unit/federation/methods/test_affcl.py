@@ -17,7 +17,7 @@ from replayfleet.federation.methods.kit.task_records import NoState
 from replayfleet.federation.methods.steps.modules import shuffled_batches
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import trainable, trained_parameters
-from replayfleet.federation.service.presets import TASKS, settings_for
+from replayfleet.federation.service.fleet.presets import TASKS, settings_for
 from replayfleet.models.flow import ConditionalFlow
 from replayfleet.models.resnet_plus import ResNetPlus, build_resnet_plus
 from tests.support.toy import TOY, run_rounds, toy_data

@@ -10,7 +10,7 @@ from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator, split_generator
 from replayfleet.federation.methods.kit.task_records import TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.service.presets import STORES_DATA
+from replayfleet.federation.service.fleet.presets import STORES_DATA
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds
 
 SAMPLER = eager_sampler(TOY)

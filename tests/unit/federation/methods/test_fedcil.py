@@ -12,7 +12,7 @@ from replayfleet.federation.methods.fedcil_gan import Acgan, AcganSchedule, Draw
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.service.presets import TASKS, settings_for
+from replayfleet.federation.service.fleet.presets import TASKS, settings_for
 from tests.support.toy import TOY, run_rounds, toy_data
 
 SAMPLER = eager_sampler(TOY)

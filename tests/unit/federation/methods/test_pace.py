@@ -21,7 +21,7 @@ from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.sub_generators import WganGp
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.methods.steps.wgan_gp import SubGenerator, new_sub_generator
-from replayfleet.federation.service.presets import settings_for
+from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 

@@ -5,9 +5,9 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.fleet_spec import make_spec, method_of
-from replayfleet.federation.service.fleet_task import task_of
-from replayfleet.federation.service.presets import SETTINGS, TASKS, detector_settings_for, settings_for
+from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS, detector_settings_for, settings_for
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.streams.datasets import task_for

@@ -14,7 +14,7 @@ from support.image_sets import write_fashion_mnist
 from support.nudge_method import NudgeMethod
 
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.variants import VARIANTS
+from replayfleet.federation.service.fleet.variants import VARIANTS
 from replayfleet.federation.simulator import cli, job
 from replayfleet.federation.simulator.checkpoints import claimed
 from replayfleet.federation.simulator.job import prepare

@@ -17,7 +17,7 @@ from support.toy import TOY, run_rounds
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.presets import SETTINGS
+from replayfleet.federation.service.fleet.presets import SETTINGS
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.measures import metrics

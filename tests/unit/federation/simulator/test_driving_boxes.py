@@ -16,7 +16,7 @@ from replayfleet.export.running.detections import Detections
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.steps.task_model import judge_with
-from replayfleet.federation.service.presets import SETTINGS, detector_settings_for
+from replayfleet.federation.service.fleet.presets import SETTINGS, detector_settings_for
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.job import Job, identity_of, prepare
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes

@@ -8,7 +8,7 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.presets import SETTINGS, TASKS
+from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.settings import SIZES, method_fields, method_from, settings_of, stream_settings
 from replayfleet.federation.streams.stream import Stream

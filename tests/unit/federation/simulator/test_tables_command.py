@@ -19,7 +19,7 @@ from support.nudge_method import NudgeMethod
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.variants import VARIANTS
+from replayfleet.federation.service.fleet.variants import VARIANTS
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.simulator.tables import plan, running

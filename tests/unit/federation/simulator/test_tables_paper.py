@@ -8,8 +8,8 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.variants import VARIANTS, resolved
+from replayfleet.federation.service.fleet.presets import TASKS
+from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.settings import method_fields, method_from
 from replayfleet.federation.simulator.tables.measured import cells
 from replayfleet.federation.simulator.tables.paper import (

@@ -7,8 +7,8 @@ import pytest
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.service.presets import TASKS
-from replayfleet.federation.service.variants import VARIANTS, resolved
+from replayfleet.federation.service.fleet.presets import TASKS
+from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.job import prepare, without_variant
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from

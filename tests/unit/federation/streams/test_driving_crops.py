@@ -14,7 +14,7 @@ from support.recordings import carla_frames
 from replayfleet.edge_client.flow import Boxes, Picture
 from replayfleet.edge_client.frames.views import Crops
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.presets import TASKS
+from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.crops import MIN_SIDE_PIXELS
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.driving.crops import DrivingCrops

@@ -10,7 +10,14 @@ from typing import Any
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.extensions import STORING_METHODS, added
-from replayfleet.federation.service.class_names import CARLA, CIFAR_10, CIFAR_100, DIGITS, EMNIST_BYCLASS, FASHION_MNIST
+from replayfleet.federation.service.fleet.class_names import (
+    CARLA,
+    CIFAR_10,
+    CIFAR_100,
+    DIGITS,
+    EMNIST_BYCLASS,
+    FASHION_MNIST,
+)
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 TASKS: dict[str, TaskSpec] = {

@@ -24,9 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from replayfleet.export.graph import OPSET
+from replayfleet.export.graphs.graph import OPSET
+from replayfleet.export.graphs.simplify import drop_dead_nodes, replace_nodes
 from replayfleet.export.running.artefact import Array, Run
-from replayfleet.export.simplify import drop_dead_nodes, replace_nodes
 from replayfleet.federation.methods.steps.ddpm import denoised, solver_schedule
 
 Convert: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]

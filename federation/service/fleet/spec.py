@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.service.fleet_task import task_fields, task_of
-from replayfleet.federation.service.presets import settings_for_task
+from replayfleet.federation.service.fleet.presets import settings_for_task
+from replayfleet.federation.service.fleet.task import task_fields, task_of
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 
@@ -28,7 +28,7 @@ def make_spec(
         fleet: its name.
         method: a key of ``METHODS``.
         task: what it learns.
-        preset: a name of ``federation.service.presets.SETTINGS``.
+        preset: a name of ``federation.service.fleet.presets.SETTINGS``.
         overrides: values, or texts from ``--set key=value``, on top of the preset.
         run_seed: what all randomness derives from.
 

@@ -17,10 +17,10 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
+from replayfleet.export.graphs.simplify import drop_dead_nodes, drop_zero_biases, project_latents
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
 from replayfleet.export.running.runtime import UNUSED_SUFFIX, Array
-from replayfleet.export.simplify import drop_dead_nodes, drop_zero_biases, project_latents
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.models.build import build_generator, build_task_model
 from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from replayfleet.export.graphs.simplify import replace_nodes
 from replayfleet.export.running.artefact import Array
-from replayfleet.export.simplify import replace_nodes
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 _EPSILON = 1e-5

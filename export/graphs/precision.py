@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from replayfleet.export.graphs.simplify import replace_nodes
 from replayfleet.export.running.artefact import Array
-from replayfleet.export.simplify import replace_nodes
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 MAX_FLOAT16 = 65504.0
@@ -34,7 +34,7 @@ def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model`` in float16, its first input and its outputs as before.
 
     Args:
-        model: self-contained, without BatchNorm (see ``export.fold``).
+        model: self-contained, without BatchNorm (see ``export.graphs.fold``).
 
     Raises:
         ArtefactRejected: (not-finite) A parameter is too large for float16.
@@ -65,7 +65,7 @@ def to_int8(model: onnx.ModelProto, samples: Array) -> onnx.ModelProto:
     products in pairs to 16 bits, which larger weights overflow, and whoever exports can't know who will run it.
 
     Args:
-        model: self-contained, without BatchNorm (see ``export.fold``).
+        model: self-contained, without BatchNorm (see ``export.graphs.fold``).
         samples: inputs as the model will meet them, at least one.
     """
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static

@@ -1,0 +1,1 @@
+"""ONNX graphs: made, folded, simplified, rounded. Needs torch and onnx."""

@@ -1,0 +1,1 @@
+"""What a fleet agrees on: its method, its task, their settings by name."""
