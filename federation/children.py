@@ -212,6 +212,7 @@ class Child(Generic[A]):
         self._bytes = bytearray(self._num_bytes(self._head))
         if self._bytes:
             if len(rest) > len(self._bytes):
+                self._head, self._begun = None, bytearray()  # whatever follows, it isn't what was announced
                 raise ChildLost("its process sent more than it announced")
             self._bytes[: len(rest)], self._begun = rest, bytearray()
         self._rest = memoryview(self._bytes)[len(rest) if self._bytes else 0 :]

@@ -63,11 +63,7 @@ class SynthesisDownload(Record):
     seen: Annotated[tuple[int, ...], CLASS_IDS] = ()
 
     def __post_init__(self) -> None:
-        images = self.synthetic.get(IMAGES)
-        if self.synthetic and (
-            images is None or len(self.synthetic) > 1 or images.dtype != torch.uint8 or images.ndim != 4
-        ):
-            raise ValueError(f"parameter set 'synthetic' must be one tensor {IMAGES!r} (B, C, H, W) uint8")
+        _check_synthetic(self.synthetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +83,12 @@ class SynthesisState(Record):
     synthetic: Annotated[Parameters, OneSet()] = field(default_factory=dict)
     seen: Annotated[tuple[int, ...], CLASS_IDS] = ()
     clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()
+
+    def __post_init__(self) -> None:
+        _check_synthetic(self.synthetic)
+
+
+def _check_synthetic(synthetic: Parameters) -> None:
+    images = synthetic.get(IMAGES)
+    if synthetic and (images is None or len(synthetic) > 1 or images.dtype != torch.uint8 or images.ndim != 4):
+        raise ValueError(f"parameter set 'synthetic' must be one tensor {IMAGES!r} (B, C, H, W) uint8")

@@ -318,6 +318,7 @@ def test_a_slow_reader_gets_the_newest_picture_and_the_others_are_counted_as_dro
         ("print(head(0, 0, 8192, 8192) + chr(10) + 'abc', end='')", "ended with exit status 0"),
         ("print(head(0, 0, 1, 1, corners=[[2, 0, 1, 1]], class_ids=[0]) + chr(10) + 'abc', end='')", "boxes that are"),
         ("print(head(0, 0, 1, 1, corners=[[0, 0, 1, 1]], class_ids=[]) + chr(10) + 'abc', end='')", "boxes that are"),
+        ("print(head(0, 0, 1, 1, corners=[[0, 0, 1, 1]], class_ids=[2**70]))", "an unreadable line"),
         ("sys.exit(3)", "ended with exit status 3"),
         ("os.abort()", "ended by SIGABRT"),
     ],

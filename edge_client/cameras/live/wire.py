@@ -75,7 +75,7 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
     height: Side
     place: str = ""
     corners: list[tuple[float, float, float, float]] | None = None
-    class_ids: list[int] = []
+    class_ids: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]] = []
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):

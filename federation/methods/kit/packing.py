@@ -290,10 +290,10 @@ def _client_ids(raw: Any, name: str) -> tuple[ClientId, ...]:
 
 def _weights(raw: Any, name: str) -> dict[ClientId, float]:
     _expect(raw, Mapping, name, "a map from client id to share")
-    shares = {str(client_id): float(share) for client_id, share in raw.items()}
-    if not all(math.isfinite(share) and share >= 0 for share in shares.values()):
-        raise ValueError(f"fact {name!r} holds a negative or infinite share")
-    return shares
+    for share in raw.values():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not (math.isfinite(share) and share >= 0):
+            raise ValueError(f"fact {name!r} holds the share {share!r:.40}, expected a finite number of at least 0")
+    return {str(client_id): float(share) for client_id, share in raw.items()}
 
 
 COUNT = Fact(decoded=_count)

@@ -77,6 +77,20 @@ def test_what_it_never_should_say_is_a_reason(script: str, reason: str):
         made.close()
 
 
+def test_of_what_was_announced_too_short_nothing_is_delivered():
+    made = child(
+        'out.write(b\'{"type":"picture","size":1}\' + bytes([10]) + b\'xyz\'); out.flush(); hear(); say("word", text="a")'
+    )
+    try:
+        with pytest.raises(ChildLost, match="more than it announced"):
+            made.receive(30.0)
+        assert made.receive(0) is None
+        made.send(None)
+        assert made.receive(30.0) == (Word("a"), b"")
+    finally:
+        made.close()
+
+
 def test_after_an_unreadable_line_it_is_listened_to_again():
     made = child("print('a library says this', flush=True); say('word', text='a')")
     try:
