@@ -59,7 +59,7 @@ class Extended(Mapping[str, T]):
             raise SettingsError(f"{self.what} {name!r} is added by {owners}; uninstall all but one of them")
         try:
             found = points[0].load()
-        except Exception as error:  # it is not our code, and may fail in any way
+        except (Exception, SystemExit) as error:  # it is not our code, and may fail in any way
             reason = f"{type(error).__name__}: {error}"
             raise SettingsError(f"{self.what} {name!r} of {owners} can't be imported ({reason})") from error
         problem = self.check(name, found)

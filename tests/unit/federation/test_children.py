@@ -78,9 +78,8 @@ def test_what_it_never_should_say_is_a_reason(script: str, reason: str):
 
 
 def test_of_what_was_announced_too_short_nothing_is_delivered():
-    made = child(
-        'out.write(b\'{"type":"picture","size":1}\' + bytes([10]) + b\'xyz\'); out.flush(); hear(); say("word", text="a")'
-    )
+    head = """b'{"type":"picture","size":1}'"""
+    made = child(f"out.write({head} + bytes([10]) + b'xyz'); out.flush(); hear(); say('word', text='a')")
     try:
         with pytest.raises(ChildLost, match="more than it announced"):
             made.receive(30.0)

@@ -113,6 +113,7 @@ def test_a_name_that_two_packages_add_is_nobody_s(install: Install) -> None:
         ("import absent_library", r"can't be imported \(ModuleNotFoundError: No module named 'absent_library'\)"),
         ("1 / 0", r"can't be imported \(ZeroDivisionError: division by zero\)"),
         ("", r"can't be imported \(AttributeError: "),
+        ("import sys; sys.exit(3)", r"can't be imported \(SystemExit: 3\)"),
         ("three = 'drei'", "can't be used: 'drei' is no int"),
     ],
 )
