@@ -131,11 +131,18 @@ def spec_digest(spec: FleetSpec) -> str:
 
 
 class StateStore:
-    """The records below one data dir; the training process writes ``training`` and ``pace``, the client the others."""
+    """The records below one data dir; the training process writes ``training`` and ``pace``, the client the others.
 
-    def __init__(self, data_dir: Path) -> None:
+    Args:
+        data_dir: a client's.
+        read_only: for who looks in beside a running client: nothing is made or removed, damaged records neither.
+    """
+
+    def __init__(self, data_dir: Path, *, read_only: bool = False) -> None:
         self._folder = data_dir / "state"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._read_only = read_only
+        if not read_only:
+            self._folder.mkdir(parents=True, exist_ok=True)
 
     def commit_training(self, commit: TrainingCommit) -> None:
         """Make a finished round durable; its blobs must be already."""
@@ -278,6 +285,9 @@ class StateStore:
                 raise ValueError("digest doesn't match")
             return msgspec.msgpack.decode(data, type=kind)
         except (ValueError, msgspec.MsgspecError) as error:
+            if self._read_only:
+                log.error("record damaged", file=path, reason=error)
+                return None
             log.error("record damaged", file=path, reason=error, next="going on with what the aggregator sends")
             path.unlink(missing_ok=True)
             return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -61,7 +63,8 @@ class Run:
             SettingsError: There is no such client, or it has no model yet.
         """
         kind = "detector" if isinstance(self.task, DetectionSpec) else "task"
-        return Model(kind, self.task, self._sets(self._client(client))[_TASK])
+        with _refusing_damage(self.path):
+            return Model(kind, self.task, self._sets(self._client(client))[_TASK])
 
     def sub_generators(self, client: str | int | None = None) -> dict[str, Model]:
         """Return the sub-generators that a client has, by the class that each draws; ``all`` draws every class.
@@ -72,11 +75,12 @@ class Run:
         if self.settings.get("sub_generator", "wgan-gp") != "wgan-gp":
             raise SettingsError(f"{self.path}: its sub-generators are diffusion models, which aren't read from runs")
         models = {}
-        for name, parameters in self._sets(self._client(client)).items():
-            if name.startswith(_SUB_GENERATOR):
-                drawn = name.removeprefix(_SUB_GENERATOR)
-                label = self.task.class_names[int(drawn)] if drawn.isdecimal() else drawn
-                models[label] = Model("sub-generator", self.task, parameters)
+        with _refusing_damage(self.path):
+            for name, parameters in self._sets(self._client(client)).items():
+                if name.startswith(_SUB_GENERATOR):
+                    drawn = name.removeprefix(_SUB_GENERATOR)
+                    label = self.task.class_names[int(drawn)] if drawn.isdecimal() else drawn
+                    models[label] = Model("sub-generator", self.task, parameters)
         return models
 
     def _client(self, asked: str | int | None) -> str:
@@ -153,14 +157,15 @@ def open_run(path: Path | str) -> Run:
         SettingsError: It is none of these, or is damaged.
     """
     path = Path(path)
-    if (path / "state" / "run.json").is_file():
-        return _simulation(path)
-    for folder in (path, path / "aggregator", path / "client"):
-        role = _role(folder)
-        if role == "aggregator":
-            return _aggregator(folder)
-        if role == "client":
-            return _client(folder)
+    with _refusing_damage(path):
+        if (path / "state" / "run.json").is_file():
+            return _simulation(path)
+        for folder in (path, path / "aggregator", path / "client"):
+            role = _role(folder)
+            if role == "aggregator":
+                return _aggregator(folder)
+            if role == "client":
+                return _client(folder)
     raise SettingsError(f"{path} holds no run; expected --out of fleet-sim, or --data-dir of aggregator or edge-client")
 
 
@@ -276,7 +281,7 @@ def _aggregator(folder: Path) -> Run:
 def _client(folder: Path) -> Run:
     from replayfleet.edge_client.state_store import StateStore
 
-    held = StateStore(folder).held()
+    held = StateStore(folder, read_only=True).held()
     if held is None:
         raise SettingsError(f"{folder}: this client has no model yet")
     return _deployed(folder, "client", held.spec, {held.manifest.client_id: held.manifest}, held.manifest.round)
@@ -327,5 +332,14 @@ def _role(folder: Path) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise SettingsError(f"{path} can't be read ({error})") from error
+
+
+@contextlib.contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Tell of a folder whose files don't say what ours say; it may come from anywhere."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, sqlite3.Error, msgspec.MsgspecError) as error:
+        raise SettingsError(f"{path} is damaged, or of another version ({type(error).__name__}: {error})") from error

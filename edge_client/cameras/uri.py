@@ -173,7 +173,7 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         return _typed(settings_type, query, fixed)
     if kind.place == "path" and not place:
         raise SettingsError(f"source {uri!r} names no file or folder; expected '{scheme}:///PATH'")
-    value: Any = Path(place).expanduser() if kind.place == "path" else place
+    value = str(Path(place).expanduser()) if kind.place == "path" else place
     return _typed(settings_type, query, {kind.place: value} if kind.place and rest and place else {})
 
 

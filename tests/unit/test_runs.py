@@ -145,6 +145,40 @@ def test_a_folder_without_a_run_and_a_damaged_one_are_refused(data_dirs: Path, t
         open_run(data_dirs)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", "null", "{}", '{"task": 3}', '{"task": {"image_size": 28}}', "[" * 100_000],
+    ids=lambda text: text[:12],
+)
+def test_a_simulation_that_says_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "run.json").write_text(text)
+    with pytest.raises(replayfleet.SettingsError, match=r"is damaged, or of another version|run\.json can't be read"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("database", [b"", b"no database" * 1000])
+def test_an_aggregator_without_its_tables_is_refused(database: bytes, data_dirs: Path) -> None:
+    for path in (data_dirs / "aggregator").glob("aggregator.sqlite*"):
+        path.unlink()
+    (data_dirs / "aggregator" / "aggregator.sqlite").write_bytes(database)
+    with pytest.raises(replayfleet.SettingsError, match="is damaged, or of another version"):
+        open_run(data_dirs)
+
+
+def test_a_damaged_record_of_a_client_stays_for_the_client_to_find(data_dirs: Path) -> None:
+    record = data_dirs / "client" / "state" / "held"
+    record.write_bytes(b"damaged")
+    with pytest.raises(replayfleet.SettingsError, match="this client has no model yet"):
+        open_run(data_dirs / "client")
+    assert record.read_bytes() == b"damaged"
+    record.unlink()
+    record.parent.rmdir()
+    with pytest.raises(replayfleet.SettingsError, match="this client has no model yet"):
+        open_run(data_dirs / "client")
+    assert not record.parent.exists()
+
+
 def test_model_export_takes_classes_and_shape_from_the_run(simulated: Run, tmp_path: Path) -> None:
     words = ["task", "--from", str(simulated.path), "--client", "0", "--threads", "1", "--split"]
     done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "a")], obj=stored_model)
