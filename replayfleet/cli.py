@@ -25,7 +25,8 @@ _NEXT = """
 next, on a machine that is neither broker nor device, make the certificates (names: as devices reach the broker):
   {folder}/broker/certificates.sh certs broker broker.example
   {folder}/broker/certificates.sh certs client aggregator cam-1
-then put your names into {folder}/systemd/aggregator.toml and {folder}/systemd/edge.toml, and try them here:
+then put your names into {folder}/systemd/aggregator.toml and {folder}/systemd/edge.toml, and, to try them here, the
+folder that holds the keys (certs/ in place of /etc/replayfleet/):
   aggregator serve --config {folder}/systemd/aggregator.toml --data-dir aggregator
   edge-client doctor --config {folder}/systemd/edge.toml
 Every step, to running services: docs/deploy.md, whose scripts/ is {folder}/ here.

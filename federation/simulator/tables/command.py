@@ -209,8 +209,10 @@ def _show_plan(runs: Sequence[PlannedRun], to_do: Sequence[PlannedRun], estimate
         if run.state is State.IMPOSSIBLE:
             reasons.setdefault(run.problem, []).append(run)
     for reason, group in reasons.items():
-        names = ", ".join(dict.fromkeys(f"{run.row.label} on {run.column.title}" for run in group))
-        click.echo(f"not possible: {reason} ({names})")
+        # Each name once: what is missing is a row's or a column's, and twenty cells of it can't be read.
+        rows = ", ".join(dict.fromkeys(run.row.label for run in group))
+        columns = "; ".join(dict.fromkeys(run.column.title for run in group))
+        click.echo(f"not possible: {reason} ({rows} on {columns})")
     num_finished = len(distinct(runs, State.FINISHED))
     click.echo(f"{count_of(len(to_do), 'run')} to do, {num_finished} finished before; {estimate}")
 

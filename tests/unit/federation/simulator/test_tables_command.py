@@ -316,7 +316,9 @@ def test_what_cannot_run_is_said_and_the_rest_is_run(table: Table, tmp_path: Pat
     code, out, _ = table("1", "--methods", "nudge,pfedgraph", "--scenario", "gradual", *sizes)
     assert code == 0
     assert "not possible: pfedgraph is not built" in out
-    assert "not possible: data set cifar-10 not found" in out
+    (missing,) = [line for line in out.splitlines() if line.startswith("not possible: data set cifar-10 not found")]
+    assert missing.endswith(" on Expt. 1 (gradual), cifar-10)")
+    assert missing.count("cifar-10)") == 1
     text = (tmp_path / "out/table-1.md").read_text()
     assert "- pfedgraph is not built:\n  - pFedGraph on Expt. 1 (gradual), fashion-mnist, seed 0\n" in text
     assert "data set imagenet-10 not found" in text
