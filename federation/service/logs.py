@@ -25,23 +25,23 @@ class EventLogger:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, event: str, **fields: object) -> None:
+    def debug(self, event: str, /, **fields: object) -> None:
         """Log what only a developer wants to see."""
         self._log(logging.DEBUG, event, fields)
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, event: str, /, **fields: object) -> None:
         """Log a step of the story of rounds and swaps."""
         self._log(logging.INFO, event, fields)
 
-    def warning(self, event: str, **fields: object) -> None:
+    def warning(self, event: str, /, **fields: object) -> None:
         """Log what an operator should look at; the process goes on by itself."""
         self._log(logging.WARNING, event, fields)
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, event: str, /, **fields: object) -> None:
         """Log a failure that needs an operator."""
         self._log(logging.ERROR, event, fields)
 
-    def exception(self, event: str, **fields: object) -> None:
+    def exception(self, event: str, /, **fields: object) -> None:
         """Log a failure with the traceback of the exception being handled."""
         self._log(logging.ERROR, event, fields, exc_info=True)
 

@@ -24,7 +24,7 @@ from replayfleet.edge_client.cameras.live.device import DeviceCameraSettings
 from replayfleet.edge_client.cameras.live.opencv import has_backend
 from replayfleet.edge_client.cameras.live.rtsp import RtspCameraSettings
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
-from replayfleet.edge_client.cameras.live.wire import CameraJob, WorkerProcess
+from replayfleet.edge_client.cameras.live.wire import CameraJob, Lost, WorkerProcess
 from replayfleet.edge_client.flow import CameraError, Picture
 
 TESTS = Path(__file__).parents[1]
@@ -332,6 +332,22 @@ def test_a_capture_process_that_lies_is_found_out(script: str, reason: str) -> N
             assert worker.receive(20.0) is None
     finally:
         worker.close(kill=True)
+
+
+def test_a_capture_process_computes_with_one_thread_unless_an_operator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import json, os; said = dict(type='lost', reason=os.environ['OMP_NUM_THREADS'], num_captured=0)"
+    script += "; print(json.dumps(said))"
+    for number in ("", "3"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if number:
+            monkeypatch.setenv("OMP_NUM_THREADS", number)
+        worker = WorkerProcess(CameraJob("camera", "front", {}), (sys.executable, "-S", "-c", script))
+        try:
+            assert worker.receive(20.0) == Lost(number or "1", 0)
+        finally:
+            worker.close(kill=True)
 
 
 def is_gone(pid: int) -> bool:

@@ -111,7 +111,13 @@ class WorkerProcess:
     """
 
     def __init__(self, job: CameraJob, command: Sequence[str] = WORKER_COMMAND) -> None:
-        self._child: Child[FromWorker] = Child(command, FromWorker, num_bytes=_num_bytes, pipe_bytes=_PIPE_BYTES)
+        self._child: Child[FromWorker] = Child(
+            command,
+            FromWorker,
+            num_bytes=_num_bytes,
+            pipe_bytes=_PIPE_BYTES,
+            environment={"OMP_NUM_THREADS": "1"},  # arithmetic on boxes needs no second thread
+        )
         self.pid = self._child.pid
         self._name = job.name
         self._goodbye_s = job.goodbye_s + _LAST_WORDS_S

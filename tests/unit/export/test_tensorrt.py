@@ -221,7 +221,7 @@ def test_an_engine_is_compiled_once_kept_and_found_by_who_serves_in_batches_that
     HAPPENED.clear()
     runtime = "replayfleet.export.running.runtime"
     monkeypatch.setattr(f"{runtime}.BoundRuns", functools.partial(BoundRuns, device="cpu"))
-    monkeypatch.setattr(f"{runtime}.preload_gpu_libraries", lambda: None)
+    monkeypatch.setattr(f"{runtime}.preload_gpu_libraries", lambda: HAPPENED.append("libraries"))
     available = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(f"{runtime}.ort.get_available_providers", lambda: available)
     monkeypatch.setattr(f"{runtime}.ort.InferenceSession", FakeTensorRt)
@@ -236,6 +236,6 @@ def test_an_engine_is_compiled_once_kept_and_found_by_who_serves_in_batches_that
     served = OnnxModel(graph(), {}, num_threads=1, providers=providers)
     x = np.random.default_rng(0).standard_normal((40, 1, 8, 8)).astype(np.float32)
     np.testing.assert_array_equal(served.run(x), np.maximum(x, 0))
-    assert HAPPENED == ["compiled", "found"]
+    assert HAPPENED == ["libraries", "compiled", "libraries", "found"], "each session needs CUDA's libraries first"
     assert cache.find("artefact", profile) == engine, "serving leaves the entry as it was stored"
     assert (served.runs_on, told) == ("TensorrtExecutionProvider", [(1, 1)])

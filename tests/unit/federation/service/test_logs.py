@@ -35,6 +35,13 @@ def test_json_lines_carry_the_same_fields():
     assert (entry["event"], entry["version"], entry["level"]) == ("swap refused", 4, "WARNING")
 
 
+def test_a_field_may_have_any_name_also_one_that_a_child_process_chose(caplog: pytest.LogCaptureFixture):
+    EventLogger("tests").warning("said by a child", event="other", self="me", msg="text")
+    (record,) = caplog.records
+    assert record.getMessage() == "said by a child"
+    assert record.fields == {"event": "other", "self": "me", "msg": "text"}  # type: ignore[attr-defined]
+
+
 def test_debug_lines_stay_out_by_default():
     stream = io.StringIO()
     configure_logging(stream=stream)
