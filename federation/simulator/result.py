@@ -108,11 +108,13 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
     except msgspec.DecodeError as error:
         raise SettingsError(f"--compare {path}: no result.json of this program ({error})") from error
     for key in ("dataset", "stream"):
-        theirs = other.run.get(key)
-        if isinstance(theirs, dict):
+        theirs, ours = other.run.get(key), run[key]
+        if isinstance(theirs, dict):  # what differs is said, not all that a stream is made of
             theirs = {**_LATER_STREAM_KEYS, **theirs}
-        if theirs != run[key]:
-            raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {run[key]!r}")
+            differing = [name for name in {**ours, **theirs} if name not in ours or theirs.get(name) != ours[name]]
+            theirs, ours = ({name: stream.get(name) for name in differing} for stream in (theirs, ours))
+        if theirs != ours:
+            raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {ours!r}")
     return other
 
 

@@ -120,7 +120,7 @@ def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: 
     simulate(fleet_sim, "--seed", "1", out="first")
     code, _, err = simulate(fleet_sim, "--compare", tmp_path / "first" / "result.json")
     assert code == 2
-    assert "its stream was" in err
+    assert "its stream was {'seed': 1}, this run's is {'seed': 0}" in err
     assert not (tmp_path / "out").exists()
 
 
