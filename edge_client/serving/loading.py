@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replayfleet.edge_client.serving.messages import Load
+from replayfleet.edge_client.serving.messages import Load, comparable
 from replayfleet.edge_client.serving.slot import Model
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.runtime import OnnxModel
@@ -47,10 +47,10 @@ def load_model(load: Load) -> LoadedModel:
     except KeyError as missing:
         raise ArtefactRejected(Reason.LOAD_FAILED, f"blob {missing} is not on disk") from missing
     model = OnnxModel(graph, decode_arrays(parameters), num_threads=load.num_threads, providers=load.providers)
-    said = own_facts(model.metadata)
+    said = {key: comparable(fact) for key, fact in own_facts(model.metadata).items()}
     for key, expected in load.facts.items():
         if said.get(key, expected) != expected:  # same shapes, other classes: it would answer, and be wrong
-            detail = f"the graph's {key} is {said[key][:80]!r}, the fleet agreed on {expected[:80]!r}"
+            detail = f"the graph's {key} is {said[key]!r}, the fleet agreed on {expected!r}"
             raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
     first = load.providers[0]
     wanted, found = first if isinstance(first, str) else first[0], model.active_providers[0]

@@ -7,6 +7,7 @@ shared memory of its own: ``Run`` once the images stand in the memory, then ``An
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
@@ -31,7 +32,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
         image_shape: (C, H, W).
         num_threads: of one inference.
         providers: execution providers; the first must be the one that really runs.
-        facts: architecture, classes and preprocessing that the fleet agreed on; a graph that says otherwise is refused.
+        facts: architecture, classes and preprocessing that the fleet agreed on, each ``comparable``; a graph that says
+            otherwise is refused.
     """
 
     blobs: str
@@ -97,3 +99,8 @@ def in_short(error: BaseException | str) -> str:
     """Return an error as one short line."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:MAX_DETAIL]
+
+
+def comparable(fact: str) -> str:
+    """Return what stands for a fact in a message: names of thousands of classes fit into no packet, and no log."""
+    return fact if len(fact) <= 120 else f"{fact[:40]}... {hashlib.sha256(fact.encode()).hexdigest()}"

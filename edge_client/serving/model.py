@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.serving.messages import Load, Provider
+from replayfleet.edge_client.serving.messages import Load, Provider, comparable
 from replayfleet.edge_client.serving.process import WORKER_COMMAND, ServingProcess
 from replayfleet.edge_client.serving.slot import Model, ModelLost
 from replayfleet.federation.service.backoff import Backoff
@@ -193,5 +193,6 @@ class Workers:
         self, graph: str, parameters: str, image_shape: tuple[int, ...], facts: Mapping[str, str] | None = None
     ) -> WorkerModel:
         """Return the model of two blobs, by their digests; nothing runs yet. ``facts``: what the graph must say."""
-        job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers, dict(facts or {}))
+        agreed = {key: comparable(fact) for key, fact in (facts or {}).items()}
+        job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers, agreed)
         return WorkerModel(job, self._rules)

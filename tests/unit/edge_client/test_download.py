@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.views import WholePicture, to_pixels
 from replayfleet.edge_client.learning.quality import accuracy
 from replayfleet.edge_client.serving.loading import load_model
+from replayfleet.edge_client.serving.messages import MAX_PACKET_BYTES
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.sync.download import Gate, candidate, is_same
 from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import make_probe
+from replayfleet.export.running.facts import task_facts
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.service.artefact_codec import encode_parameters
@@ -184,6 +187,22 @@ def test_a_graph_of_another_task_is_refused_though_every_shape_fits(task: TaskSp
     assert caught.value.reason is Reason.WRONG_LAYOUT
     assert slot.active is None
     slot.clear()
+
+
+def test_names_of_a_thousand_classes_are_compared_and_no_reason_to_refuse_a_model(published: Published) -> None:
+    names = tuple(f"{'a long name of a class ' * 3}{index}" for index in range(1000))
+    agreed, other = TaskSpec(1, 28, names), TaskSpec(1, 28, (*names[:-1], "something else"))
+    graph = published.store.put(task_graph(agreed))
+    state = initialise(build_task_model(agreed), torch.Generator().manual_seed(0)).state_dict()
+    parameters = published.store.put(encode_parameters(state))
+    model = published.workers().model(graph, parameters, agreed.image_shape, task_facts(agreed))
+    try:
+        assert model(np.zeros((1, 1, 28, 28), np.float32)).shape == (1, 1000)
+    finally:
+        model.close()
+    assert len(json.dumps(names)) > MAX_PACKET_BYTES
+    with pytest.raises(ArtefactRejected, match=r"the graph's classes is .*, the fleet agreed on .*"):
+        load_model(published.workers().model(graph, parameters, other.image_shape, task_facts(other)).job)
 
 
 def test_a_session_that_falls_back_from_the_proved_provider_is_refused(
