@@ -138,8 +138,9 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:
+        shown = uri.rpartition("@")[2]  # before it may stand a password
         raise SettingsError(
-            f"source {uri!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
+            f"source {shown!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
             "'folder:///path'"
         )
     if scheme not in _SCHEMES:

@@ -74,6 +74,12 @@ def test_a_password_never_stands_in_an_error() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_nor_does_that_of_an_address_with_a_slash_too_few() -> None:
+    with pytest.raises(SettingsError, match="source 'host/live' is not a URI") as caught:
+        parse_source("rtsp:/me:secret@host/live")
+    assert "secret" not in str(caught.value)
+
+
 def test_sources_without_cameras_are_read_as_ever() -> None:
     assert isinstance(parse_sources(["folder:///srv/images"])[0], FolderUri)
 
