@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import Phase
@@ -63,7 +66,7 @@ def read_status(folder: Path) -> Status:
     """Return the status of the run in ``folder``.
 
     Raises:
-        SettingsError: There is no run.
+        SettingsError: There is no run, or its database is damaged.
     """
     if not (folder / DATABASE).is_file():
         raise SettingsError(f"data dir {folder}: no aggregator has run here; expected {DATABASE}")
@@ -79,6 +82,8 @@ def read_status(folder: Path) -> Status:
             manifest = store.download(client_id)
             version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
             clients.append(ClientStatus(client_id, for_round, version, store.confirmed_version(client_id)))
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:
         store.close()
     newest = deque(read_journal(folder), maxlen=1)

@@ -133,6 +133,15 @@ def test_status_says_that_a_run_is_finished(tmp_path: Path):
     store.close()
 
 
+def test_status_of_a_damaged_database_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "aggregator.sqlite").write_bytes(b"something else entirely, long enough to be read" * 10)
+    code, line = answered(monkeypatch, capsys, "status", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "aggregator.sqlite is damaged" in line
+
+
 def test_status_says_that_clients_keep_real_samples(tmp_path: Path):
     store = AggregatorStore(tmp_path)
     store.found(msgspec.structs.replace(tiny_spec(), method="ideal"), at=1.0)
