@@ -14,7 +14,7 @@ from replayfleet.federation.errors import Reason, UploadRejected
 from replayfleet.federation.wire.protocol.messages import BlobEntry, BundlePart, Manifest, Offer
 
 LAYOUTS = {"task": {"w": torch.zeros(1000)}, "sub-generator/0": {"w": torch.zeros(10)}}
-GATE = Gate("street", LAYOUTS.get, Caps(max_blobs=2, max_upload_bytes=5000, max_clients=3))
+GATE = Gate("street", LAYOUTS.get, Caps(max_blobs=2, max_upload_bytes=100_000, max_clients=3))
 BLOB = BlobEntry("task", "ab" * 32, 4000)
 MANIFEST = Manifest("up", "street", "cam-1", 4, 1, (BLOB,))
 PARTS = (BundlePart(BLOB.digest, 3000, "zstd"),)
@@ -49,10 +49,10 @@ def test_an_upload_of_a_known_client_for_the_open_round_is_taken() -> None:
         ({"round": 3}, Reason.WRONG_ROUND),
         ({"round": 5}, Reason.WRONG_ROUND),
         ({"round_": rounds("cam-1")}, Reason.STALE_VERSION),
-        ({"blobs": (BLOB,) * 3}, Reason.TOO_LARGE),
+        ({"blobs": (replace(BLOB, name="sub-generator/0", size_bytes=100),) * 3, "parts": ()}, Reason.TOO_LARGE),
         ({"blobs": (replace(BLOB, name="sub-generator/1"),)}, Reason.WRONG_LAYOUT),
-        ({"blobs": (replace(BLOB, name="sub-generator/0", size_bytes=1 << 20),)}, Reason.TOO_LARGE),
-        ({"blobs": (BLOB, replace(BLOB, digest="cd" * 32))}, Reason.TOO_LARGE),  # 8000 bytes of 5000
+        ({"blobs": (replace(BLOB, name="sub-generator/0", size_bytes=66_000),), "parts": ()}, Reason.TOO_LARGE),
+        ({"blobs": (replace(BLOB, size_bytes=60_000),) * 2, "parts": ()}, Reason.TOO_LARGE),  # 120,000 bytes in all
         ({"parts": (BundlePart(BLOB.digest, 4001, "zstd"),)}, Reason.TOO_LARGE),
         ({"parts": (BundlePart("cd" * 32, 1, "raw"),)}, Reason.TOO_LARGE),  # of no blob in the manifest
     ],
