@@ -146,13 +146,13 @@ def test_weights_go_to_those_who_know_the_clients_classes(experts: list[dict[str
 
 @pytest.mark.learning
 def test_the_mixture_is_never_worse_on_the_replay_than_own_or_average(experts: list[dict[str, torch.Tensor]]) -> None:
-    wild = WeightSearch(num_epochs=1, batch_size=8, learning_rate=50.0, momentum=0.0)
-    stacked, replay = StackedParameters(experts), replay_of({0: 20, 2: 20})
+    uphill = WeightSearch(num_epochs=1, batch_size=8, learning_rate=-50.0, momentum=0.0)
+    stacked, replay = StackedParameters(experts), replay_of({2: 20, 3: 20})
     still = WeightSearch(num_epochs=0, batch_size=8, learning_rate=0.0, momentum=0.0)
-    reference = personalised_weights(TOY, stacked, 0, replay, still, torch.Generator())
-    mixture = personalised_weights(TOY, stacked, 0, replay, wild, torch.Generator().manual_seed(0))
-    assert mixture.loss <= reference.loss
-    assert reference.chosen in {"own", "average", "optimised"}
+    reference = personalised_weights(TOY, stacked, 1, replay, still, torch.Generator())
+    mixture = personalised_weights(TOY, stacked, 1, replay, uphill, torch.Generator().manual_seed(0))
+    assert mixture.chosen in {"own", "average"}
+    assert mixture.loss == reference.loss  # the better of the two, for a descent of no step is the average
 
 
 @pytest.mark.parametrize("where", ["another's model", "the replay"])
