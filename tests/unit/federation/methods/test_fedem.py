@@ -204,8 +204,8 @@ def test_one_seed_gives_the_same_bits_and_the_download_stays_untouched() -> None
 
 @pytest.mark.learning
 def test_learners_stay_apart_where_clients_label_alike_images_differently_which_no_single_model_can_serve() -> None:
-    quick = {**LEARNING, "local_epochs": 1, "batch_size": 4}
-    plain = toy_data({0: 16, 1: 16})
+    quick = {**LEARNING, "local_epochs": 1}
+    plain = toy_data({0: 32, 1: 32})
     data = {"a": plain, "b": RoundData(plain.images, 1 - plain.labels)}
     one = FedEM(task=TOY, **{**quick, "local_epochs": 6}, num_learners=1)
     learners = tuple(local(one, own, em.Download((model(0),), (1.0,))).learners[0] for own in data.values())
@@ -222,7 +222,7 @@ def test_learners_stay_apart_where_clients_label_alike_images_differently_which_
 
 @pytest.mark.learning
 def test_it_learns_the_toy_problem() -> None:
-    method = FedEM(task=TOY, **{**LEARNING, "batch_size": 4}, num_learners=2)
-    rounds = [{"a": {0: 8, 1: 8, 2: 8}}]
+    method = FedEM(task=TOY, **LEARNING, num_learners=2)
+    rounds = [{"a": {0: 16, 1: 16, 2: 16}}]
     _, downloads = run_rounds(method, rounds)
     assert share_right(method, downloads["a"], toy_data(dict.fromkeys(range(3), 20), seed=99)) > 0.8

@@ -106,8 +106,8 @@ def test_an_impossible_mu_is_refused(mu: float) -> None:
 
 @pytest.mark.learning
 def test_it_learns_the_toy_problem() -> None:
-    method = FedProx(task=TOY, **{**LEARNING, "batch_size": 4}, mu=0.01)
+    method = FedProx(task=TOY, **LEARNING, mu=0.01)
     download = method.initial_download(seeded_generator(0, 0, "initial"))
-    data = toy_data({0: 8, 1: 8, 2: 8})
+    data = toy_data({0: 16, 1: 16, 2: 16})
     _, upload = method.local_round(NoState(), data, download, torch.Generator().manual_seed(0), sampler=SAMPLER)
     assert accuracy(upload.task_parameters, {0: 20, 1: 20, 2: 20}) > 0.8

@@ -283,12 +283,11 @@ def test_one_seed_gives_the_same_bits() -> None:
 
 @pytest.mark.learning
 def test_unlike_clients_are_told_apart_and_serve_better_than_with_fedavg() -> None:
-    quick = {**LEARNING, "batch_size": 4}
     classes = {"a": (0, 1), "b": (2, 3)}
-    method = PFedGraph(task=TOY, **quick, strength=0.3)
+    method = PFedGraph(task=TOY, **LEARNING, strength=0.3)
     initial = method.initial_download(seeded_generator(0, 0, "initial"))
     uploads = {
-        client: method.local_round(NoState(), toy_data(dict.fromkeys(own, 16)), initial, rng(), sampler=SAMPLER)[1]
+        client: method.local_round(NoState(), toy_data(dict.fromkeys(own, 24)), initial, rng(), sampler=SAMPLER)[1]
         for client, own in classes.items()
     }
     state, downloads = method.aggregate(graph.AggregatorState(), uploads, rng(), sampler=SAMPLER)
