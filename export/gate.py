@@ -15,12 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.export.running.artefact import Array, Run
-from replayfleet.export.running.detections import Detections, detections
+from replayfleet.export.running.detections import Detections, detections, num_found
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
 from replayfleet.models.specs import AnyTaskSpec, DetectionRules, DetectionSpec
-
-FOUND_IOU = 0.5
-"""A box is found if one of its class overlaps it by as much; as ``edge_client.learning.labels.lessons`` counts."""
 
 _PIXELS_PER_BATCH = 2**18
 """Bounds memory, whatever the size of the pictures."""
@@ -162,23 +159,9 @@ def _labelled(rows: NDArray[np.float32]) -> Detections:
 
 def _box_agreement(truth: list[Detections], found: list[Detections]) -> float:
     """Return F1: twice the boxes that are in both, over the boxes in either."""
-    matched = sum(_num_matched(*pair) for pair in zip(truth, found, strict=True))
+    matched = sum(
+        num_found(ours.corners, ours.class_ids, theirs.corners, theirs.class_ids)
+        for theirs, ours in zip(truth, found, strict=True)
+    )
     total = sum(len(boxes) for boxes in truth) + sum(len(boxes) for boxes in found)
     return 2 * matched / total
-
-
-def _num_matched(truth: Detections, found: Detections) -> int:
-    """Return how many true boxes were found, each answer counting for the best one of its class not yet taken."""
-    if not len(truth) or not len(found):
-        return 0
-    upper = np.maximum(found.corners[:, None, :2], truth.corners[None, :, :2]).astype(np.float64)
-    lower = np.minimum(found.corners[:, None, 2:], truth.corners[None, :, 2:])
-    shared = (lower - upper).clip(0, None).prod(axis=2)
-    areas = [(boxes.corners[:, 2:] - boxes.corners[:, :2]).astype(np.float64).prod(axis=1) for boxes in (found, truth)]
-    overlaps = shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-12)
-    overlaps[found.class_ids[:, None] != truth.class_ids[None]] = 0.0
-    taken = np.zeros(len(truth), bool)
-    for row in overlaps:
-        best = int(np.where(taken, 0.0, row).argmax())
-        taken[best] |= row[best] >= FOUND_IOU and not taken[best]
-    return int(taken.sum())

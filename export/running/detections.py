@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from replayfleet.models.specs import DetectionRules, DetectionSpec
 
+FOUND_IOU = 0.5
+"""A box is found if an answer of its class overlaps it by at least so much (intersection over union)."""
+
 _MAX_LOG_SIZE = 8.0
 """As in ``federation.methods.steps.detection``."""
 
@@ -102,6 +105,35 @@ def non_max_suppression(
     equal scores the earlier one counts as higher.
     """
     return _suppressed(corners, scores, class_ids, rules)[0]
+
+
+def num_found(
+    corners: NDArray[np.float32],
+    class_ids: NDArray[np.int64],
+    true_corners: NDArray[np.float32],
+    true_class_ids: NDArray[np.int64],
+) -> int:
+    """Return how many true boxes were found, each answer counting for one: the best of its class not yet taken.
+
+    Args:
+        corners: (N, 4) of the answers, the surest first.
+        class_ids: (N,) of the answers.
+        true_corners: (T, 4) of what is there, in the same unit.
+        true_class_ids: (T,) of what is there.
+    """
+    if not len(class_ids) or not len(true_class_ids):
+        return 0
+    upper = np.maximum(corners[:, None, :2], true_corners[None, :, :2]).astype(np.float64)
+    lower = np.minimum(corners[:, None, 2:], true_corners[None, :, 2:])
+    shared = (lower - upper).clip(0, None).prod(axis=2)
+    areas, true_areas = ((box[:, 2:] - box[:, :2]).astype(np.float64).prod(axis=1) for box in (corners, true_corners))
+    overlaps = shared / np.maximum(areas[:, None] + true_areas[None] - shared, 1e-12)
+    overlaps[class_ids[:, None] != true_class_ids[None]] = 0.0
+    taken = np.zeros(len(true_class_ids), bool)
+    for row in overlaps:
+        best = int(np.where(taken, 0.0, row).argmax())
+        taken[best] |= row[best] >= FOUND_IOU and not taken[best]
+    return int(taken.sum())
 
 
 def _suppressed(

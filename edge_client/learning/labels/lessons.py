@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Answers, Boxes, Samples, Shown
 from replayfleet.edge_client.learning.labels.base import UNKNOWN, Labeller, unknown
+from replayfleet.export.running import detections
 from replayfleet.federation.streams.box_labels import box_labels
-
-FOUND_IOU = 0.5
-"""A box is found if an answer of its class overlaps it by at least so much (intersection over union)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +106,7 @@ class BoxLessons:
 
 
 def num_found(boxes: Boxes, answers: Answers) -> int:
-    """Return how many boxes were found, each answer counting for one box: the best of its class not yet taken.
-
-    Args:
-        boxes: T, what is there.
-        answers: N, with corners, the surest first.
-    """
-    if answers.corners is None or not len(boxes) or not len(answers):
+    """Return how many of a picture's boxes its answers found (``export.running.detections.num_found``)."""
+    if answers.corners is None:
         return 0
-    overlaps = _overlaps(answers.corners, boxes.corners)
-    overlaps[answers.class_ids[:, None] != boxes.class_ids[None]] = 0.0
-    taken = np.zeros(len(boxes), bool)
-    for row in overlaps:
-        best = int(np.where(taken, 0.0, row).argmax())
-        taken[best] |= row[best] >= FOUND_IOU and not taken[best]
-    return int(taken.sum())
-
-
-def _overlaps(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return (N, T) intersections over unions of boxes (N, 4) and (T, 4)."""
-    upper = np.maximum(first[:, None, :2], second[None, :, :2]).astype(np.float64)
-    lower = np.minimum(first[:, None, 2:], second[None, :, 2:])
-    shared = (lower - upper).clip(0, None).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1) for boxes in (first, second)]
-    ratios: NDArray[np.float64] = shared / (areas[0][:, None] + areas[1][None] - shared)
-    return ratios
+    return detections.num_found(answers.corners, answers.class_ids, boxes.corners, boxes.class_ids)
