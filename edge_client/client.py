@@ -86,7 +86,6 @@ class Client:
             self._agree(agreement(held.spec))
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
-        """Take a message from the network."""
         self._handle(self._parts.courier.handle(topic, payload, now), now)
         self._advance(now)
 
@@ -98,7 +97,6 @@ class Client:
         self._advance(now)
 
     def on_outcome(self, outcome: Outcome, now: float) -> None:
-        """Take what a job made."""
         outcome(now)
         self._advance(now)
 

@@ -122,7 +122,6 @@ class ClientService:
 
     @property
     def counts(self) -> FrameCounts:
-        """What became of all frames."""
         return self._frames.counts
 
     def status(self) -> dict[str, Any]:

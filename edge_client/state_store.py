@@ -153,7 +153,6 @@ class StateStore:
         return self._read("training", TrainingCommit)
 
     def keep_pace(self, pace: Pace) -> None:
-        """Remember how fast training was."""
         self._write("pace", pace)
 
     def pace(self, spec_digest: str, num_threads: int) -> Pace:
@@ -191,7 +190,6 @@ class StateStore:
             self._remove("probation")
 
     def confirm(self, version: int) -> None:
-        """The held download passed its probation."""
         trial = self._trial()
         if trial is not None and trial.version == version:
             self._remove("probation")
@@ -234,7 +232,6 @@ class StateStore:
         return None
 
     def goodbye(self) -> None:
-        """The client stops as it should."""
         trial = self._trial()
         if trial is not None:
             self._write("probation", Trial(trial.version, runs=False, num_deaths=trial.num_deaths))
@@ -254,11 +251,9 @@ class StateStore:
         (self._folder / name).unlink(missing_ok=True)
 
     def held(self) -> HeldDownload | None:
-        """The download to serve."""
         return self._read("held", HeldDownload)
 
     def previous(self) -> HeldDownload | None:
-        """The download that was served before."""
         return self._read("previous", HeldDownload)
 
     def blobs_in_use(self) -> set[str]:

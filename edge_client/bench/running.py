@@ -112,7 +112,6 @@ def _rows(settings: BenchSettings, subject: Subject, broken: dict[str, str]) -> 
 
 
 def _tried(trial: Trial) -> Measured | Unusable:
-    """Measure in a process of its own."""
     limit_s = TRIAL_LIMIT_S + 3 * trial.seconds * len(trial.batches)
     with tempfile.TemporaryFile() as errors:
         child: Child[Measured | Unusable] = Child(

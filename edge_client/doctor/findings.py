@@ -81,7 +81,6 @@ class Report:
         return 1 if self.status == Status.FAILURE else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "format": FORMAT_VERSION,
             "status": self.status.value,
@@ -109,7 +108,6 @@ class Report:
         return [*lines, "", self.summary()]
 
     def summary(self) -> str:
-        """Return the last line."""
         counts = {status: sum(finding.status == status for finding in self.findings) for status in reversed(Status)}
         told = [f"{number} {status.value}" for status, number in counts.items() if number]
         return f"{self.status.value}: {', '.join(told)}" if told else self.status.value

@@ -45,7 +45,6 @@ class DoctorSettings(ConnectionSettings):
         self.time_server()
 
     def cameras(self) -> tuple[CameraUri, ...]:
-        """Return the cameras among the sources."""
         from replayfleet.edge_client.cameras.uri import CameraUri, parse_sources
 
         texts = (self.source,) if isinstance(self.source, str) else self.source

@@ -60,7 +60,6 @@ class InferenceLoop:
         self._serving = threading.Thread(target=self._serve, name="inference", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve; returns at once."""
         for thread in (*self._capturing, self._serving):
             thread.start()
 

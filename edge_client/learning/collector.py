@@ -129,7 +129,6 @@ class Collector:
         self._drop(max(0, self._num_waiting - self._settings.max_samples))
 
     def _drop(self, count: int) -> None:
-        """Drop so many samples of the oldest picture."""
         if not count:
             return
         oldest = self._waiting.popleft()

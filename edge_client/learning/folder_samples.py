@@ -144,7 +144,6 @@ def _arrival(file: Path) -> int:
 
 
 def _class_ids(path: Path, task: TaskSpec) -> dict[str, int]:
-    """Class folder -> class id."""
     ids = {name: index for index, name in enumerate(task.class_names)}
     folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     for folder in folders:

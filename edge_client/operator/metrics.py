@@ -63,7 +63,6 @@ class Metrics:
             gauge.set(-1 if value is None else value)
 
     def transferred(self, sent: int, received: int) -> None:
-        """Take the courier's totals."""
         self._bytes.labels("up").inc(self._grown("up", sent))
         self._bytes.labels("down").inc(self._grown("down", received))
 

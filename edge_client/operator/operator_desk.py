@@ -66,12 +66,10 @@ class OperatorDesk:
         self._newest: dict[str, Prediction] = {}
 
     def watch(self, shown: Shown) -> None:
-        """Take note of a prediction."""
         if shown.prediction is not None:
             self._newest[shown.prediction.camera] = shown.prediction
 
     def predictions(self, body: bytes) -> Answer:
-        """Answer ``GET /predictions``."""
         del body
         names, now = self._class_names(), self._clock()
         newest = sorted(self._newest.copy().items())
@@ -92,7 +90,6 @@ class OperatorDesk:
         self._learn(_understood(said))
 
     def feedback(self, body: bytes) -> Answer:
-        """Answer ``POST /feedback``."""
         try:
             self.take(body)
         except FeedbackRefused as refused:

@@ -192,6 +192,5 @@ def no_engines(data_dir: Path, slot: ModelSlot) -> None:
 
 
 def _blobs(job: Load) -> tuple[bytes, bytes]:
-    """Return the graph and the parameters of a served model."""
     blobs = DiskBlobStore(Path(job.blobs))
     return blobs.read(job.graph), blobs.read(job.parameters)

@@ -224,7 +224,6 @@ class DownloadDesk:
         log.debug("blobs collected", removed=removed)
 
     def _install(self, manifest: Manifest, task: AnyTaskSpec) -> Installed:
-        """Runs as a job."""
         parts = self._parts
         began = time.monotonic()
         served = parts.slot.install(candidate(manifest, task, parts.workers))

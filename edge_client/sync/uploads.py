@@ -75,7 +75,6 @@ class UploadDesk:
         log.info("upload offered", round=commit.round, version=commit.version, blobs=len(missing))
 
     def concluded(self, event: Concluded, now: float) -> None:
-        """Take the aggregator's verdict."""
         commit, verdict = self._commit, event.verdict
         if commit is None or event.manifest.version != commit.version or event.manifest.direction != "up":
             return

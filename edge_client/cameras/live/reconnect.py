@@ -39,7 +39,6 @@ class Watchdog:
         self._reason = ""
 
     def starting(self, now: float) -> None:
-        """The process was started."""
         self._deadline = now + START_LIMIT_S
         self._reason = f"its process wasn't ready after {START_LIMIT_S:g} s"
 
@@ -71,7 +70,6 @@ class Reconnect:
         self._since: float | None = None
 
     def delivered(self, now: float) -> None:
-        """A picture came."""
         if self._since is None:
             self._since = now
         elif now - self._since >= STEADY_S:

@@ -63,7 +63,6 @@ class StillsCamera:
         raise NotImplementedError
 
     def place(self, index: int) -> str:
-        """Return where still ``index`` was taken."""
         return ""
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:

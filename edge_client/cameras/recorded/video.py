@@ -105,7 +105,6 @@ class VideoCamera:
         return f"film {self._settings.path}, {self._rate_hz:g} frames/s, {boxes}"
 
     def _one_pass(self, pace: Pace, stop: threading.Event) -> Iterator[Picture]:
-        """Yield from the frame reached so far to the film's end."""
         cv2 = require_opencv()
         capture = cv2.VideoCapture(str(self._settings.path))
         try:

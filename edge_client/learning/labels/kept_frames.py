@@ -64,7 +64,6 @@ class KeptFrames:
         return len(self._kept)
 
     def keep(self, shown: Shown) -> None:
-        """Keep a frame's inputs."""
         picture, now = shown.picture, self._clock()
         levels = np.rint((shown.inputs.images + np.float32(1)) * np.float32(127.5))
         pixels = np.ascontiguousarray(levels.clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1))

@@ -56,7 +56,6 @@ class TrainingBrake:
         return self._throttle.reason
 
     def start(self) -> None:
-        """Begin to read the sensors."""
         self._thread = threading.Thread(target=self._watch, name="sensors", daemon=True)
         self._thread.start()
 

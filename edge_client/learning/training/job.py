@@ -90,7 +90,6 @@ class TrainCourse(msgspec.Struct, frozen=True, tag="course"):
 
     @property
     def is_short(self) -> bool:
-        """Whether it is less than the method asks for."""
         return self.epochs < self.full_epochs or self.sub_generators < self.full_sub_generators
 
     def text(self) -> str:

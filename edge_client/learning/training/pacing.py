@@ -223,7 +223,6 @@ class _Clocked:
 
     @property
     def num_epochs(self) -> float:
-        """Passes over the samples so far."""
         return self.num_steps / max(1, self._stage.steps_per_epoch)
 
     def should_stop(self) -> bool:

@@ -115,7 +115,6 @@ class Comparisons:
         return num_pictures == WINDOW or (num_pictures >= MIN_ANSWERS and len(self._new) == WINDOW)
 
     def add(self, compared: Compared) -> None:
-        """Remember one picture."""
         self._new.add(compared.new, compared.new_s)
         self._before.add(compared.before, compared.before_s)
 

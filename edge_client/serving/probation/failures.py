@@ -40,7 +40,6 @@ class Failures:
         self._deaths: collections.deque[float] = collections.deque(maxlen=DEATHS_BEFORE_ROLLBACK)
 
     def answered(self) -> None:
-        """A frame was answered."""
         self._in_a_row = 0
         self._told = False
 

@@ -72,7 +72,6 @@ class Guard:
         self.num_recycles = 0
 
     def start(self) -> None:
-        """Begin to watch; returns at once."""
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
         self._thread.start()
 

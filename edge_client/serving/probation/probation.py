@@ -47,7 +47,6 @@ class Probation:
         self._comparisons = Comparisons()
 
     def answered(self, num_pictures: int) -> None:
-        """So many more pictures were answered."""
         self._num_answered += num_pictures
 
     def compares(self, now: float) -> bool:
