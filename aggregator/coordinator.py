@@ -51,6 +51,7 @@ class Coordinator:
         self._chronicle = Chronicle(parts, self.rounds, now)
         self._announced_at = now
         self._collect_due = True
+        self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
 
@@ -73,13 +74,15 @@ class Coordinator:
     def tick(self, now: float) -> None:
         """Let time pass; call at least every 0.2 s."""
         parts = self._parts
+        if parts.disk.tick(now):
+            self._on_disk(now)
         self._handle(parts.courier.tick(now), now)
         for client_id in parts.presence.expire(now):
             parts.journal.add("client gone", client=client_id, reason="silent")
         self._decide(now)
         if now - self._announced_at >= ANNOUNCE_EVERY_S:
             self._announce(now)
-        if self._collect_due and parts.jobs.idle:
+        if self._collect_due and parts.jobs.idle and parts.disk.settled:
             self._collect_due = False
             self._collect()
         parts.metrics.clients.labels("live").set(len(parts.presence.live))
@@ -148,38 +151,61 @@ class Coordinator:
             accuracy=report.metrics.get("accuracy"),
         )
 
+    def _on_disk(self, now: float) -> None:
+        """The disk takes everything again: catch up on what it didn't take."""
+        if self._aggregation_waits:
+            self._aggregate()
+        for client_id in self._parts.presence.live:
+            self._downloads.provide(client_id, now)
+
     def _decide(self, now: float) -> None:
+        if self._parts.disk.problem:
+            return  # the round stays open until its end can be written down
         decision = self.rounds.decide(now)
         if decision is Decision.EXTEND:
             self._chronicle.extended()
             self._announce(now)
             self._downloads.provide_again(now)
         elif decision in {Decision.CLOSE_QUORUM, Decision.CLOSE_DEADLINE}:
-            self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
-            self._parts.checkpoint(Step.ROUND_CLOSED)
-            self._chronicle.closed(decision, now)
-            self._announce(now)
-            self._aggregate()
+            self._parts.disk.do(functools.partial(self._close, decision))
+
+    def _close(self, decision: Decision, now: float) -> None:
+        self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
+        self._parts.checkpoint(Step.ROUND_CLOSED)
+        self._chronicle.closed(decision, now)
+        self._announce(now)
+        self._aggregate()
 
     def _aggregate(self) -> None:
         parts, index = self._parts, self.rounds.index
+        self._aggregation_waits = False
         work = functools.partial(parts.aggregation.run, index, parts.store.uploads(index), parts.store.state())
-        parts.jobs.submit(work, self._commit, self._not_aggregated)
+        parts.jobs.submit(work, self._aggregated, self._not_aggregated)
+
+    def _aggregated(self, result: RoundResult, now: float) -> None:
+        self._parts.checkpoint(Step.AGGREGATED)
+        self._parts.disk.do(functools.partial(self._commit, result))
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
-        parts.checkpoint(Step.AGGREGATED)
         if not parts.store.commit_round(result.round, result.state, result.drafts, parts.wall_clock()):
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
         self._chronicle.committed(result, now)
         self._announce(now)
+        parts.disk.do(functools.partial(self._publish, result))  # begun again without a second commit
+
+    def _publish(self, result: RoundResult, now: float) -> None:
         self._downloads.publish(result, now)
-        parts.checkpoint(Step.PUBLISHED)
+        self._parts.checkpoint(Step.PUBLISHED)
         self._collect_due = True
 
     def _not_aggregated(self, error: Exception, now: float) -> None:
+        if self._parts.disk.takes(error):
+            self._aggregation_waits = True
+            self._collect_due = True  # what was made in vain takes room
+            return
         raise ReplayfleetError(
             f"round {self.rounds.index} can't be aggregated: {error}; its uploads are kept, the next start tries again"
         ) from error

@@ -15,6 +15,7 @@ from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.methods.kit.records import Method
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest
 from replayfleet.federation.wire.transport.courier import FleetCourier
@@ -42,6 +43,7 @@ class Parts:
     gate: Gate
     store: AggregatorStore
     blobs: BlobStore
+    disk: Disk
     courier: FleetCourier
     aggregation: Aggregation
     jobs: Jobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 import uuid
@@ -22,6 +21,7 @@ from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -66,9 +66,8 @@ class AggregatorService:
     ) -> None:
         self._clock = clock
         metrics = metrics or Metrics()
-        self.loop = Loop(
-            self, clock, max_queued=MAX_QUEUED, disk=(sqlite3.Error, OSError), count_error=metrics.errors.inc
-        )
+        disk = Disk(folder, "uploads wait", clock())
+        self.loop = Loop(self, clock, max_queued=MAX_QUEUED, disk=disk, count_error=metrics.errors.inc)
         self._store = AggregatorStore(folder)
         self._is_new = take_up(self._store, fleet.spec)
         self._store.set_num_rounds(fleet.rules.num_rounds)
@@ -83,6 +82,7 @@ class AggregatorService:
             gate=Gate(fleet.spec.fleet, upload_layout(fleet.method), fleet.caps),
             store=self._store,
             blobs=blobs,
+            disk=disk,
             courier=FleetCourier(
                 "aggregator",
                 fleet.spec.fleet,
@@ -91,7 +91,7 @@ class AggregatorService:
             ),
             aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher),
             jobs=self._jobs,
-            journal=Journal(folder),
+            journal=Journal(folder, disk.takes),
             metrics=metrics,
             presence=PresenceTable(),
             announce=self._announce,
@@ -108,7 +108,9 @@ class AggregatorService:
 
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
-        return {**self._view, "healthy": self.ready, "broker": self.loop.control.state}
+        problem = self.loop.disk.problem
+        healthy = self.ready and not problem
+        return {**self._view, "healthy": healthy, "broker": self.loop.control.state, "disk": problem}
 
     @property
     def turns(self) -> Mapping[str, int]:
@@ -123,7 +125,8 @@ class AggregatorService:
     def summary(self) -> str:
         rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
         uploads = f"{len(rounds.accepted)} of {rounds.rules.num_clients} uploads"
-        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online"
+        disk = f"; {self.loop.disk.problem}" if self.loop.disk.problem else ""
+        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{disk}"
 
     def run(self, stop: threading.Event, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished and confirmed or ``stop`` is set; returns whether it is finished.
@@ -133,7 +136,7 @@ class AggregatorService:
             manager: is told that this aggregator is ready, and that its loop and MQTT turn.
 
         Raises:
-            ReplayfleetError: A round can't be aggregated, or the data dir can't be written. Nothing accepted is lost.
+            ReplayfleetError: A round can't be aggregated, or the database is damaged. Nothing accepted is lost.
         """
         manager = manager or ServiceManager()
         try:

@@ -16,7 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from replayfleet.aggregator.rounds import Phase
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 DATABASE = "aggregator.sqlite"
@@ -73,7 +74,8 @@ class AggregatorStore:
         read_only: for ``aggregator status`` beside a running service.
 
     Raises:
-        SettingsError: The database can't be opened or is damaged.
+        SettingsError: The database is damaged, or, to be read only, isn't there.
+        ReplayfleetError: The disk doesn't let it be opened.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
@@ -86,7 +88,9 @@ class AggregatorStore:
                 self._db.execute("PRAGMA synchronous=FULL")
                 self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
-            raise SettingsError(f"{path}: can't be opened ({error})") from error
+            passes = not read_only and disk_errno(error) is not None
+            kind = ReplayfleetError if passes else SettingsError
+            raise kind(f"{path}: can't be opened ({error})") from error
 
     def close(self) -> None:
         """Close the database; an unfinished transaction is undone. Idempotent."""
@@ -261,10 +265,11 @@ class AggregatorStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk has rolled back already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _fact(self, name: str, kind: type[_T]) -> _T | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

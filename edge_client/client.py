@@ -107,9 +107,11 @@ class Client:
 
     def tick(self, now: float) -> None:
         """Let time pass; call at least every 0.2 s."""
+        self._parts.disk.tick(now)
         self._parts.training.tick(now)
         self._handle(self._parts.courier.tick(now), now)
         self._downloads.follow_slot()
+        self._downloads.tell_held()
         if self._data_again_at is not None and now >= self._data_again_at:
             self._data_again_at = None
         if self._parts.training.round is None and self._reading_round is None:
@@ -203,6 +205,7 @@ class Client:
             trained_round=self._trained_round,
             training_round=in_work if in_work is not None else self._reading_round,
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
+            has_disk=not self._parts.disk.problem,
             has_data=self._data_again_at is None,
             abandoned_round=self._abandoned_round,
             sent_away_round=-1 if sent_away is None else sent_away.round,
@@ -280,6 +283,11 @@ class Client:
         commit = parts.records.training()
         if isinstance(ended, TrainFailed) or commit is None or commit.round != ended.round:
             error = ended.error if isinstance(ended, TrainFailed) else "its record is damaged"
+            if isinstance(ended, TrainFailed) and ended.disk_errno is not None:
+                log.warning("training failed", round=ended.round, reason=error, next="again when the disk takes it")
+                parts.disk.takes(OSError(ended.disk_errno, error))
+                self._downloads.collect_soon()  # what it left makes room
+                return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
             self._abandoned_round = ended.round
             return

@@ -32,6 +32,7 @@ from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
@@ -97,8 +98,14 @@ class ClientService:
         self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        self._disk = Disk(folder, "serving goes on, training waits", clock())
         self.loop = Loop(
-            self, clock, max_queued=MAX_QUEUED, fatal=(ReplayfleetError,), count_error=self.metrics.errors.inc
+            self,
+            clock,
+            max_queued=MAX_QUEUED,
+            fatal=(ReplayfleetError,),
+            disk=self._disk,
+            count_error=self.metrics.errors.inc,
         )
         self._jobs = Jobs(lambda outcome: self.loop.put("job", lambda now: self.client.on_outcome(outcome, now)))
         self._slot = ModelSlot()
@@ -128,7 +135,7 @@ class ClientService:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
         identity, client, problem = self._identity, self.client, self._frames.error
         return {
-            "healthy": self.loop.connected and not problem,
+            "healthy": self.loop.connected and not problem and not self._disk.problem,
             "fleet": identity.fleet,
             "client": identity.client_id,
             "device": identity.device,
@@ -145,6 +152,7 @@ class ClientService:
             **self._training_status(),
             "source": "" if client.source is None else client.source.pictures.description,
             "source_error": problem,
+            "disk": self._disk.problem,
             "broker": "connected" if self.loop.connected else self.loop.control.state,
             "pid": os.getpid(),
         }
@@ -175,7 +183,8 @@ class ClientService:
         where = f"round {round_index}" if round_index >= 0 else "no round yet"
         served = f"serving version {version}" if version > 0 else "serving no model yet"
         engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
-        return f"{phase}; {where}, {served}{engine}"
+        disk = f"; {self._disk.problem}" if self._disk.problem else ""
+        return f"{phase}; {where}, {served}{engine}{disk}"
 
     def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished or ``stop`` is set; returns whether it is finished.
@@ -187,7 +196,6 @@ class ClientService:
 
         Raises:
             SettingsError: The source doesn't fit the fleet's task.
-            ReplayfleetError: The data dir can't be written.
         """
         manager = manager or ServiceManager()
         try:
@@ -261,8 +269,9 @@ class ClientService:
             client_id=identity.client_id,
             data_dir=folder,
             gate=Gate(identity.fleet, identity.client_id),
-            records=StateStore(folder),
+            records=StateStore(folder, disk=self._disk),
             blobs=blobs,
+            disk=self._disk,
             courier=FleetCourier(
                 "client",
                 identity.fleet,
@@ -316,8 +325,12 @@ class ClientService:
         metrics.version.set(self.client.serving_version)
         metrics.serving(self._frames.serving())
         metrics.connected.set(float(self.loop.connected))
+        metrics.disk_problem.set(float(bool(self._disk.problem)))
         metrics.restarts.set(self._parts.training.num_restarts)
         metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)
-        temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
-        temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self._folder / STATUS_FILE)
+        try:
+            temporary = self._folder / f".{STATUS_FILE}"  # not flushed to disk: flash memory wears
+            temporary.write_text(json.dumps(self.status(), indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self._folder / STATUS_FILE)
+        except OSError as error:
+            self._disk.takes(error)

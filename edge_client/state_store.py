@@ -21,6 +21,7 @@ import msgspec
 from replayfleet.devices.budget import Speed
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import Reason
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
@@ -136,11 +137,15 @@ class StateStore:
     Args:
         data_dir: a client's.
         read_only: for who looks in beside a running client: nothing is made or removed, damaged records neither.
+        disk: keeps what the disk doesn't take, and writes it later, in order; until then records are read as if it
+            were written. None: that is an error.
     """
 
-    def __init__(self, data_dir: Path, *, read_only: bool = False) -> None:
+    def __init__(self, data_dir: Path, *, read_only: bool = False, disk: Disk | None = None) -> None:
         self._folder = data_dir / "state"
         self._read_only = read_only
+        self._disk = disk
+        self._waiting: dict[str, bytes | None] = {}
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -247,9 +252,6 @@ class StateStore:
         about_it = trial is not None and held is not None and trial.version == held.manifest.version
         return trial if about_it and self.previous() is not None else None
 
-    def _remove(self, name: str) -> None:
-        (self._folder / name).unlink(missing_ok=True)
-
     def held(self) -> HeldDownload | None:
         return self._read("held", HeldDownload)
 
@@ -266,13 +268,33 @@ class StateStore:
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
         data = _encoder.encode(record)
-        write_atomic(self._folder / name, hashlib.sha256(data).digest() + data, private=True)
+        self._keep(name, hashlib.sha256(data).digest() + data)
+
+    def _remove(self, name: str) -> None:
+        self._keep(name, None)
+
+    def _keep(self, name: str, content: bytes | None) -> None:
+        if self._disk is None:
+            self._put(name, content)
+            return
+        self._waiting[name] = content
+        self._disk.do(lambda _: self._put(name, content))
+
+    def _put(self, name: str, content: bytes | None) -> None:
+        if content is None:
+            (self._folder / name).unlink(missing_ok=True)
+        else:
+            write_atomic(self._folder / name, content, private=True)
+        if self._waiting.get(name) is content:
+            self._waiting.pop(name, None)
 
     def _read(self, name: str, kind: type[R]) -> R | None:
         path = self._folder / name
         try:
-            content = path.read_bytes()
+            content = self._waiting[name] if name in self._waiting else path.read_bytes()
         except FileNotFoundError:
+            return None
+        if content is None:
             return None
         digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         try:
@@ -284,5 +306,5 @@ class StateStore:
                 log.error("record damaged", file=path, reason=error)
                 return None
             log.error("record damaged", file=path, reason=error, next="going on with what the aggregator sends")
-            path.unlink(missing_ok=True)
+            self._remove(name)
             return None

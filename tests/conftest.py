@@ -30,7 +30,8 @@ class ProcessesAlone(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "processes" if nodeid.startswith(("tests/e2e/", "tests/faults/", "tests/integration/")) else nodeid.partition("::")[0]
+        alone = nodeid.startswith(("tests/e2e/", "tests/faults/", "tests/integration/"))
+        return "processes" if alone else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

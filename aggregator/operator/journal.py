@@ -21,16 +21,27 @@ _WARNINGS = frozenset({"upload rejected", "round extended", "transfer failed", "
 
 
 class Journal:
-    """Appends events to ``<folder>/events.jsonl`` and tells the log about them."""
+    """Appends events to ``<folder>/events.jsonl`` and tells the log about them.
 
-    def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
+    Args:
+        folder: a claimed data dir.
+        refused: told what the disk says to an event that it doesn't take; the event is in the log only then.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        refused: Callable[[OSError], object] = lambda error: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         path = folder / JOURNAL
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
+        self._torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        # Unbuffered: what a full disk doesn't take is gone, and doesn't come up again later.
+        self._file = path.open("ab", buffering=0)
         self._folder = folder
+        self._refused = refused
         self._wall_clock = wall_clock
-        if torn:
-            self._file.write("\n")
 
     def add(self, event: str, *, details: dict[str, Any] | None = None, **fields: Any) -> None:
         """Append one event.
@@ -41,8 +52,11 @@ class Journal:
             fields: JSON values.
         """
         entry = {"time": round(self._wall_clock(), 3), "event": event, **fields, **(details or {})}
-        self._file.write(json.dumps(entry, default=str) + "\n")
-        self._file.flush()
+        line = b"\n" * self._torn + json.dumps(entry, default=str).encode() + b"\n"
+        try:
+            self._torn = self._file.write(line) != len(line)
+        except OSError as error:
+            self._refused(error)
         (_log.warning if event in _WARNINGS else _log.info)(event, **fields)
 
     def has(self, event: str, round_index: int) -> bool:

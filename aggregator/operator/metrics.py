@@ -31,4 +31,5 @@ class Metrics:
         self.bytes = counter("transfer_bytes", "Bytes on the wire.", "direction")
         self.clients = gauge("clients", "Clients by state.", "state")
         self.heartbeat_age = gauge("heartbeat_age_seconds", "Since a client was heard of.", "client")
+        self.disk_problem = gauge("disk_problem", "1 while the disk takes nothing, so that uploads wait.")
         self.errors = counter("errors", "Unexpected errors in the loop.")

@@ -58,7 +58,8 @@ class DownloadDesk:
 
         def failed(error: Exception, now: float) -> None:
             self._preparing.discard(client_id)  # the client's next sign of life tries again
-            parts.metrics.errors.inc()
+            if not parts.disk.takes(error):
+                parts.metrics.errors.inc()
             parts.journal.add("download failed", client=client_id, round=self._rounds.index, detail=str(error))
 
         parts.jobs.submit(work, self._prepared, failed)

@@ -31,6 +31,9 @@ class UploadDesk:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
         parts, offer = self._parts, event.offer
         manifest = offer.manifest
+        if parts.disk.problem:
+            parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
+            return []
         before = parts.store.upload(manifest.round, event.peer) if manifest.direction == "up" else None
         if before is not None and _content(before) == _content(manifest):  # its verdict got lost on the way
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
@@ -51,7 +54,7 @@ class UploadDesk:
         parts.checkpoint(Step.UPLOAD_ARRIVED)
         parts.receiving.pop(event.peer, None)
         try:
-            facts = self._accept(event)
+            facts = self._accept_or_wait(event)
         except UploadRejected as rejected:
             detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
             reason = rejected.reason.value
@@ -68,7 +71,18 @@ class UploadDesk:
     def failed(self, event: Failed) -> None:
         """Note that a transfer ended without a verdict; the client offers again."""
         self._parts.receiving.pop(event.peer, None)
+        self._parts.disk.takes(event.error)
         self._parts.journal.add("transfer failed", client=event.peer, detail=str(event.error))
+
+    def _accept_or_wait(self, event: Arrived) -> dict[str, object]:
+        try:
+            return self._accept(event)
+        except UploadRejected:
+            raise
+        except Exception as error:
+            if not self._parts.disk.takes(error):
+                raise
+            raise UploadRejected(Reason.BUSY, f"it can't be kept ({self._parts.disk.problem})") from error
 
     def _accept(self, event: Arrived) -> dict[str, object]:
         parts, manifest = self._parts, event.manifest

@@ -37,6 +37,7 @@ class Metrics:
         }
         self.latency = gauge("latency_p95_seconds", "Capture to answer, newest thousand frames")
         self.connected = gauge("connected", "1 while the broker accepts us")
+        self.disk_problem = gauge("disk_problem", "1 while the disk takes nothing, so that training waits")
         self.restarts = gauge("trainer_restarts", "Deaths of the training process")
         self._time_share = gauge("training_time_share", "Of its time that training may run")
         self._shortened = counter("shortened_rounds", "Rounds that were trained only in part")

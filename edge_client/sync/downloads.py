@@ -70,6 +70,7 @@ class DownloadDesk:
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None
         self._installing: Manifest | None = None
+        self._untold: tuple[str, Manifest, str] | None = None
         self._shared: Manifest | None = None
         self._report: Report | None = None
         self._shared_bytes = 0
@@ -146,7 +147,7 @@ class DownloadDesk:
         parts, offer = self._parts, event.offer
         held = None if self._held is None else self._held.manifest
         if is_same(offer.manifest, held) and self._serves(offer.manifest):
-            parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
+            self._tell(event.peer, offer.manifest, offer.transfer_id)
             return []
         try:
             sent_away = -1 if self._sent_away is None else self._sent_away.version
@@ -154,6 +155,9 @@ class DownloadDesk:
         except ArtefactRejected as refused:
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
+            return []
+        if parts.disk.problem:
+            parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
             return []
         parts.receiving[offer.transfer_id] = offer.manifest
         return parts.courier.accept(event.peer, offer, now)
@@ -174,7 +178,7 @@ class DownloadDesk:
         def installed(done: Installed, now: float) -> None:
             self._finish(event.transfer_id, manifest)
             self._hold(manifest, agreed.spec, on_probation=done.on_probation)
-            parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+            self._tell(event.peer, manifest, event.transfer_id)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
             self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
@@ -199,6 +203,7 @@ class DownloadDesk:
     def failed(self, event: Failed) -> None:
         """A transfer ended without a verdict; the aggregator offers again."""
         self._parts.receiving.pop(event.transfer_id, None)
+        self._parts.disk.takes(event.error)
         log.warning("download failed", reason=event.error, next="waiting for another offer")
 
     def measure_on(self, source: SampleSource, task: AnyTaskSpec) -> None:
@@ -211,6 +216,16 @@ class DownloadDesk:
         if self._report is not None:
             parts = self._parts
             parts.publish(topic_of(parts.gate.fleet, "control", parts.client_id), encode(self._report), False)
+
+    def tell_held(self) -> None:
+        """Confirm the held download to the aggregator, as soon as its record is on disk. Call often."""
+        if self._untold is not None and self._parts.disk.settled:
+            (peer, manifest, transfer_id), self._untold = self._untold, None
+            self._parts.courier.conclude(peer, manifest, transfer_id, accepted=True)
+
+    def collect_soon(self) -> None:
+        """Have ``collect_if_due`` look."""
+        self._collect_due = True
 
     def collect_if_due(self) -> None:
         """Delete blobs that nothing needs any more, once after every swap; call while no training runs."""
@@ -250,6 +265,10 @@ class DownloadDesk:
                 self._measure_unless_reported()
 
         self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
+
+    def _tell(self, peer: str, manifest: Manifest, transfer_id: str) -> None:
+        self._untold = (peer, manifest, transfer_id)
+        self.tell_held()
 
     def _finish(self, transfer_id: str, manifest: Manifest) -> None:
         self._parts.receiving.pop(transfer_id, None)

@@ -16,6 +16,7 @@ from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -64,6 +65,7 @@ class Parts:
     gate: Gate
     records: StateStore
     blobs: DiskBlobStore
+    disk: Disk
     courier: FleetCourier
     publish: Callable[[str, bytes, bool], None]
     slot: ModelSlot

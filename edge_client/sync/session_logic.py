@@ -22,6 +22,7 @@ class Step(str, enum.Enum):
     WAIT_AGGREGATOR = "waiting for the aggregator"
     WAIT_DOWNLOAD = "waiting for the round's models"
     WAIT_DATA = "waiting for round data"
+    WAIT_DISK = "waiting for the disk"
     WAIT_VERDICT = "waiting for the verdict"
     WAIT_ROUND = "waiting for the next round"
     TRAIN = "training"
@@ -54,6 +55,7 @@ class Situation:
         trained_round: the latest round whose training is committed; -1 if none is.
         training_round: the round that the training process works on; None if it is idle.
         pending: the upload without a verdict.
+        has_disk: False while the disk takes nothing.
         has_data: False once the source said that it has no samples for the open round.
         abandoned_round: a round whose training failed too often; -1 if none did.
         sent_away_round: of the download that was rolled back, if none newer is held; -1 if none was.
@@ -64,6 +66,7 @@ class Situation:
     trained_round: int = -1
     training_round: int | None = None
     pending: Pending | None = None
+    has_disk: bool = True
     has_data: bool = True
     abandoned_round: int = -1
     sent_away_round: int = -1
@@ -82,7 +85,7 @@ def next_step(now: Situation) -> Step:
         return Step.TRAINING
     if now.pending is not None:
         must_offer = word.state == "open" and now.pending.offered_epoch != word.epoch
-        return Step.OFFER if must_offer else Step.WAIT_VERDICT
+        return (Step.OFFER if now.has_disk else Step.WAIT_DISK) if must_offer else Step.WAIT_VERDICT
     return _in_an_open_round(now, word.round) if word.state == "open" else Step.WAIT_ROUND
 
 
@@ -91,6 +94,8 @@ def _in_an_open_round(now: Situation, open_round: int) -> Step:
         return Step.WAIT_ROUND
     if now.held_round != open_round:
         return Step.WAIT_ROUND if now.sent_away_round == open_round else Step.WAIT_DOWNLOAD
+    if not now.has_disk:
+        return Step.WAIT_DISK  # what is trained must be kept
     return Step.TRAIN if now.has_data else Step.WAIT_DATA
 
 

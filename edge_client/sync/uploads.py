@@ -71,6 +71,9 @@ class UploadDesk:
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
             return
+        except OSError:
+            self._offered_epoch = ""  # the spool took nothing: again when it does
+            raise
         self._offered_at = now
         log.info("upload offered", round=commit.round, version=commit.version, blobs=len(missing))
 

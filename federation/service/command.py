@@ -12,6 +12,7 @@ import click
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import OptionOfGroup, joined
+from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 
 _METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
@@ -126,6 +127,10 @@ def run_command(command: click.Command, name: str) -> NoReturn:
         _fail(name, f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2)
     except click.Abort:
         _fail(name, "stopped", 130)
+    except OSError as error:
+        if disk_errno(error) is None:
+            raise
+        _fail(name, f"{error.filename or 'the disk'}: {error.strerror or error}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -14,7 +14,7 @@ from replayfleet.federation.errors import SettingsError
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
 
-_MARKER = "fleet.json"
+MARKER = "fleet.json"
 _LOCK = "lock"
 
 
@@ -65,7 +65,7 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
     try:
         _lock(handle, path)
         if not read_owner(path, claimed):
-            write_atomic(path / _MARKER, json.dumps(claimed, indent=1).encode() + b"\n", private=True)
+            write_atomic(path / MARKER, json.dumps(claimed, indent=1).encode() + b"\n", private=True)
     except BaseException as error:
         os.close(handle)
         if isinstance(error, OSError):
@@ -82,7 +82,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
     """
     if not path.is_dir():
         raise SettingsError(f"data dir {path}: not a folder; choose another with --data-dir")
-    marker = path / _MARKER
+    marker = path / MARKER
     try:
         found = json.loads(marker.read_bytes())
     except FileNotFoundError:
@@ -90,9 +90,9 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
     except OSError as error:
         raise SettingsError(f"data dir {path}: not readable ({error.strerror or error})") from error
     except ValueError as error:
-        raise SettingsError(f"data dir {path}: {_MARKER} is damaged; restore it or choose another folder") from error
+        raise SettingsError(f"data dir {path}: {MARKER} is damaged; restore it or choose another folder") from error
     if not isinstance(found, dict):
-        raise SettingsError(f"data dir {path}: {_MARKER} is damaged; restore it or choose another folder")
+        raise SettingsError(f"data dir {path}: {MARKER} is damaged; restore it or choose another folder")
     for key, wanted in expected.items():
         if found.get(key) != wanted:
             raise SettingsError(

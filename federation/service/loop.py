@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import Subscriptions
@@ -53,7 +53,7 @@ class Loop:
         max_queued: messages that wait for the loop; more are dropped and asked for again, which bounds the memory a
             flood can take.
         fatal: errors of messages, connections and ticks that end the service; others are logged and counted.
-        disk: errors that mean that the data dir can't be written, which always ends the service.
+        disk: of the data dir; is told its errors, which are a state and end nothing.
         count_error: called for each that is logged.
 
     Attributes:
@@ -72,14 +72,14 @@ class Loop:
         *,
         max_queued: int,
         fatal: tuple[type[Exception], ...] = (),
-        disk: tuple[type[Exception], ...] = (OSError,),
+        disk: Disk,
         count_error: Callable[[], None],
     ) -> None:
         self._served = served
         self._clock = clock
         self._max_queued = max_queued
         self._fatal = fatal
-        self._disk = disk
+        self.disk = disk
         self._count_error = count_error
         self._inbox: queue.Queue[tuple[str, bool, Callable[[float], None]]] = queue.Queue()
         self._num_connections = (0, 0)
@@ -108,7 +108,7 @@ class Loop:
         Args:
             what: for the log, if it fails.
             work: must be quick.
-            guarded: as messages are; else whatever it raises ends the service.
+            guarded: as messages are; else whatever it raises, but for the disk's errors, ends the service.
         """
         self._inbox.put((what, guarded, work))
 
@@ -150,20 +150,15 @@ class Loop:
         self._served.on_tick(self._clock())
 
     def guarded(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Call ``work``: one bad message must stop neither device nor fleet; a disk that fails must.
-
-        Raises:
-            ReplayfleetError: The data dir can't be written.
-        """
+        """Call ``work``: neither one bad message nor a disk that fails may stop device or fleet."""
         try:
             work(*arguments)
-        except self._disk as error:
-            raise _unwritable(error) from error
         except self._fatal:
             raise
-        except Exception:  # root of the loop
-            self._count_error()
-            log.exception("unexpected error", while_handling=what)
+        except Exception as error:  # root of the loop
+            if not self.disk.takes(error):
+                self._count_error()
+                log.exception("unexpected error", while_handling=what)
 
     def _do(self, what: str, guarded: bool, work: Callable[[float], None]) -> None:
         if guarded:
@@ -171,8 +166,9 @@ class Loop:
             return
         try:
             work(self._clock())
-        except self._disk as error:
-            raise _unwritable(error) from error
+        except Exception as error:
+            if not self.disk.takes(error):
+                raise
 
     def _receive(self, topic: str, payload: bytes) -> None:
         """Called on a network thread: only enqueue."""
@@ -180,7 +176,3 @@ class Loop:
             self.put("message", lambda now: self._served.on_message(topic, payload, now))
         else:
             self.num_dropped += 1
-
-
-def _unwritable(error: Exception) -> ReplayfleetError:
-    return ReplayfleetError(f"the data dir can't be written: {error}; what was committed is kept")

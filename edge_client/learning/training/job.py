@@ -111,10 +111,11 @@ class TrainDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class TrainFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The round can't be trained, and trying again won't help."""
+    """The round can't be trained, and trying again won't help; but for ``disk_errno``, of a disk that took nothing."""
 
     round: int
     error: str
+    disk_errno: int | None = None
 
 
 FromTrainer: TypeAlias = TrainerReady | TrainCourse | TrainDone | TrainFailed

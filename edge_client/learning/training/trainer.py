@@ -37,6 +37,7 @@ from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
+from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import prepare_torch
@@ -180,7 +181,8 @@ def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -
     try:
         return run_job(job, say)
     except (ReplayfleetError, ValueError, OSError) as error:
-        return TrainFailed(job.manifest.round, " ".join(f"{type(error).__name__}: {error}".split())[:500])
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        return TrainFailed(job.manifest.round, text, disk_errno(error))
     except Exception as error:  # root of the process
         log.exception("training failed", round=job.manifest.round)
         return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])

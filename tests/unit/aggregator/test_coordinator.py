@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +23,7 @@ from replayfleet.aggregator.rounds import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.service.disk import Disk, disk_errno
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import (
@@ -61,6 +65,7 @@ class Courier:
         self.accepted: list[str] = []
         self.refused: list[tuple[str, str]] = []
         self.verdicts: list[tuple[str, bool]] = []
+        self.reasons: list[str] = []
         self.counters: Counter[str] = Counter()
 
     def handle(self, _topic: str, _payload: bytes, _now: float) -> list[Event]:
@@ -83,8 +88,9 @@ class Courier:
     def refuse(self, peer: str, _offer: Offer, reason: str, _detail: str, _now: float) -> None:
         self.refused.append((peer, reason))
 
-    def conclude(self, peer: str, _manifest: Manifest, _id: str, *, accepted: bool, **_why: str) -> None:
+    def conclude(self, peer: str, _manifest: Manifest, _id: str, *, accepted: bool, **why: str) -> None:
         self.verdicts.append((peer, accepted))
+        self.reasons.append(why.get("reason", ""))
 
 
 class Jobs:
@@ -105,7 +111,7 @@ class Jobs:
             work, done, failed = self.waiting.pop(0)
             try:
                 result = work()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 failed(error, now)
             else:
                 done(result, now)
@@ -126,7 +132,7 @@ class Aggregation:
             raise ValueError("no memory")
         self.ran.append((index, list(uploads)))
         drafts = {client: Manifest("down", "street", client, index + 1, 0, (COMMON, OWN)) for client in uploads}
-        return RoundResult(index, StoredArtefacts((), b""), drafts, {}, 0.1, 0.1)
+        return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, 0.1, 0.1)
 
 
 class Journal:
@@ -152,12 +158,14 @@ class Desk:
         self.announced: list[Announcement] = []
         self.collected: list[set[str]] = []
         self.presence = PresenceTable()
+        self.disk = Disk(folder, "uploads wait", 0.0)
         parts: Any = Parts(
             spec=SPEC,
             rules=RoundRules(**self.rules),
             method=cast("Any", Method),
             gate=Gate("street", {}.get, Caps(max_clients=3)),
             store=self.store,
+            disk=self.disk,
             blobs=cast("Any", SimpleNamespace(collect=lambda keep: self.collected.append(keep) or 0)),
             courier=cast("Any", self.courier),
             aggregation=cast("Any", self.aggregation),
@@ -347,3 +355,108 @@ def test_blobs_that_something_still_needs_are_never_collected(desk: Desk) -> Non
     assert desk.collected == [{COMMON.digest, OWN.digest}]
     desk.coordinator.tick(0.2)
     assert len(desk.collected) == 1  # once after every commit
+
+
+class FullDisk:
+    """Every write of the store fails as on a full disk, until there is room."""
+
+    def __init__(self, desk: Desk, *methods: str, error: Exception | None = None) -> None:
+        self.full, self.desk = True, desk
+        for name in methods:
+            setattr(desk.store, name, partial(self._write, getattr(desk.store, name), error or FULL))
+
+    def _write(self, write: Callable[..., Any], error: Exception, *words: Any) -> Any:
+        if self.full:
+            raise error
+        return write(*words)
+
+    def gets_free(self, now: float) -> None:
+        self.full = False
+        self.desk.coordinator.tick(now + 4)  # later than the longest wait
+        self.desk.jobs.run(now + 4)
+
+
+FULL = sqlite3.OperationalError("database or disk is full")
+
+
+def test_an_upload_that_cant_be_kept_is_to_be_offered_again_and_none_is_taken_until_there_is_room(desk: Desk) -> None:
+    disk = FullDisk(desk, "accept_upload")
+    desk.upload("a")
+    assert (desk.courier.verdicts, desk.courier.reasons) == ([("a", False)], ["busy"])
+    assert desk.coordinator.rounds.accepted == ()
+    desk.upload("b")
+    assert desk.courier.refused == [("b", "busy")]
+    disk.gets_free(1.0)
+    desk.upload("a", "b")
+    assert desk.coordinator.rounds.accepted == ("a", "b")
+
+
+@pytest.mark.parametrize("method", ["close_round", "commit_round"])
+def test_a_step_of_a_round_that_cant_be_written_is_done_when_there_is_room_and_once(desk: Desk, method: str) -> None:
+    disk = FullDisk(desk, method)
+    desk.online("a", "b")
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    num_announced = len(desk.announced)
+    desk.coordinator.tick(11.0)
+    assert len(desk.announced) == num_announced + 1, "it lives"
+    assert desk.coordinator.rounds.index == 0
+    disk.gets_free(10.0)
+    assert (desk.coordinator.rounds.index, desk.aggregation.ran) == (1, [(0, ["a", "b"])])
+    assert [one for one in desk.offered() if one[:2] == ("a", 1)]
+    assert desk.restarted().coordinator.rounds.index == 1
+
+
+def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_closed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(desk.aggregation, "run", fails)
+        desk.upload("a", "b")
+        desk.jobs.run(2.0)
+    assert "disk full" in desk.disk.problem
+    desk.coordinator.tick(20.0)
+    desk.jobs.run(20.0)
+    assert desk.coordinator.rounds.index == 1
+
+
+def test_blobs_of_a_round_that_waits_for_its_commit_are_not_collected(desk: Desk) -> None:
+    disk = FullDisk(desk, "commit_round")
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    desk.coordinator.tick(3.0)
+    desk.collected.clear()
+    desk.coordinator.tick(3.1)
+    assert desk.collected == []
+    disk.gets_free(4.0)
+    desk.coordinator.tick(20.0)
+    assert len(desk.collected) == 1
+
+
+def test_whoever_missed_a_download_because_of_the_disk_is_offered_it_again(desk: Desk) -> None:
+    disk = FullDisk(desk, "put_download")
+    with pytest.raises(sqlite3.OperationalError):
+        desk.online("a")  # the loop tells the disk
+    desk.disk.takes(FULL)
+    assert desk.offered() == []
+    disk.gets_free(1.0)
+    assert desk.offered() == [("a", 0, 1)]
+
+
+def test_a_store_that_was_full_in_the_middle_of_a_transaction_goes_on(tmp_path: Path) -> None:
+    """SQLite takes back what a full disk stopped by itself; a page limit fills a database as a disk does."""
+    store = AggregatorStore(tmp_path)
+    store.found(SPEC, 0.0)
+    (num_pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {num_pages}")
+    large = Manifest("up", "street", "a", 0, 1, (), bytes(1 << 20))
+    with pytest.raises(sqlite3.OperationalError, match="full") as raised:
+        store.accept_upload(large, 1)
+    assert disk_errno(raised.value) == errno.ENOSPC
+    assert store.uploads(0) == {}
+    store._db.execute(f"PRAGMA max_page_count = {num_pages + 1000}")
+    assert store.accept_upload(large, 1)
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.session_logic import Step
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.jobs import Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import decode
@@ -146,7 +148,8 @@ class Harness:
         self.rollbacks: list[RolledBack] = []
         self.outcomes: list[Outcome] = []
         self.tasks: list[TaskSpec] = []
-        self.slot, self.records = ModelSlot(), StateStore(folder)
+        self.disk = Disk(folder, "training waits", 0.0)
+        self.slot, self.records = ModelSlot(), StateStore(folder, disk=self.disk)
         self.training = LocalTraining(lambda: self.trainer)
         parts: Any = Parts(
             client_id="c1",
@@ -154,6 +157,7 @@ class Harness:
             gate=Gate("fleet", "c1"),
             records=self.records,
             blobs=self.blobs,  # type: ignore[arg-type]
+            disk=self.disk,
             courier=self.courier,
             publish=self.take,
             slot=self.slot,
@@ -285,6 +289,36 @@ def test_a_round_that_cannot_be_trained_is_left_and_the_next_is_tried(made: Harn
     assert made.client.step is Step.WAIT_ROUND
     assert not list(made.records._folder.parent.glob("round-data*"))
     assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+
+
+def test_a_round_that_the_disk_did_not_take_is_trained_again_when_it_does(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.client.on_trainer(TrainFailed(0, "No space left on device", errno.ENOSPC), 0.0)
+    assert made.client.step is Step.WAIT_DISK
+    assert "disk full" in made.disk.problem
+    made.hear(offered(2))
+    assert made.courier.refused == ["busy"]
+    made.client.tick(4.0)
+    made.hear()
+    assert made.client.step is Step.TRAINING
+    assert [job.manifest.round for job in made.trainer.jobs] == [0, 0]
+
+
+def test_a_download_is_served_at_once_and_confirmed_when_its_record_is_on_disk(
+    made: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr("replayfleet.edge_client.state_store.write_atomic", full)
+        assert made.hear(announcement(0), offered(1)) is Step.WAIT_DISK
+        made.client.tick(5.0)
+        assert (made.client.serving_version, made.courier.verdicts) == (1, [])
+        assert StateStore(made.records._folder.parent).held() is None
+    made.client.tick(10.0)
+    assert made.courier.verdicts == [(1, True, "")]
+    assert StateStore(made.records._folder.parent).held() == made.records.held() != None  # noqa: E711
 
 
 def test_training_is_told_to_end_before_the_rounds_deadline_early_enough_for_the_upload(made: Harness) -> None:

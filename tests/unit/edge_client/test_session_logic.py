@@ -48,6 +48,16 @@ def test_a_round_whose_download_was_rolled_back_is_left_and_ends_a_run_too() -> 
     assert next_step(replace(back, held_round=3)) is Step.TRAIN, "another download for the same round came"
 
 
+def test_a_disk_that_takes_nothing_holds_up_training_and_uploads_and_nothing_else() -> None:
+    full = replace(READY, has_disk=False)
+    assert next_step(full) is Step.WAIT_DISK
+    assert next_step(replace(full, trained_round=3, pending=Pending(3))) is Step.WAIT_DISK
+    assert next_step(replace(full, trained_round=3, pending=Pending(3, "e1"))) is Step.WAIT_VERDICT
+    assert next_step(replace(full, held_round=2)) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(full, training_round=3)) is Step.TRAINING
+    assert next_step(replace(full, announcement=word(2, "finished"))) is Step.FINISHED
+
+
 def test_an_upload_is_offered_once_per_epoch_until_its_verdict() -> None:
     trained = replace(READY, trained_round=3, pending=Pending(3))
     assert next_step(trained) is Step.OFFER

@@ -6,12 +6,14 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -43,10 +45,15 @@ class Service:
     ready = True
     summary = "all is well"
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         self.now, self.errors, self.heard = 0.0, 0, []
         self.loop = Loop(
-            self, lambda: self.now, **{"max_queued": 3, "count_error": self.count, "fatal": (SettingsError,), **options}
+            self,
+            lambda: self.now,
+            max_queued=3,
+            count_error=self.count,
+            fatal=(SettingsError,),
+            disk=Disk(Path("/tmp"), "training waits", 0.0),
         )
         self.loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", b""))
         self.fails: Exception | None = None
@@ -94,32 +101,44 @@ def test_an_unexpected_error_is_counted_and_the_loop_goes_on():
     assert (service.errors, service.heard) == (1, ["tick"])
 
 
-@pytest.mark.parametrize(
-    ("error", "text"), [(OSError(28, "No space left"), "data dir can't be written"), (SettingsError("bad"), "bad")]
-)
-def test_a_disk_that_fails_and_a_setting_that_does_not_fit_end_the_service(error: Exception, text: str):
+def test_a_setting_that_does_not_fit_ends_the_service():
     service = Service()
-    service.fails = error
+    service.fails = SettingsError("bad")
     service.loop.control.on_message("t", b"")
-    with pytest.raises(ReplayfleetError, match=text):
+    with pytest.raises(SettingsError, match="bad"):
         service.loop.pump(0)
 
 
 def test_what_is_not_guarded_ends_the_service_whatever_it_raises():
-    service = Service(disk=(sqlite3.Error, OSError))
+    service = Service()
     service.loop.put("job", lambda now: 1 // 0, guarded=False)
     with pytest.raises(ZeroDivisionError):
         service.loop.pump(0)
 
 
-def test_a_database_that_fails_ends_the_service_as_a_disk_does():
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left"), sqlite3.OperationalError("database or disk is full")], ids=repr
+)
+def test_a_disk_that_takes_nothing_is_a_state_and_the_service_goes_on(error: Exception, guarded: bool):
     def fails(now: float) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise error
+
+    service = Service()
+    service.loop.put("job", fails, guarded=guarded)
+    service.loop.pump(0)
+    assert "disk full" in service.loop.disk.problem
+    assert (service.errors, service.heard) == (0, ["tick"]), "known, so it is no unexpected error"
+
+
+def test_a_damaged_database_ends_the_service_with_one_line():
+    def fails(now: float) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
 
     for guarded in (True, False):
-        service = Service(disk=(sqlite3.Error, OSError))
+        service = Service()
         service.loop.put("job", fails, guarded=guarded)
-        with pytest.raises(ReplayfleetError, match="disk is full; what was committed is kept"):
+        with pytest.raises(ReplayfleetError, match=r"is damaged \(.* malformed\); restore a backup"):
             service.loop.pump(0)
 
 
