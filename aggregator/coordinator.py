@@ -16,6 +16,7 @@ from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
 from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
@@ -77,6 +78,7 @@ class Coordinator:
         if parts.disk.tick(now):
             self._on_disk(now)
         self._handle(parts.courier.tick(now), now)
+        self._downloads.tick(now)
         for client_id in parts.presence.expire(now):
             parts.journal.add("client gone", client=client_id, reason="silent")
         self._decide(now)
@@ -107,9 +109,10 @@ class Coordinator:
             case Arrived():
                 self._uploads.arrived(event)
             case Concluded():
-                self._downloads.concluded(event)
+                self._downloads.concluded(event, now)
             case Failed():
                 self._uploads.failed(event)
+                self._downloads.failed(event, now)
             case Received(peer, Presence() as presence) if presence.client_id == peer:
                 self._on_presence(presence, now)
             case Received(peer, Report() as report) if report.client_id == peer:
@@ -192,6 +195,7 @@ class Coordinator:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
+        self._uploads.marks.clear()
         self._chronicle.committed(result, now)
         self._announce(now)
         parts.disk.do(functools.partial(self._publish, result))  # begun again without a second commit
@@ -212,7 +216,8 @@ class Coordinator:
 
     def _announce(self, now: float, state: str | None = None) -> None:
         self._announced_at = now
-        self._parts.announce(announcement(self._parts, self.rounds, now, state))
+        holds = b"".join(sorted(self._uploads.marks.values())[:MAX_HOLDS])
+        self._parts.announce(announcement(self._parts, self.rounds, now, state, holds))
 
     def _collect(self) -> None:
         keep = self._parts.store.referenced()
@@ -223,12 +228,16 @@ class Coordinator:
         self._parts.checkpoint(Step.COLLECTED)
 
 
-def announcement(parts: Parts, rounds: Rounds, now: float, state: str | None = None) -> Announcement:
+def announcement(
+    parts: Parts, rounds: Rounds, now: float, state: str | None = None, holds: bytes = b""
+) -> Announcement:
     """What the fleet should know right now, or with ``state="offline"`` when we are gone."""
     return Announcement(
-        epoch=parts.epoch,
+        instance=parts.instance,
         round=rounds.index,
         state="offline" if state == "offline" else rounds.phase.value,
         deadline_s=rounds.remaining_s(now) if state is None else 0.0,
         spec=parts.spec,
+        epoch=parts.store.epoch(),
+        holds=holds if state is None else b"",
     )

@@ -33,6 +33,7 @@ class Parts:
     """The collaborators of one running aggregator.
 
     Attributes:
+        instance: names this process; ``Announcement.instance``.
         wall_clock: seconds since 1970, for what people read; decisions use the loop's own clock.
         receiving: what each client is sending; its blobs must not be collected.
     """
@@ -51,7 +52,7 @@ class Parts:
     metrics: Metrics
     presence: PresenceTable
     announce: Callable[[Announcement], None]
-    epoch: str
+    instance: str
     wall_clock: Callable[[], float]
     checkpoint: Checkpoint = no_checkpoint
     receiving: dict[str, Manifest] = field(default_factory=dict)

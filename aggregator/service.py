@@ -74,6 +74,7 @@ class AggregatorService:
         self._jobs = jobs(lambda outcome: self.loop.put("job", outcome, guarded=False))
         blobs = DiskBlobStore(folder / "blobs")
         graphs = graphs_of(self._store, blobs, fleet.exporter)
+        instance = uuid.uuid4().hex
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
         self._parts = Parts(
             spec=fleet.spec,
@@ -95,10 +96,11 @@ class AggregatorService:
             metrics=metrics,
             presence=PresenceTable(),
             announce=self._announce,
-            epoch=uuid.uuid4().hex,
+            instance=instance,
             wall_clock=time.time,
             checkpoint=checkpoint,
         )
+        self._parts.courier.follow(instance)
         self.coordinator = Coordinator(self._parts, clock())
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")

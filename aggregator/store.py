@@ -18,7 +18,8 @@ import msgspec
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
+from replayfleet.federation.wire.protocol.messages import COUNTER_BITS, BlobEntry, FleetSpec, Manifest, epoch_of
 
 DATABASE = "aggregator.sqlite"
 KEEP_ROUNDS = 16
@@ -105,6 +106,39 @@ class AggregatorStore:
         with self._transaction():
             self._set_fact("spec", spec)
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
+
+    def epoch(self) -> int:
+        """Which life of the fleet's store this is: 0 as it was founded, more after a restore or a takeover."""
+        return self._fact("epoch", int) or 0
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Begin another epoch: every client's download becomes newer than all that earlier epochs ever sent.
+
+        Raises:
+            SettingsError: ``epoch`` isn't higher than the store's, or is beyond what versions can carry.
+        """
+        if not self.epoch() < epoch <= MAX_EPOCH:
+            raise SettingsError(f"epoch {epoch}, expected more than {self.epoch()} and at most {MAX_EPOCH}")
+        with self._transaction():
+            self._set_fact("epoch", epoch)
+            for client_id in self.clients():
+                download = self.download(client_id)
+                if download is not None:
+                    self._write_download(download)
+
+    def outpace(self, client_id: str, version: int) -> bool:
+        """Make one client's download newer than ``version``, which this store never sent; False if it did.
+
+        The store is older than what the client holds. Only this client's versions rise, so one that lies harms itself.
+        """
+        download = self.download(client_id)
+        if download is None or version <= download.version or epoch_of(version) >= MAX_EPOCH:
+            return False
+        with self._transaction():
+            base = (epoch_of(version) + 1) << COUNTER_BITS
+            self._db.execute("UPDATE clients SET version = ? WHERE client = ?", (base, client_id))
+            self._write_download(download)
+        return True
 
     def graphs(self) -> tuple[BlobEntry, ...]:
         """The exported graphs; empty until ``set_graphs``."""
@@ -289,7 +323,7 @@ class AggregatorStore:
     def _write_download(self, draft: Manifest) -> Manifest:
         self._meet(draft.client_id)
         (version,) = self._db.execute("SELECT version FROM clients WHERE client = ?", (draft.client_id,)).fetchone()
-        manifest = msgspec.structs.replace(draft, version=version + 1)
+        manifest = msgspec.structs.replace(draft, version=max(version, self.epoch() << COUNTER_BITS) + 1)
         self._db.execute(
             "UPDATE clients SET version = ?, download = ? WHERE client = ?",
             (manifest.version, msgspec.msgpack.encode(manifest), draft.client_id),

@@ -7,14 +7,16 @@ from replayfleet.edge_client.flow import Samples, Source
 from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
+from replayfleet.edge_client.state_store import TrainingCommit
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
+from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
-from replayfleet.edge_client.sync.session_logic import Situation, Step, next_step
+from replayfleet.edge_client.sync.session_logic import NOWHERE, Place, Situation, Step, next_step
 from replayfleet.edge_client.sync.uploads import UploadDesk
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.jobs import Outcome
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import Announcement
+from replayfleet.federation.wire.protocol.messages import Announcement, epoch_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 log = EventLogger(__name__)
@@ -34,14 +36,14 @@ class Client:
         self._parts = parts
         self._downloads = DownloadDesk(parts)
         self._uploads = UploadDesk(parts)
-        self._announcement: Announcement | None = None
+        self._following = Following(parts.gate.fleet)
         self._deadline_at: float | None = None
         self._agreed: Agreement | None = None
         self._waiting: dict[str, Offered] = {}
-        self._trained_round = -1
+        self._trained = NOWHERE
         self._reading_round: int | None = None
         self._round_file: RoundFile | None = None
-        self._abandoned_round = -1
+        self._abandoned = NOWHERE
         self._data_again_at: float | None = None
         self.source: Source | None = None
         self.step = Step.WAIT_AGGREGATOR
@@ -49,7 +51,13 @@ class Client:
     @property
     def round(self) -> int:
         """The round that the aggregator announced last; -1 before."""
-        return -1 if self._announcement is None else self._announcement.round
+        word = self._following.word
+        return -1 if word is None else word.round
+
+    @property
+    def notice(self) -> str:
+        """What keeps this client from taking part, or what became of its aggregator; empty if all is well."""
+        return self._following.notice
 
     @property
     def serving_version(self) -> int:
@@ -144,86 +152,98 @@ class Client:
                 self._downloads.measures["bytes_up"] = float(self._uploads.bytes_on_wire)
             case Failed():
                 self._downloads.failed(event)
+                self._uploads.failed(event.error, now)
             case _:
                 log.debug("message ignored", kind=type(event).__name__)
         return []
 
     def _warm_up_for(self, event: Offered) -> None:
         """Let the training process import torch while the models of the round that it will train are on their way."""
-        word = self._announcement
-        if word is not None and word.state == "open" and self._trained_round < word.round == event.offer.manifest.round:
+        word, manifest = self._following.word, event.offer.manifest
+        fresh = self._trained < Place(manifest.epoch, manifest.round)
+        if word is not None and word.state == "open" and fresh and manifest.round == word.round:
             self._parts.training.start()
 
     def _announced(self, announcement: Announcement, now: float) -> list[Event]:
-        """Take the aggregator's word; returns the offers that waited for it."""
-        before, parts = self._announcement, self._parts
-        if announcement.spec.fleet != parts.gate.fleet:
-            log.warning("announcement ignored", fleet=announcement.spec.fleet, expected=parts.gate.fleet)
+        """Take the aggregator's word, if it is one to follow; returns the offers that waited for it."""
+        before, parts = self._following.word, self._parts
+        if not self._following.follows(announcement, now):
             return []
         try:
-            agreed = agreement(announcement.spec)
+            self._agree(agreement(announcement.spec))
         except SettingsError as error:
-            log.error("announcement ignored", reason=error, next="update this client, or correct the aggregator")
+            self._following.ignore(f"{error}; update or correct this client, or the aggregator")
             return []
-        self._announcement = announcement
+        self._following.take(announcement, now)
+        parts.courier.follow(announcement.instance)
         self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
-        self._agree(agreed)
+        self._uploads.heard(announcement, now)
         if announcement.state == "open" and parts.training.round == announcement.round:
             parts.training.follow(self._training_deadline(now))
         if before is None or (before.round, before.state) != (announcement.round, announcement.state):
             log.info("announced", round=announcement.round, state=announcement.state)
-        if before is not None and before.epoch != announcement.epoch:
+        if before is not None and before.instance != announcement.instance:
             self._downloads.repeat_report()
-        if before is None or before.epoch != announcement.epoch:
+        if before is None or before.instance != announcement.instance:
             self._downloads.repeat_rollback()
         waiting, self._waiting = list(self._waiting.values()), {}
         return list(waiting)
 
     def _agree(self, agreed: Agreement) -> None:
-        """Adopt the fleet's agreement; what belongs to another one is left behind."""
-        before, self._agreed = self._agreed, agreed
+        """Adopt the fleet's agreement; what belongs to another one is left behind.
+
+        Raises:
+            SettingsError: The source doesn't fit the fleet's task, or a model of another task is served, which no
+                announcement takes away.
+        """
+        before = self._agreed
         if before is not None and before.digest == agreed.digest:
             return
+        source = self.source
+        if before is None or before.task != agreed.task:
+            if self._downloads.held is not None and before is not None:
+                raise SettingsError("the fleet learns another task than the one served; it takes a new --data-dir")
+            source = self._parts.open_source(agreed.task)
         if before is not None:
             log.warning("the fleet agreed anew", method=agreed.spec.method, run_seed=agreed.spec.run_seed)
+        self._agreed = agreed
         commit = self._parts.records.training()
-        self._trained_round = commit.round if commit is not None and commit.spec_digest == agreed.digest else -1
-        self._abandoned_round = -1
-        if before is None or before.task != agreed.task:
-            if before is not None:
-                self._parts.slot.clear()
-            self.source = self._parts.open_source(agreed.task)
-            self._downloads.measure_on(self.source.samples, agreed.task)
+        ours = commit is not None and commit.spec_digest == agreed.digest
+        self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
+        self._abandoned = NOWHERE
+        if source is not None and source is not self.source:
+            self.source = source
+            self._downloads.measure_on(source.samples, agreed.task)
 
     def _situation(self) -> Situation:
         held, agreed = self._downloads.held, self._agreed
         valid = held is not None and agreed is not None and held.spec == agreed.spec
         in_work, sent_away = self._parts.training.round, self._downloads.sent_away
         return Situation(
-            announcement=self._announcement,
-            held_round=held.manifest.round if held is not None and valid else None,
-            trained_round=self._trained_round,
+            announcement=self._following.word,
+            held=Place(held.manifest.epoch, held.manifest.round) if held is not None and valid else None,
+            trained=self._trained,
             training_round=in_work if in_work is not None else self._reading_round,
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
             has_disk=not self._parts.disk.problem,
             has_data=self._data_again_at is None,
-            abandoned_round=self._abandoned_round,
-            sent_away_round=-1 if sent_away is None else sent_away.round,
+            abandoned=self._abandoned,
+            sent_away=NOWHERE if sent_away is None else Place(epoch_of(sent_away.version), sent_away.round),
         )
 
     def _advance(self, now: float) -> None:
         """Do the next thing, until there is nothing to do but wait."""
         for _ in Step:
             self.step = next_step(self._situation())
-            if self.step is Step.DROP_UPLOAD:
-                self._uploads.drop()
+            if self.step is Step.LET_GO:
+                self._uploads.let_go()
             elif self.step is Step.TRAIN:
                 self._read_round(self.round)
             else:
                 break
-        held = self._downloads.held
-        if self.step is Step.OFFER and self._announcement is not None:
-            self._uploads.offer(self._announcement.epoch, None if held is None else held.manifest, now)
+        held, word = self._downloads.held, self._following.word
+        if self.step is Step.OFFER and word is not None:
+            self._uploads.offer(word.instance, None if held is None else held.manifest, now)
 
     def _read_round(self, round_index: int) -> None:
         """Get the round's samples from the source, as a job, then train."""
@@ -252,8 +272,9 @@ class Client:
         bounded, num_dropped = newest(samples)
         self._forget_samples()
         self._round_file = RoundFile(bounded)
-        commit = parts.records.training()
-        version = 1 + max(held.manifest.version, commit.version if commit is not None else 0)
+        commit, version = parts.records.training(), held.manifest.version + 1
+        if commit is not None and epoch_of(commit.version) <= held.manifest.epoch:
+            version = max(version, commit.version + 1)  # an upload is of the epoch that it was trained in
         log.info("training", round=self.round, samples=len(bounded), dropped=num_dropped)
         parts.training.begin(
             TrainJob(
@@ -289,12 +310,13 @@ class Client:
                 self._downloads.collect_soon()  # what it left makes room
                 return
             log.error("training failed", round=ended.round, reason=error, next="waiting for the next round")
-            self._abandoned_round = ended.round
+            held = self._downloads.held
+            self._abandoned = Place(0 if held is None else held.manifest.epoch, ended.round)
             return
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
-        self._trained_round = commit.round
+        self._trained = _place_of(commit)
         self._downloads.measures = {
             "train_s": commit.train_s,
             "sub_generators_sent": float(commit.num_sub_generators_sent),
@@ -306,3 +328,7 @@ class Client:
         file, self._round_file = self._round_file, None
         if file is not None:
             file.close()
+
+
+def _place_of(commit: TrainingCommit) -> Place:
+    return Place(epoch_of(commit.version), commit.round)

@@ -144,6 +144,7 @@ class ClientService:
             "stores_data": stores_data(client.method),
             "phase": client.step.value,
             "round": client.round,
+            "notice": client.notice,
             "serving_version": client.serving_version,
             **self._frames.serving(),
             **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),

@@ -35,6 +35,10 @@ class Reason(str, enum.Enum):
     ROLLED_BACK = "rolled-back"
 
 
+TRANSIENT = frozenset({Reason.BUSY.value, Reason.WRONG_DIGEST.value})
+"""Reasons that pass: what was refused for one of them is offered again, without a limit of tries."""
+
+
 class ReplayfleetError(Exception):
     """Base of every error that this project raises on purpose."""
 

@@ -17,7 +17,9 @@ from replayfleet.federation.service.logs import EventLogger
 JOURNAL = "events.jsonl"
 
 _log = EventLogger("aggregator")
-_WARNINGS = frozenset({"upload rejected", "round extended", "transfer failed", "download failed", "download refused"})
+_WARNINGS = frozenset(
+    {"upload rejected", "round extended", "transfer failed", "download failed", "download refused", "client ahead"}
+)
 
 
 class Journal:

@@ -9,11 +9,12 @@ from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
-from replayfleet.federation.errors import ArtefactRejected, MalformedMessage
+from replayfleet.federation.backoff import Backoff, fleet_backoff
+from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
-from replayfleet.federation.wire.transport.interfaces import Concluded
+from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
@@ -29,18 +30,31 @@ class DownloadDesk:
         self._counted_broadcast = -1
         self._rolled_back: dict[str, int] = {}
         self._sent_back: dict[str, int] = {}  # client -> version that it refused, or confirmed and rolled back
+        self._again: dict[str, tuple[float, Backoff]] = {}  # client -> when to offer again what it couldn't take
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
 
         A client that came back gets the offer even if it confirmed it before: it may have lost its disk.
         """
-        parts = self._parts
-        manifest = parts.store.download(client_id)
+        self._catch_up(client_id)
+        manifest = self._parts.store.download(client_id)
         if manifest is not None and manifest.round == self._rounds.index:
             self._offer(manifest, now)
             return
         self._prepare(client_id)
+
+    def _catch_up(self, client_id: str) -> None:
+        """A client that serves what this store never sent is ahead of it: the store is older than the fleet."""
+        parts, presence = self._parts, self._parts.presence.last(client_id)
+        if presence is not None and parts.store.outpace(client_id, presence.serving_version):
+            parts.journal.add(
+                "client ahead",
+                client=client_id,
+                version=presence.serving_version,
+                round=self._rounds.index,
+                detail="it serves what this store never sent; it gets the open round's download as a newer version",
+            )
 
     def _prepare(self, client_id: str) -> None:
         parts = self._parts
@@ -98,9 +112,29 @@ class DownloadDesk:
                 self._rounds.index,
                 self._sent_back.get(client_id),
             ):
+                self._again.pop(client_id, None)
                 self._offer(store.put_download(manifest), now)
 
-    def concluded(self, event: Concluded) -> None:
+    def tick(self, now: float) -> None:
+        """Offer again what clients couldn't take for a reason that passes, until they hold it."""
+        live = frozenset(self._parts.presence.live) if self._again else frozenset()
+        for client_id in [client for client, (due, _) in self._again.items() if now >= due]:
+            if client_id not in live:
+                del self._again[client_id]  # when it comes back it is offered its download anyway
+                continue
+            self._again[client_id] = (float("inf"), self._again[client_id][1])
+            self.provide(client_id, now)
+
+    def failed(self, event: Failed, now: float) -> None:
+        """A transfer ended without a verdict; if it was a download, our own disk failed it."""
+        if event.peer != EVERYBODY:
+            self._offer_later(event.peer, now)
+
+    def _offer_later(self, client_id: str, now: float) -> None:
+        _, backoff = self._again.get(client_id, (0.0, fleet_backoff()))
+        self._again[client_id] = (now + backoff.next_s(), backoff)
+
+    def concluded(self, event: Concluded, now: float) -> None:
         """Remember what a client confirmed, or note why it refused."""
         parts, manifest, verdict = self._parts, event.manifest, event.verdict
         if manifest.client_id == EVERYBODY:
@@ -110,6 +144,7 @@ class DownloadDesk:
         parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
         if verdict.accepted:
             self._sent_back.pop(event.peer, None)
+            self._again.pop(event.peer, None)
             parts.store.confirm(manifest)
             parts.journal.add(
                 "download confirmed",
@@ -119,7 +154,12 @@ class DownloadDesk:
                 bytes=event.bytes_on_wire,
             )
             return
+        repeated = self._sent_back.get(event.peer) == manifest.version
         self._sent_back[event.peer] = manifest.version
+        if verdict.reason in TRANSIENT:
+            self._offer_later(event.peer, now)
+            if repeated:
+                return
         parts.journal.add(
             "download refused",
             round=manifest.round,
@@ -187,6 +227,9 @@ class DownloadDesk:
         missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
         try:
             self._parts.courier.send(client_id, manifest, tuple(missing), now)
+        except OSError as error:
+            _log.warning("download not offered", client=client_id, reason=error, next="trying again")
+            self._offer_later(client_id, now)
         except (KeyError, ArtefactRejected, MalformedMessage) as error:
             self._parts.journal.add("download failed", client=client_id, round=manifest.round, detail=repr(error))
             if (client_id, manifest.round) not in self._repaired:  # a blob was damaged on our disk: make it again

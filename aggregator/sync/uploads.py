@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from replayfleet.aggregator.admission import decode_upload, rejection_line, what_next
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Rounds
@@ -26,6 +24,8 @@ class UploadDesk:
     def __init__(self, parts: Parts, rounds: Rounds) -> None:
         self._parts = parts
         self._rounds = rounds
+        self.marks = {client: held.mark for client, held in parts.store.uploads(rounds.index).items()}
+        """Of each upload that counts for the round, by client; announced, so that each client finds its own."""
 
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
@@ -35,12 +35,13 @@ class UploadDesk:
             parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
             return []
         before = parts.store.upload(manifest.round, event.peer) if manifest.direction == "up" else None
-        if before is not None and _content(before) == _content(manifest):  # its verdict got lost on the way
+        if before is not None and before.mark == manifest.mark:  # its verdict got lost on the way
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
         known = parts.store.clients()
         try:
             parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)
+            self._check_epoch(event.peer, manifest)
         except UploadRejected as rejected:
             detail = self._note_rejection(event.peer, manifest, rejected, 0)
             parts.courier.refuse(event.peer, offer, rejected.reason.value, detail, now)
@@ -64,6 +65,7 @@ class UploadDesk:
             return
         parts.checkpoint(Step.UPLOAD_STORED)
         self._rounds.accept(event.peer)
+        self.marks[event.peer] = manifest.mark
         self._note_acceptance(event, facts)
         parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
         parts.checkpoint(Step.UPLOAD_CONCLUDED)
@@ -84,9 +86,19 @@ class UploadDesk:
                 raise
             raise UploadRejected(Reason.BUSY, f"it can't be kept ({self._parts.disk.problem})") from error
 
+    def _check_epoch(self, peer: str, manifest: Manifest) -> None:
+        download = self._parts.store.download(peer)
+        if download is not None and manifest.epoch != download.epoch:
+            raise UploadRejected(
+                Reason.WRONG_ROUND,
+                f"upload was trained in epoch {manifest.epoch}, the client's download is of epoch {download.epoch}; "
+                "the client trains the round from that",
+            )
+
     def _accept(self, event: Arrived) -> dict[str, object]:
         parts, manifest = self._parts, event.manifest
         parts.gate.check_round(manifest, self._rounds, event.peer)
+        self._check_epoch(event.peer, manifest)
         try:
             upload = decode_upload(parts.method, manifest, parts.blobs, parts.gate.layout)
         except KeyError as error:
@@ -125,8 +137,3 @@ class UploadDesk:
             bytes=event.bytes_on_wire,
             uploads=len(self._rounds.accepted),
         )
-
-
-def _content(manifest: Manifest) -> bytes:
-    """What an upload consists of; the version only tells attempts apart."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(manifest, version=0))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replayfleet.edge_client.flow import Camera, CameraError, Picture, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
-from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.turns import CountedStop
 

@@ -19,8 +19,8 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.children import Child, ChildEnded, ChildLost, child_command, end
-from replayfleet.federation.service.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from replayfleet.edge_client.serving.messages import Load, Provider, comparable
 from replayfleet.edge_client.serving.process import WORKER_COMMAND, ServingProcess
 from replayfleet.edge_client.serving.slot import Model, ModelLost
-from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)

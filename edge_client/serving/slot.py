@@ -289,10 +289,10 @@ def _proven(candidate: Candidate) -> ServedModel:
 
 
 def _checked(version: int, work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; whatever it raises becomes ArtefactRejected."""
+    """Return what ``work`` returns; whatever it raises becomes ArtefactRejected, but for what the machine refuses."""
     try:
         return work()
-    except ArtefactRejected:
+    except (ArtefactRejected, OSError):
         raise
     except Exception as error:  # runtimes share no exception class
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -14,7 +14,7 @@ from replayfleet.export.running.facts import task_facts
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
-from replayfleet.federation.wire.protocol.messages import Manifest, Serving
+from replayfleet.federation.wire.protocol.messages import Manifest, Serving, spoken
 from replayfleet.models.specs import AnyTaskSpec
 
 DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
@@ -119,6 +119,5 @@ def _check_version(manifest: Manifest, held: Manifest | None) -> None:
     if manifest.version <= held.version:
         raise ArtefactRejected(
             Reason.STALE_VERSION,
-            f"version {manifest.version} is not newer than {held.version}, which stays; "
-            "if the aggregator began anew on purpose, give this client a new data dir",
+            f"version {spoken(manifest.version)} is not newer than {spoken(held.version)}, which stays",
         )

@@ -187,7 +187,8 @@ class DownloadDesk:
 
         def failed(error: Exception, now: float) -> None:
             self._finish(event.transfer_id, manifest)
-            refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.LOAD_FAILED, str(error))
+            # What is no fault of the download passes: a disk that is full, a process that can't be started.
+            refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
             log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
             parts.courier.conclude(
                 event.peer,

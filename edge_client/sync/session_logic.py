@@ -3,17 +3,28 @@
 The rules are those of ``federation.wire.protocol.messages``:
 
 * round r is trained from the manifest of round r, while r is open;
-* an upload is offered until it has a verdict, again after every restart of the aggregator (a new epoch);
-* an upload of a round that is no longer open is dropped; the state it came from stays, for the client did learn;
-* a client that missed a round goes on with the open one.
+* an upload is offered until it counts, again whenever the aggregator restarts or turns out not to hold it;
+* an upload whose round is over, or was undone, is let go; the state it came from stays, for the client did learn;
+* a client that missed a round goes on with the open one; one that is ahead of a restored aggregator goes back to its.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from replayfleet.federation.wire.protocol.messages import Announcement
+
+
+class Place(NamedTuple):
+    """A round of a run. Rounds of a higher epoch come after all of the lower ones, whatever their numbers."""
+
+    epoch: int
+    round: int
+
+
+NOWHERE = Place(-1, -1)
 
 
 class Step(str, enum.Enum):
@@ -28,21 +39,23 @@ class Step(str, enum.Enum):
     TRAIN = "training"
     TRAINING = "training in progress"
     OFFER = "uploading"
-    DROP_UPLOAD = "dropping a late upload"
+    LET_GO = "letting go of an upload"
     FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An upload that waits for its verdict.
+    """An upload whose round is not over.
 
     Attributes:
-        round: the round it was trained for.
-        offered_epoch: the aggregator's epoch it was last offered in; empty if it never was.
+        place: the round it was trained for.
+        counts: whether the aggregator has it.
+        offered_to: the instance of the aggregator it was last offered to; empty if it never was, or is to be again.
     """
 
-    round: int
-    offered_epoch: str = ""
+    place: Place
+    counts: bool = False
+    offered_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +64,25 @@ class Situation:
 
     Attributes:
         announcement: the aggregator's latest word; None before the first.
-        held_round: round of the manifest that is verified, served and on disk; None if there is none.
-        trained_round: the latest round whose training is committed; -1 if none is.
+        held: of the manifest that is verified, served and on disk; None if there is none.
+        trained: the latest round whose training is committed.
         training_round: the round that the training process works on; None if it is idle.
-        pending: the upload without a verdict.
+        pending: the upload whose round is not over.
         has_disk: False while the disk takes nothing.
         has_data: False once the source said that it has no samples for the open round.
-        abandoned_round: a round whose training failed too often; -1 if none did.
-        sent_away_round: of the download that was rolled back, if none newer is held; -1 if none was.
+        abandoned: a round whose training failed too often.
+        sent_away: of the download that was rolled back, if none newer is held.
     """
 
     announcement: Announcement | None
-    held_round: int | None = None
-    trained_round: int = -1
+    held: Place | None = None
+    trained: Place = NOWHERE
     training_round: int | None = None
     pending: Pending | None = None
     has_disk: bool = True
     has_data: bool = True
-    abandoned_round: int = -1
-    sent_away_round: int = -1
+    abandoned: Place = NOWHERE
+    sent_away: Place = NOWHERE
 
 
 def next_step(now: Situation) -> Step:
@@ -79,21 +92,36 @@ def next_step(now: Situation) -> Step:
         return Step.WAIT_AGGREGATOR if now.training_round is None else Step.TRAINING
     if word.state == "finished":
         return _at_the_end(now, word)
-    if now.pending is not None and _is_late(now.pending, word):
-        return Step.DROP_UPLOAD
+    if now.pending is not None and now.pending.place < _open(now, word):
+        return Step.LET_GO
     if now.training_round is not None:
         return Step.TRAINING
     if now.pending is not None:
-        must_offer = word.state == "open" and now.pending.offered_epoch != word.epoch
-        return (Step.OFFER if now.has_disk else Step.WAIT_DISK) if must_offer else Step.WAIT_VERDICT
-    return _in_an_open_round(now, word.round) if word.state == "open" else Step.WAIT_ROUND
+        return _until_it_counts(now.pending, word, has_disk=now.has_disk)
+    return _in_an_open_round(now, word) if word.state == "open" else Step.WAIT_ROUND
 
 
-def _in_an_open_round(now: Situation, open_round: int) -> Step:
-    if open_round <= now.trained_round or open_round == now.abandoned_round:
+def _until_it_counts(pending: Pending, word: Announcement, *, has_disk: bool) -> Step:
+    if pending.counts:
         return Step.WAIT_ROUND
-    if now.held_round != open_round:
-        return Step.WAIT_ROUND if now.sent_away_round == open_round else Step.WAIT_DOWNLOAD
+    if pending.offered_to == word.instance or word.state != "open":
+        return Step.WAIT_VERDICT
+    return Step.OFFER if has_disk else Step.WAIT_DISK
+
+
+def _open(now: Situation, word: Announcement) -> Place:
+    """The announced round. Of two epochs the higher counts: a download may carry what only this client has to know."""
+    return Place(word.epoch if now.held is None else max(word.epoch, now.held.epoch), word.round)
+
+
+def _in_an_open_round(now: Situation, word: Announcement) -> Step:
+    here = _open(now, word)
+    if here in {now.trained, now.abandoned}:
+        return Step.WAIT_ROUND
+    if now.held != here:
+        return Step.WAIT_ROUND if now.sent_away == here else Step.WAIT_DOWNLOAD
+    if here < now.trained:
+        return Step.WAIT_DOWNLOAD
     if not now.has_disk:
         return Step.WAIT_DISK  # what is trained must be kept
     return Step.TRAIN if now.has_data else Step.WAIT_DATA
@@ -102,13 +130,6 @@ def _in_an_open_round(now: Situation, open_round: int) -> Step:
 def _at_the_end(now: Situation, word: Announcement) -> Step:
     """The run is over once the download of the last aggregation is served, or was rolled back; nothing is uploaded."""
     if now.pending is not None:
-        return Step.DROP_UPLOAD
-    newest = max(-1 if now.held_round is None else now.held_round, now.sent_away_round)
-    if newest < word.round:
-        return Step.WAIT_DOWNLOAD
-    return Step.FINISHED
-
-
-def _is_late(pending: Pending, word: Announcement) -> bool:
-    """Whether the round of an upload is over; while it is being aggregated its verdict may still come."""
-    return word.round > pending.round
+        return Step.LET_GO
+    newest = max(now.held or NOWHERE, now.sent_away)
+    return Step.FINISHED if newest >= _open(now, word) else Step.WAIT_DOWNLOAD

@@ -1,33 +1,29 @@
-"""The upload of a finished round, from the training commit to the verdict."""
+"""The upload of a finished round, from the training commit until its round is over."""
 
 from __future__ import annotations
 
 from replayfleet.edge_client.state_store import TrainingCommit
 from replayfleet.edge_client.sync.parts import Parts
-from replayfleet.edge_client.sync.session_logic import Pending
-from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.service.backoff import Backoff
+from replayfleet.edge_client.sync.session_logic import Pending, Place
+from replayfleet.federation.backoff import fleet_backoff
+from replayfleet.federation.errors import TRANSIENT, ArtefactRejected
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import Manifest
+from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, epoch_of, spoken
 from replayfleet.federation.wire.transport.interfaces import Concluded
 
 log = EventLogger(__name__)
 
-MAX_OFFERS = 6
-"""Offers of one upload that the aggregator may answer with "try again"."""
-
-_TRY_AGAIN = frozenset({Reason.BUSY.value, Reason.WRONG_DIGEST.value})
-
 
 class UploadDesk:
-    """Offers what training committed until it has a verdict."""
+    """Offers what training committed until it counts, and keeps it until its round is over."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._backoff = Backoff(2.0, 60.0)
-        self._offered_epoch = ""
+        self._backoff = fleet_backoff()
+        self._offered_to = ""
         self._not_before = 0.0
         self._commit: TrainingCommit | None = None
+        self._counts = False
         self._offered_at = 0.0
         self.bytes_on_wire = 0
         self.last_upload_s: float | None = None
@@ -37,47 +33,49 @@ class UploadDesk:
     def reload(self) -> None:
         """Read what is pending from disk: at the start, and after training."""
         self._commit = self._parts.records.pending()
-        self._offered_epoch = ""
+        self._offered_to, self._counts = "", False
         self._not_before = 0.0
         self._backoff.reset()
 
     def pending(self, spec_digest: str) -> Pending | None:
-        """The upload without a verdict, if it was made under this agreement."""
+        """The upload whose round is not over, if it was made under this agreement."""
         commit = self._commit
         if commit is None or commit.spec_digest != spec_digest:
             return None
-        return Pending(commit.round, self._offered_epoch)
+        return Pending(Place(epoch_of(commit.version), commit.round), self._counts, self._offered_to)
 
-    def offer(self, epoch: str, held: Manifest | None, now: float) -> None:
-        """Offer the pending upload in this epoch of the aggregator."""
+    def heard(self, word: Announcement, now: float) -> None:
+        """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it."""
+        commit = self._commit
+        if commit is None or word.round != commit.round or word.state not in {"open", "aggregating"}:
+            return
+        held = word.counts(self._manifest(commit).mark)
+        if self._counts and not held:
+            log.warning("upload lost by the aggregator", round=commit.round, next="it is offered again")
+            self._offered_to, self._not_before = "", now
+        self._counts = held
+
+    def offer(self, instance: str, held: Manifest | None, now: float) -> None:
+        """Offer the pending upload to this instance of the aggregator."""
         commit = self._commit
         if commit is None or now < self._not_before:
             return
-        self._offered_epoch = epoch
         parts = self._parts
-        manifest = Manifest(
-            direction="up",
-            fleet=parts.gate.fleet,
-            client_id=parts.client_id,
-            round=commit.round,
-            version=commit.version,
-            blobs=commit.upload,
-            facts=commit.upload_facts,
-        )
         known = {entry.digest for entry in held.blobs} if held is not None else set()
         missing = [entry.digest for entry in commit.upload if entry.digest not in known]
         try:
-            parts.courier.send(parts.client_id, manifest, tuple(dict.fromkeys(missing)), now)
+            parts.courier.send(parts.client_id, self._manifest(commit), tuple(dict.fromkeys(missing)), now)
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
             return
         except OSError:
-            self._offered_epoch = ""  # the spool took nothing: again when it does
+            self._offered_to = ""  # the spool took nothing: again when it does
             raise
-        self._offered_at = now
-        log.info("upload offered", round=commit.round, version=commit.version, blobs=len(missing))
+        self._offered_to, self._offered_at = instance, now
+        log.info("upload offered", round=commit.round, version=spoken(commit.version), blobs=len(missing))
 
     def concluded(self, event: Concluded, now: float) -> None:
+        """Take the verdict. An accepted upload is kept all the same: only a commit makes sure of it."""
         commit, verdict = self._commit, event.verdict
         if commit is None or event.manifest.version != commit.version or event.manifest.direction != "up":
             return
@@ -85,18 +83,42 @@ class UploadDesk:
         if verdict.accepted:
             log.info("upload accepted", round=commit.round, bytes=event.bytes_on_wire)
             self.last_upload_s = now - self._offered_at
-            self._parts.records.settle(commit.version, "accepted")
-            self._commit = None
-        elif verdict.reason in _TRY_AGAIN and self._backoff.attempts < MAX_OFFERS:
-            delay_s = self._backoff.next_s()
-            self._offered_epoch, self._not_before = "", now + delay_s
-            log.warning("upload refused", reason=verdict.reason, detail=verdict.detail, again_in_s=delay_s)
+            self._counts = True
+            self._backoff.reset()
+        elif verdict.reason in TRANSIENT:
+            self._try_again(verdict.reason, verdict.detail, now)
         else:
             self._settle(verdict.reason or "refused", verdict.detail)
 
-    def drop(self) -> None:
-        """Let go of an upload whose round is over; the state it came from stays."""
-        self._settle("dropped", "its round is over")
+    def failed(self, error: Exception, now: float) -> None:
+        """Our own disk ended the transfer: it is begun again."""
+        if self._commit is not None and not self._counts:
+            self._try_again("our disk refuses", str(error), now)
+
+    def let_go(self) -> None:
+        """The upload's round is over, with it or without; the state it came from stays."""
+        if self._counts and self._commit is not None:
+            log.info("upload used", round=self._commit.round)
+            self._parts.records.settle(self._commit.version, "accepted")
+            self._commit = None
+        else:
+            self._settle("dropped", "its round is over")
+
+    def _manifest(self, commit: TrainingCommit) -> Manifest:
+        return Manifest(
+            direction="up",
+            fleet=self._parts.gate.fleet,
+            client_id=self._parts.client_id,
+            round=commit.round,
+            version=commit.version,
+            blobs=commit.upload,
+            facts=commit.upload_facts,
+        )
+
+    def _try_again(self, reason: str, detail: str, now: float) -> None:
+        delay_s = self._backoff.next_s()
+        self._offered_to, self._not_before = "", now + delay_s
+        log.warning("upload refused", reason=reason, detail=detail, again_in_s=round(delay_s, 1))
 
     def _settle(self, outcome: str, detail: str) -> None:
         if self._commit is not None:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.backoff import Backoff
 from replayfleet.federation.service.data_dir import MARKER
 from replayfleet.federation.service.logs import EventLogger
 

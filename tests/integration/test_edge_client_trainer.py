@@ -28,13 +28,13 @@ from replayfleet.edge_client.learning.training.job import (
 )
 from replayfleet.edge_client.learning.training.trainer import run_job
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
-from replayfleet.federation.service.backoff import Backoff
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import TaskSpec

@@ -128,9 +128,10 @@ class TinyClient:
             case Concluded(_, _, verdict):
                 self.verdicts.append(verdict)
             case Received(_, Announcement() as announcement):
-                if self.announcement is not None and announcement.epoch != self.announcement.epoch:
+                if self.announcement is not None and announcement.instance != self.announcement.instance:
                     self.courier.resume(now)
                 self.announcement = announcement
+                self.courier.follow(announcement.instance)
         return []
 
     def download(self) -> TinyDownload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.backoff import Backoff
 
 START_LIMIT_S = 20.0
 """For a capture process to import what it needs, on a slow board that is busy."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.messages import (
+    COUNTER_BITS,
+    MARK_BYTES,
     Announcement,
     BlobEntry,
     Block,
@@ -43,6 +45,8 @@ MAX_METRICS = 256
 MAX_MISSING_RANGES = 256
 MAX_CREDIT = 256
 MAX_COUNTER = 1 << 53
+MAX_EPOCH = (MAX_COUNTER >> COUNTER_BITS) - 1
+MAX_HOLDS = 1 << 13
 DIGEST_BYTES = 32
 
 EVERYBODY = "*"
@@ -222,6 +226,8 @@ def _check_verdict(verdict: Verdict) -> None:
     _within(verdict.version, 0, MAX_COUNTER, "verdict's version")
     _text(verdict.reason, "verdict's reason")
     _text(verdict.detail, "verdict's detail")
+    if verdict.instance:
+        check_id(verdict.instance, "instance")
 
 
 def _check_presence(presence: Presence) -> None:
@@ -262,7 +268,10 @@ def _check_fleet_spec(spec: FleetSpec) -> None:
 
 
 def _check_announcement(announcement: Announcement) -> None:
-    check_id(announcement.epoch, "epoch")
+    check_id(announcement.instance, "instance")
+    _within(announcement.epoch, 0, MAX_EPOCH, "epoch")
+    _within(len(announcement.holds), 0, MAX_HOLDS * MARK_BYTES, "size of what is held")
+    check(len(announcement.holds) % MARK_BYTES == 0, f"what is held is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")
     _within(announcement.deadline_s, 0.0, 1e9, "deadline")
     _check_fleet_spec(announcement.spec)

@@ -14,17 +14,27 @@ How a round runs (A aggregator, C client):
    fails while it serves goes back to the one before, and says so with ``RolledBack``.
 6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks
    with ``Want``.
+7. C keeps an upload until it sees that its round was committed. An ``Announcement`` says which uploads A holds: who
+   misses its own there offers it again, whatever verdict it got before. Verdicts count from the A it was offered to.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 PROTOCOL_VERSION = 1
+MARK_BYTES = 8
 
 Role: TypeAlias = Literal["client", "aggregator"]
+
+COUNTER_BITS = 32
+"""Of a download's version: its lower bits count, its upper bits are the epoch of the aggregator's store."""
+
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class BlobEntry(msgspec.Struct, frozen=True):
@@ -75,7 +85,8 @@ class Manifest(msgspec.Struct, frozen=True):
         fleet: fleet name.
         client_id: whose it is.
         round: the round whose training it comes from (up) or is for (down).
-        version: rises with every manifest of one sender for one client; an older one never replaces a newer one.
+        version: rises with every manifest of one sender for one client; an older one never replaces a newer one. Its
+            upper bits are the epoch, so whatever a restored aggregator sends is newer than what it forgot.
         blobs: all blobs, also those that the receiver already holds.
         facts: msgpack-encoded ``Artefacts.facts``.
         serving: downloads only.
@@ -93,6 +104,28 @@ class Manifest(msgspec.Struct, frozen=True):
     serving: Serving | None = None
     key_id: str = ""
     signature: bytes = b""
+
+    @property
+    def epoch(self) -> int:
+        """Of the store that made the download; an upload has that of the download it was trained from."""
+        return epoch_of(self.version)
+
+    @property
+    def mark(self) -> bytes:
+        """Eight bytes that tell this upload from others; the version, which only tells attempts apart, is left out."""
+        plain = msgspec.structs.replace(self, version=0)
+        return hashlib.sha256(_encoder.encode(plain)).digest()[:MARK_BYTES]
+
+
+def epoch_of(version: int) -> int:
+    """Return the epoch of the store that gave a version."""
+    return version >> COUNTER_BITS
+
+
+def spoken(version: int) -> str:
+    """Return a version as people read it: ``7``, or ``2/7`` where the store's epoch was raised."""
+    epoch, counter = divmod(version, 1 << COUNTER_BITS)
+    return f"{epoch}/{counter}" if epoch else str(counter)
 
 
 class BundlePart(msgspec.Struct, frozen=True):
@@ -147,7 +180,11 @@ class Want(msgspec.Struct, frozen=True, tag="want", tag_field="kind"):
 
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
-    """The end of a transfer: accepted (verified and on disk), or refused and why."""
+    """The end of a transfer: accepted (verified and on disk), or refused and why.
+
+    ``instance`` is that of the aggregator that says so, empty in a client's; a client counts only the word of the one
+    that it follows.
+    """
 
     sender: Role
     transfer_id: str
@@ -156,6 +193,7 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
     accepted: bool
     reason: str = ""
     detail: str = ""
+    instance: str = ""
 
 
 class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
@@ -230,17 +268,27 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     """The aggregator's retained word to all.
 
     Attributes:
-        epoch: changes when the aggregator restarts; clients then offer again what has no verdict yet.
+        instance: of one aggregator's process; another one means that it restarted.
         state: ``open`` takes uploads for ``round``; ``aggregating`` takes none; ``finished`` is the end of the run;
-            ``offline`` is the aggregator's last will.
+            ``offline`` is the aggregator's last will; ``standby`` is a second aggregator's question who leads, never
+            retained.
         deadline_s: seconds from now to the round's deadline, 0 unless open.
+        epoch: of the aggregator's store: raised when the store is restored or takes over, so that all know.
+        holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
     """
 
-    epoch: str
+    instance: str
     round: int
-    state: Literal["open", "aggregating", "finished", "offline"]
+    state: Literal["open", "aggregating", "finished", "offline", "standby"]
     deadline_s: float
     spec: FleetSpec
+    epoch: int = 0
+    holds: bytes = b""
+
+    def counts(self, mark: bytes) -> bool:
+        """Whether the upload with this mark counts for the round."""
+        marks = range(0, len(self.holds), MARK_BYTES)
+        return any(self.holds[place : place + MARK_BYTES] == mark for place in marks)
 
 
 Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | RolledBack | Announcement

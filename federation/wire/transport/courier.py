@@ -93,6 +93,7 @@ class FleetCourier:
         self._credit = credit
         self._open: dict[str, _Outgoing] = {}
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self._followed = ""
         self._incoming = Incoming(
             role, self._answer, self.counters, store, credit=credit, limits=limits or TransferLimits()
         )
@@ -112,6 +113,12 @@ class FleetCourier:
             return []
         self.counters["bytes_received"] += len(payload)
         return self._dispatch(address.peer, message, now)
+
+    def follow(self, instance: str) -> None:
+        """Name the aggregator's process: its verdicts carry that name, and a client counts those of no other."""
+        self._followed = instance
+        if self._role == "aggregator":
+            self._incoming.instance = instance
 
     def tick(self, now: float) -> list[Event]:
         """Re-send after stalls, report progress, give up on the dead. Call at least every 0.2 s."""
@@ -220,7 +227,7 @@ class FleetCourier:
     def _on_verdict(self, peer: str, verdict: Verdict) -> list[Event]:
         """The receiver is done; repeated verdicts are ignored."""
         link = self._find(peer, verdict.transfer_id)
-        if link is None:
+        if link is None or (self._role == "client" and verdict.instance != self._followed):
             return []
         current = self._open[link]
         manifest = current.offer.manifest

@@ -7,13 +7,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import Block, Manifest, Message, Offer, Role, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.federation.wire.transport.receiving import Receiving
 
+IDLE_S = 5.0
+"""A transfer without a new block for so long may have to give its place to another."""
+SILENT_S = 1.0
+"""The same for one that never brought a block: an offer alone is cheap."""
 SHARED_GRACE_S = 1.0
 SHARED_PATIENCE_S = 3.0
 WANT_AGAIN_S = 5.0
@@ -30,7 +34,7 @@ class TransferLimits:
     Attributes:
         max_bundle_bytes: encoded bytes of one bundle.
         max_blob_bytes: decoded bytes of one blob.
-        max_open: transfers being received at a time; more are refused as busy.
+        max_open: transfers being received at a time, one of each peer; more are refused as busy while these progress.
         give_up_s: a transfer from which nothing is heard for so long is dropped; its part file stays.
     """
 
@@ -69,6 +73,9 @@ class Incoming:
         store: gets the blobs; its spool holds the part files.
         credit: blocks that a sender may have in flight.
         limits: what we are willing to receive.
+
+    Attributes:
+        instance: the aggregator's process, whose word the verdicts are; empty for a client.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Incoming:
         credit: int,
         limits: TransferLimits,
     ) -> None:
+        self.instance = ""
         self._role = role
         self._answer = answer
         self._counters = counters
@@ -138,14 +146,15 @@ class Incoming:
                 self._report(peer, current, now)
                 return []
             self._drop(peer, keep_part=current.offer.transfer_id == offer.transfer_id)
+        freed = self._make_room(now)
         if len(self._open) >= self._limits.max_open:
             self.refuse(peer, offer, Reason.BUSY.value, f"{len(self._open)} transfers are open; offer again later")
-            return []
+            return freed
         for part in self._store.parts.glob(f"{_file_stem(peer)}.*.part"):
             if part.name != _part_name(peer, offer):
                 part.unlink(missing_ok=True)
         early = pending.blocks if pending is not None and pending.offer == offer else {}
-        return self._guarded(peer, lambda: self._begin(peer, offer, early, now), offer)
+        return freed + self._guarded(peer, lambda: self._begin(peer, offer, early, now), offer)
 
     def refuse(self, peer: str, offer: Offer, reason: str, detail: str) -> None:
         """Send a negative verdict; repeated when the same is offered again, unless the reason may pass."""
@@ -163,7 +172,7 @@ class Incoming:
         if current is not None and current.offer.transfer_id == transfer_id:
             self._drop(peer)
         verdict = self._verdict(transfer_id, manifest, accepted, reason, detail)
-        if reason != Reason.BUSY.value:
+        if reason not in TRANSIENT:
             self._concluded[_key(peer, manifest, transfer_id)] = verdict
             while len(self._concluded) > MAX_CONCLUDED:
                 self._concluded.popitem(last=False)
@@ -307,7 +316,27 @@ class Incoming:
 
     def _verdict(self, transfer_id: str, manifest: Manifest, accepted: bool, reason: str, detail: str) -> Verdict:
         reason, detail = reason[:MAX_TEXT], detail[:MAX_TEXT]
-        return Verdict(self._role, transfer_id, manifest.round, manifest.version, accepted, reason, detail)
+        place = (manifest.round, manifest.version)
+        return Verdict(self._role, transfer_id, *place, accepted, reason, detail, self.instance)
+
+    def _make_room(self, now: float) -> list[Event]:
+        """If every place is taken, take back the one that made no progress for longest; it is told to come again."""
+        if len(self._open) < self._limits.max_open:
+            return []
+        idle = {
+            peer: now - current.receiving.progressed_at
+            for peer, current in self._open.items()
+            if not current.arrived and peer != EVERYBODY
+        }
+        loser = max(idle, key=lambda peer: idle[peer], default=None)
+        if loser is None or idle[loser] < (IDLE_S if self._open[loser].receiving.bytes_received else SILENT_S):
+            return []
+        current = self._open.pop(loser)
+        current.receiving.close()
+        error = TimeoutError(f"no new block for {idle[loser]:.0f} s while others wait; what arrived is kept")
+        offer = current.offer
+        self._answer(loser, self._verdict(offer.transfer_id, offer.manifest, False, Reason.BUSY.value, str(error)))
+        return [Failed(loser, offer.transfer_id, error)]
 
     def _give_up(self, peer: str, current: _Incoming, silent_s: float, now: float) -> list[Event]:
         current.receiving.close()

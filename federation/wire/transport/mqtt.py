@@ -7,13 +7,13 @@ broker speaks it, else 3.1.1.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from replayfleet.federation.backoff import fleet_backoff
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
@@ -21,8 +21,6 @@ from replayfleet.federation.wire.transport.mqtt_connection import Connection, Co
 
 ANSWER_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 2.0
-MIN_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
 MAX_OUTBOX_BYTES = 256 << 20
 MAX_OUTBOX_MESSAGES = 10_000
 PACKET_RESERVE_BYTES = 1 << 10
@@ -33,7 +31,6 @@ GUESSED_PACKET_BYTES = 128 << 10
 """Before the broker has spoken: the smallest limit among the common ones (AWS IoT Core)."""
 
 log = logging.getLogger(__name__)
-_jitter = random.SystemRandom()
 
 
 class MqttSession:
@@ -181,9 +178,8 @@ class MqttSession:
         return "5" if self._plan.modern else "3.1.1"
 
     def _run(self) -> None:
-        attempt, told = 0, ""
+        backoff, told = fleet_backoff(), ""
         while not self._stopping.is_set():
-            attempt += 1
             with self._lock:
                 connection = Connection(self._plan, lambda: list(self._topics), self._on_message, self._wake)
                 self._connection = connection
@@ -195,9 +191,9 @@ class MqttSession:
                 log.info("broker speaks no MQTT 5, using 3.1.1 broker=%s", self._plan.address)
                 continue
             if connection.ready:
-                attempt = 0
-            delay_s = min(MIN_BACKOFF_S * 2 ** min(attempt, 10), MAX_BACKOFF_S) * _jitter.uniform(0.5, 1.0)
-            self._state = f"connecting (attempt {attempt + 1}, next in {delay_s:.0f} s): {problem}"
+                backoff.reset()
+            delay_s = backoff.next_s()
+            self._state = f"connecting (attempt {backoff.attempts + 1}, next in {delay_s:.0f} s): {problem}"
             if problem != told and not self._stopping.is_set():
                 log.warning("broker not reached broker=%s problem=%s; keeps trying", self._plan.address, problem)
             told = problem

@@ -41,7 +41,7 @@ class Receiving:
         self.offer = offer
         self.part = part
         self.bytes_received = 0
-        self.heard_at = now
+        self.heard_at = self.progressed_at = now
         self.num_bad = 0
         self._wanted = [(piece, start) for piece, start in _layout(offer) if piece.digest not in held]
         self._size = sum(piece.encoded_bytes for piece in offer.parts)
@@ -89,6 +89,7 @@ class Receiving:
         if written != len(payload):
             raise OSError(f"disk took {written} of {len(payload)} bytes of block {index}")
         self.bytes_received += len(payload)
+        self.progressed_at = now
         self._unreported += 1
         if index == self._num_hashed and self._is_blob:
             self._hash.update(payload)

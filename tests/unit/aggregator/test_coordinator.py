@@ -174,7 +174,7 @@ class Desk:
             metrics=Metrics(),
             presence=self.presence,
             announce=self.announced.append,
-            epoch="e1",
+            instance="e1",
             wall_clock=lambda: 0.0,
         )
         self.coordinator = Coordinator(parts, 0.0)
@@ -460,3 +460,57 @@ def test_a_store_that_was_full_in_the_middle_of_a_transaction_goes_on(tmp_path: 
     store._db.execute(f"PRAGMA max_page_count = {num_pages + 1000}")
     assert store.accept_upload(large, 1)
     store.close()
+
+
+def test_a_download_that_a_client_cant_take_now_is_offered_again_until_it_holds_it(desk: Desk) -> None:
+    desk.online("a")
+    manifest, now = desk.courier.sent[0][1], 0.0
+    for attempt in range(20):
+        desk.verdict("a", manifest, accepted=False)
+        now += 3.0
+        desk.online("a", now=now, sequence=attempt + 2)
+        desk.coordinator.tick(now)
+        assert len(desk.offered()) == attempt + 2
+    assert desk.journal.lines.count("download refused") == 1, "said once, however often it is tried"
+    desk.verdict("a", manifest, accepted=True)
+    desk.coordinator.tick(now + 5.0)
+    assert len(desk.offered()) == 21
+
+
+def test_a_download_that_a_client_refuses_for_good_is_not_offered_again(desk: Desk) -> None:
+    desk.online("a")
+    told = Verdict("client", "0" * 32, 0, 1, False, "probe-mismatch")
+    desk.hears(Concluded("a", desk.courier.sent[0][1], told, 9))
+    desk.coordinator.tick(9.0)
+    assert len(desk.offered()) == 1
+
+
+def test_the_announcement_says_which_uploads_count_and_a_restart_says_it_again(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.upload("a")
+    desk.coordinator.on_connected(2.0)
+    mark = Manifest("up", "street", "a", 0, 1, (), encode_facts({})).mark
+    assert desk.announced[-1].counts(mark)
+    desk = desk.restarted()
+    assert desk.announced[-1].counts(mark)
+    desk.upload("b")
+    desk.jobs.run(3.0)
+    assert (desk.announced[-1].round, desk.announced[-1].holds) == (1, b"")
+
+
+def test_an_upload_of_an_epoch_that_was_undone_is_refused(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.store.raise_epoch(1)
+    desk.upload("a")
+    assert not desk.coordinator.rounds.accepted
+    assert desk.courier.refused[-1] == ("a", "wrong-round")
+
+
+def test_a_client_ahead_of_the_store_gets_the_open_rounds_download_as_a_newer_version(desk: Desk) -> None:
+    ahead = Presence("a", "online", "boot", 1, serving_version=50)
+    desk.hears(Received("a", ahead))
+    desk.jobs.run(0.0)
+    ((client, round_index, version),) = desk.offered()
+    assert (client, round_index) == ("a", 0)
+    assert version > 50
+    assert desk.journal.lines[-1] == "client ahead"

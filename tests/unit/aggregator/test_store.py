@@ -11,6 +11,7 @@ from support.tiny_fleet import tiny_spec
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import KEEP_ROUNDS, AggregatorStore, StoredArtefacts
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.limits import MAX_COUNTER
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 
 
@@ -145,3 +146,36 @@ def test_the_database_is_written_through(store: AggregatorStore):
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert isinstance(store._db, sqlite3.Connection)
+
+
+def test_another_epoch_makes_every_download_newer_than_all_before_and_survives_a_restart(
+    store: AggregatorStore, tmp_path: Path
+) -> None:
+    committed(store, 0, a=down("a"), b=down("b"))
+    for _ in range(3):
+        newest = store.put_download(down("a"))
+    store.raise_epoch(1)
+    again = AggregatorStore(tmp_path)
+    assert again.epoch() == 1
+    for client in ("a", "b"):
+        download = again.download(client)
+        assert download is not None
+        assert download.version > newest.version
+        assert (download.epoch, download.round, download.blobs) == (1, 1, down(client).blobs)
+    assert again.put_download(down("new")).epoch == 1
+    again.close()
+    with pytest.raises(SettingsError, match="more than 1"):
+        store.raise_epoch(1)
+
+
+def test_a_client_that_is_ahead_of_the_store_gets_something_newer_and_nobody_else_does(store: AggregatorStore) -> None:
+    committed(store, 0, a=down("a"), b=down("b"))
+    assert not store.outpace("a", 1), "that version is ours"
+    assert store.outpace("a", 50)
+    ahead, other = store.download("a"), store.download("b")
+    assert ahead is not None
+    assert other is not None
+    assert ahead.version > 50
+    assert (ahead.epoch, other.version) == (1, 1)
+    assert not store.outpace("stranger", 50)
+    assert not store.outpace("a", MAX_COUNTER), "nothing could be newer"

@@ -54,8 +54,8 @@ def manifest(version: int) -> Manifest:
     return Manifest("down", "fleet", "c1", version - 1, version, blobs, b"", serving)
 
 
-def announcement(round_index: int, state: Any = "open", epoch: str = "e1", spec: FleetSpec = SPEC) -> Event:
-    return Received("*", Announcement(epoch, round_index, state, 0.0, spec))
+def announcement(round_index: int, state: Any = "open", instance: str = "e1", spec: FleetSpec = SPEC) -> Event:
+    return Received("*", Announcement(instance, round_index, state, 0.0, spec))
 
 
 class Courier:
@@ -77,6 +77,9 @@ class Courier:
 
     def resume(self, now: float) -> None:
         pass
+
+    def follow(self, instance: str) -> None:
+        self.followed = instance
 
     def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
         self.accepted.append(offer.manifest.version)
@@ -276,10 +279,10 @@ def test_a_new_epoch_brings_the_upload_and_the_report_again(made: Harness) -> No
     made.hear(announcement(0), offered(1))
     made.trained(0, 2)
     num_reports = len(made.reports)
-    made.hear(announcement(0, epoch="e2"))
+    made.hear(announcement(0, instance="e2"))
     assert [sent.version for sent in made.courier.sent] == [2, 2]
     assert len(made.reports) == num_reports + 1
-    made.hear(announcement(0, epoch="e2"))
+    made.hear(announcement(0, instance="e2"))
     assert len(made.courier.sent) == 2
 
 
@@ -368,15 +371,33 @@ def test_a_source_without_samples_is_asked_again_later(made: Harness) -> None:
     assert made.hear(now=5.0) is Step.TRAINING
 
 
-def test_another_agreement_leaves_models_and_progress_behind(made: Harness) -> None:
+def test_an_announcement_of_another_task_takes_no_model_away_and_ends_nothing(made: Harness) -> None:
     made.hear(announcement(0), offered(1))
     made.trained(0, 2)
     made.hear(verdict(2))
+    assert made.hear(announcement(7, "finished", spec=OTHER)) is Step.WAIT_ROUND
+    assert made.hear(announcement(0, spec=OTHER)) is Step.WAIT_ROUND
+    assert [task.num_classes for task in made.tasks] == [2]
+    assert made.client.serving_version == 1
+    assert "another task" in made.client.notice
+    assert made.hear(announcement(1), offered(2)) is Step.TRAINING
+    assert made.client.notice == ""
+
+
+def test_another_agreement_on_the_same_task_leaves_progress_behind(made: Harness) -> None:
+    made.hear(announcement(0), offered(1))
+    made.trained(0, 2)
+    made.hear(verdict(2))
+    anew = msgspec.structs.replace(SPEC, run_seed=2)
+    assert made.hear(announcement(0, spec=anew)) is Step.WAIT_DOWNLOAD
+    assert made.client.serving_version == 1
+    assert made.hear(announcement(1, spec=anew), offered(2)) is Step.TRAINING
+
+
+def test_a_client_without_a_model_takes_up_another_task(made: Harness) -> None:
+    made.hear(announcement(0))
     assert made.hear(announcement(0, spec=OTHER)) is Step.WAIT_DOWNLOAD
     assert [task.num_classes for task in made.tasks] == [2, 3]
-    assert made.client.serving_version == -1
-    assert made.hear(offered(2)) is Step.WAIT_DOWNLOAD, "that download is for round 1"
-    assert made.hear(announcement(1, spec=OTHER)) is Step.TRAINING
 
 
 def test_an_announcement_that_is_not_understood_is_ignored(made: Harness) -> None:
@@ -386,13 +407,29 @@ def test_an_announcement_that_is_not_understood_is_ignored(made: Harness) -> Non
     assert made.tasks == []
 
 
-def test_a_source_that_does_not_fit_the_task_stops_the_client(made: Harness) -> None:
+def test_a_source_that_does_not_fit_an_announced_task_waits_and_says_so(made: Harness) -> None:
     def refuse(task: TaskSpec) -> Any:
         raise SettingsError("choose another source")
 
     object.__setattr__(made.client._parts, "open_source", refuse)
-    with pytest.raises(SettingsError):
-        made.hear(announcement(0))
+    assert made.hear(announcement(0)) is Step.WAIT_AGGREGATOR
+    assert "choose another source" in made.client.notice
+    object.__setattr__(made.client._parts, "open_source", made.open)
+    assert made.hear(announcement(0)) is Step.WAIT_DOWNLOAD
+    assert made.client.notice == ""
+
+
+def test_a_client_goes_back_to_a_restored_aggregators_round_and_says_so(made: Harness) -> None:
+    made.hear(announcement(4), offered(5))
+    made.trained(4, 6)
+    assert [sent.round for sent in made.courier.sent] == [4]
+    back = Received("*", Announcement("e2", 1, "open", 0.0, SPEC, epoch=1))
+    assert made.hear(back) is Step.WAIT_DOWNLOAD
+    assert "restored to round 1" in made.client.notice
+    again = msgspec.structs.replace(manifest(2), version=(1 << 32) + 2)
+    assert made.hear(Offered("c1", Offer("aggregator", "2" * 32, again, (), 1024, b""))) is Step.TRAINING
+    job = made.trainer.jobs[-1]
+    assert (job.manifest.round, job.version) == (1, (1 << 32) + 3)
 
 
 def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_trained(made: Harness) -> None:
@@ -413,10 +450,10 @@ def test_a_rolled_back_download_is_left_on_disk_and_told_and_its_round_is_not_tr
     made.hear(offered(2))
     assert made.courier.refused == ["rolled-back"]
     assert len(made.rollbacks) == 1
-    made.hear(announcement(1, epoch="e2"))
+    made.hear(announcement(1, instance="e2"))
     assert len(made.rollbacks) == 2, "a new aggregator may not know"
-    assert made.hear(announcement(2, epoch="e2"), offered(3)) is Step.TRAINING
-    made.hear(announcement(2, epoch="e3"))
+    assert made.hear(announcement(2, instance="e2"), offered(3)) is Step.TRAINING
+    made.hear(announcement(2, instance="e3"))
     assert len(made.rollbacks) == 2, "a newer one is held: nobody needs to know any more"
 
 

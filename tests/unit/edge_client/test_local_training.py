@@ -21,7 +21,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
-from replayfleet.federation.service.backoff import Backoff
+from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 
 

@@ -5,25 +5,32 @@ from typing import Literal
 
 import pytest
 
-from replayfleet.edge_client.sync.session_logic import Pending, Situation, Step, next_step
+from replayfleet.edge_client.sync.session_logic import Pending, Place, Situation, Step, next_step
 from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec
 
 SPEC = FleetSpec("fleet", "fedavg", {}, {}, 0)
 
 
 def word(
-    round_index: int, state: Literal["open", "aggregating", "finished", "offline"] = "open", epoch: str = "e1"
+    round_index: int,
+    state: Literal["open", "aggregating", "finished", "offline"] = "open",
+    instance: str = "e1",
+    epoch: int = 0,
 ) -> Announcement:
-    return Announcement(epoch, round_index, state, 0.0, SPEC)
+    return Announcement(instance, round_index, state, 0.0, SPEC, epoch)
 
 
-READY = Situation(announcement=word(3), held_round=3, trained_round=2)
+def at(round_index: int, epoch: int = 0) -> Place:
+    return Place(epoch, round_index)
+
+
+READY = Situation(announcement=word(3), held=at(3), trained=at(2))
 
 
 def test_a_round_is_trained_when_it_is_open_and_its_manifest_is_held() -> None:
     assert next_step(READY) is Step.TRAIN
-    assert next_step(replace(READY, held_round=2)) is Step.WAIT_DOWNLOAD
-    assert next_step(replace(READY, held_round=None)) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(READY, held=at(2))) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(READY, held=None)) is Step.WAIT_DOWNLOAD
     assert next_step(replace(READY, announcement=word(3, "aggregating"))) is Step.WAIT_ROUND
     assert next_step(replace(READY, has_data=False)) is Step.WAIT_DATA
 
@@ -36,56 +43,78 @@ def test_nothing_starts_without_an_aggregator_but_training_goes_on() -> None:
 
 def test_a_round_is_trained_once() -> None:
     assert next_step(replace(READY, training_round=3)) is Step.TRAINING
-    assert next_step(replace(READY, trained_round=3)) is Step.WAIT_ROUND
-    assert next_step(replace(READY, abandoned_round=3)) is Step.WAIT_ROUND
+    assert next_step(replace(READY, trained=at(3))) is Step.WAIT_ROUND
+    assert next_step(replace(READY, abandoned=at(3))) is Step.WAIT_ROUND
 
 
 def test_a_round_whose_download_was_rolled_back_is_left_and_ends_a_run_too() -> None:
-    back = replace(READY, held_round=2, sent_away_round=3)
+    back = replace(READY, held=at(2), sent_away=at(3))
     assert next_step(back) is Step.WAIT_ROUND
     assert next_step(replace(back, announcement=word(3, "finished"))) is Step.FINISHED
     assert next_step(replace(back, announcement=word(4))) is Step.WAIT_DOWNLOAD
-    assert next_step(replace(back, held_round=3)) is Step.TRAIN, "another download for the same round came"
+    assert next_step(replace(back, held=at(3))) is Step.TRAIN, "another download for the same round came"
 
 
 def test_a_disk_that_takes_nothing_holds_up_training_and_uploads_and_nothing_else() -> None:
     full = replace(READY, has_disk=False)
     assert next_step(full) is Step.WAIT_DISK
-    assert next_step(replace(full, trained_round=3, pending=Pending(3))) is Step.WAIT_DISK
-    assert next_step(replace(full, trained_round=3, pending=Pending(3, "e1"))) is Step.WAIT_VERDICT
-    assert next_step(replace(full, held_round=2)) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(full, trained=at(3), pending=Pending(at(3)))) is Step.WAIT_DISK
+    assert next_step(replace(full, trained=at(3), pending=Pending(at(3), offered_to="e1"))) is Step.WAIT_VERDICT
+    assert next_step(replace(full, held=at(2))) is Step.WAIT_DOWNLOAD
     assert next_step(replace(full, training_round=3)) is Step.TRAINING
     assert next_step(replace(full, announcement=word(2, "finished"))) is Step.FINISHED
 
 
-def test_an_upload_is_offered_once_per_epoch_until_its_verdict() -> None:
-    trained = replace(READY, trained_round=3, pending=Pending(3))
+def test_an_upload_is_offered_once_to_each_instance_until_it_counts() -> None:
+    trained = replace(READY, trained=at(3), pending=Pending(at(3)))
     assert next_step(trained) is Step.OFFER
-    offered = replace(trained, pending=Pending(3, "e1"))
+    offered = replace(trained, pending=Pending(at(3), offered_to="e1"))
     assert next_step(offered) is Step.WAIT_VERDICT
-    assert next_step(replace(offered, announcement=word(3, epoch="e2"))) is Step.OFFER
+    assert next_step(replace(offered, announcement=word(3, instance="e2"))) is Step.OFFER
     assert next_step(replace(offered, announcement=word(3, "aggregating"))) is Step.WAIT_VERDICT
+    counted = replace(trained, pending=Pending(at(3), counts=True))
+    for announcement in (word(3), word(3, instance="e2"), word(3, "aggregating")):
+        assert next_step(replace(counted, announcement=announcement)) is Step.WAIT_ROUND
+    assert next_step(replace(counted, announcement=word(4))) is Step.LET_GO
 
 
 def test_an_upload_whose_round_is_over_is_dropped_and_the_open_round_is_trained() -> None:
-    missed = replace(READY, announcement=word(5), held_round=5, trained_round=3, pending=Pending(3, "e1"))
-    assert next_step(missed) is Step.DROP_UPLOAD
+    missed = replace(READY, announcement=word(5), held=at(5), trained=at(3), pending=Pending(at(3), offered_to="e1"))
+    assert next_step(missed) is Step.LET_GO
     assert next_step(replace(missed, pending=None)) is Step.TRAIN
 
 
 def test_training_that_outlasts_its_round_is_finished_before_the_open_one_begins() -> None:
-    late = replace(READY, announcement=word(5), held_round=5, trained_round=2, training_round=3)
+    late = replace(READY, announcement=word(5), held=at(5), trained=at(2), training_round=3)
     assert next_step(late) is Step.TRAINING
 
 
 @pytest.mark.parametrize("trained", [-1, 0, 4])
 def test_a_client_that_missed_rounds_goes_on_with_the_open_one(trained: int) -> None:
-    assert next_step(Situation(word(5), held_round=5, trained_round=trained)) is Step.TRAIN
+    assert next_step(Situation(word(5), held=at(5), trained=at(trained))) is Step.TRAIN
 
 
 def test_the_run_ends_when_the_last_download_is_served() -> None:
-    over = replace(READY, announcement=word(6, "finished"), held_round=5, trained_round=5)
+    over = replace(READY, announcement=word(6, "finished"), held=at(5), trained=at(5))
     assert next_step(over) is Step.WAIT_DOWNLOAD
-    assert next_step(replace(over, held_round=6)) is Step.FINISHED
-    assert next_step(replace(over, held_round=6, pending=Pending(5))) is Step.DROP_UPLOAD
-    assert next_step(replace(over, held_round=6, training_round=5)) is Step.FINISHED
+    assert next_step(replace(over, held=at(6))) is Step.FINISHED
+    assert next_step(replace(over, held=at(6), pending=Pending(at(5)))) is Step.LET_GO
+    assert next_step(replace(over, held=at(6), training_round=5)) is Step.FINISHED
+
+
+def test_a_client_that_is_ahead_of_a_restored_aggregator_trains_its_open_round_again() -> None:
+    ahead = Situation(word(3, epoch=1), held=at(50), trained=at(50), pending=Pending(at(50), offered_to="e1"))
+    assert next_step(ahead) is Step.LET_GO
+    back = replace(ahead, pending=None)
+    assert next_step(back) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(back, held=at(3, 1))) is Step.TRAIN
+    assert next_step(replace(back, held=at(3, 1), trained=at(3, 1))) is Step.WAIT_ROUND
+    assert next_step(replace(back, held=at(3), trained=at(2))) is Step.WAIT_DOWNLOAD, "that is the lost store's round 3"
+
+
+def test_a_client_whose_download_alone_carries_a_new_epoch_trains_the_open_round() -> None:
+    """The store was put back by hand: only the download that this client got says so."""
+    ahead = Situation(word(3), held=at(5), trained=at(5))
+    assert next_step(ahead) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(ahead, held=at(3, 1))) is Step.TRAIN
+    assert next_step(replace(ahead, held=at(3))) is Step.WAIT_DOWNLOAD, "a newer one has to come"

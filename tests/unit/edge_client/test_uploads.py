@@ -10,9 +10,9 @@ from paho.mqtt.client import Client, MQTTMessageInfo
 
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit
 from replayfleet.edge_client.sync.download import Gate
-from replayfleet.edge_client.sync.session_logic import Pending
-from replayfleet.edge_client.sync.uploads import MAX_OFFERS, UploadDesk
-from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Verdict
+from replayfleet.edge_client.sync.session_logic import Pending, Place
+from replayfleet.edge_client.sync.uploads import UploadDesk
+from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Verdict
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Concluded
@@ -20,7 +20,12 @@ from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
 
 TASK, KNOWN = BlobEntry("task", "a" * 64, 10), BlobEntry("sub-generator/1", "b" * 64, 10)
+HERE = Place(0, 3)
 HELD = Manifest("down", "fleet", "c1", 3, 4, (KNOWN,))
+
+
+def said(holds: bytes = b"", state: Any = "open", round_index: int = 3) -> Announcement:
+    return Announcement("e1", round_index, state, 0.0, FleetSpec("fleet", "fedavg", {}, {}, 0), holds=holds)
 
 
 class FakeCourier:
@@ -45,6 +50,10 @@ class Desk:
         )
         self.desk = UploadDesk(parts)
 
+    @property
+    def mark(self) -> bytes:
+        return Manifest("up", "fleet", "c1", 3, 5, (TASK, KNOWN), b"facts").mark
+
     def verdict(self, *, accepted: bool, reason: str = "", now: float = 0.0, version: int = 5) -> None:
         manifest = Manifest("up", "fleet", "c1", 3, version, ())
         verdict = Verdict("aggregator", "f" * 32, 3, version, accepted, reason)
@@ -65,17 +74,33 @@ def test_only_what_the_aggregator_lacks_is_sent_and_everything_is_listed(made: D
     assert made.courier.sent[1][1] == (TASK.digest, KNOWN.digest)
 
 
-def test_an_accepted_upload_is_settled_for_good(made: Desk) -> None:
-    assert made.desk.pending("agreed") == Pending(3, "")
+def test_an_accepted_upload_is_kept_until_its_round_is_over(made: Desk) -> None:
+    assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e1", HELD, 0.0)
-    assert made.desk.pending("agreed") == Pending(3, "e1")
+    assert made.desk.pending("agreed") == Pending(HERE, offered_to="e1")
     made.verdict(accepted=True, version=4)
-    assert made.desk.pending("agreed") == Pending(3, "e1"), "that verdict was for another upload"
+    assert made.desk.pending("agreed") == Pending(HERE, offered_to="e1"), "that verdict was for another upload"
     made.verdict(accepted=True)
-    assert made.desk.pending("agreed") is None
+    assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
     assert made.desk.bytes_on_wire == 1234
     made.desk.reload()
-    assert made.desk.pending("agreed") is None
+    assert made.desk.pending("agreed") == Pending(HERE), "a client that restarts looks for it in the announcement"
+    made.desk.heard(said(holds=made.mark), 0.0)
+    assert made.desk.pending("agreed") == Pending(HERE, counts=True)
+    made.desk.let_go()
+    assert made.records.pending() is None
+
+
+def test_an_upload_that_the_aggregator_turns_out_not_to_hold_is_offered_again(made: Desk) -> None:
+    made.desk.offer("e1", HELD, 0.0)
+    made.verdict(accepted=True)
+    made.desk.heard(said(holds=b"another.", state="aggregating", round_index=2), 0.0)
+    made.desk.heard(said(holds=made.mark + b"another."), 0.0)
+    assert made.desk.pending("agreed") == Pending(HERE, counts=True, offered_to="e1")
+    made.desk.heard(said(holds=b"another."), 0.0)
+    assert made.desk.pending("agreed") == Pending(HERE)
+    made.desk.offer("e2", HELD, 0.0)
+    assert len(made.courier.sent) == 2
 
 
 def test_an_upload_of_another_agreement_is_not_offered(made: Desk) -> None:
@@ -93,17 +118,29 @@ def test_a_rejected_upload_is_dropped_and_its_state_is_kept(reason: str, made: D
     assert training.state == (KNOWN,)
 
 
-def test_a_busy_aggregator_is_asked_again_later_but_not_for_ever(made: Desk) -> None:
+@pytest.mark.parametrize("reason", ["busy", "wrong-digest"])
+def test_what_passes_is_tried_again_within_three_seconds_for_ever(reason: str, made: Desk) -> None:
+    now = 0.0
+    for attempt in range(100):
+        made.desk.offer("e1", HELD, now)
+        assert len(made.courier.sent) == attempt + 1
+        made.verdict(accepted=False, reason=reason, now=now)
+        assert made.desk.pending("agreed") == Pending(HERE)
+        made.desk.offer("e1", HELD, now + 0.2)
+        assert len(made.courier.sent) == attempt + 1, "not at once"
+        now += 3.0
+
+
+def test_a_disk_that_refuses_is_tried_again(made: Desk) -> None:
+    made.courier.error = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space"):  # the loop tells the disk
+        made.desk.offer("e1", HELD, 0.0)
+    made.courier.error = None
+    assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e1", HELD, 0.0)
-    made.verdict(accepted=False, reason="busy", now=0.0)
-    assert made.desk.pending("agreed") == Pending(3, "")
-    made.desk.offer("e1", HELD, 1.9)
-    assert len(made.courier.sent) == 1
-    made.desk.offer("e1", HELD, 2.0)
+    made.desk.failed(OSError("gone"), 0.0)
+    made.desk.offer("e1", HELD, 3.0)
     assert len(made.courier.sent) == 2
-    for _ in range(MAX_OFFERS):
-        made.verdict(accepted=False, reason="busy", now=100.0)
-    assert made.desk.pending("agreed") is None
 
 
 def test_an_upload_whose_blob_is_lost_is_dropped(made: Desk) -> None:
@@ -113,7 +150,7 @@ def test_an_upload_whose_blob_is_lost_is_dropped(made: Desk) -> None:
 
 
 def test_dropping_a_late_upload_survives_a_restart(made: Desk) -> None:
-    made.desk.drop()
+    made.desk.let_go()
     assert made.records.pending() is None
 
 

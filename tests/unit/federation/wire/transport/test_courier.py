@@ -151,6 +151,20 @@ def test_the_same_offer_gets_the_same_verdict_without_asking_the_service_again(t
     assert kinds(cam) == ["Concluded"] * 3
 
 
+def test_a_client_counts_the_verdict_of_the_aggregator_that_it_follows_and_of_no_other(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    yard.aggregator.courier.follow("second")
+    cam.courier.follow("first")
+    cam.offer("cam-1", b"an upload")
+    yard.run()
+    assert kinds(cam) == []
+    cam.courier.follow("second")
+    cam.courier.resume(yard.clock.now)
+    yard.run()
+    assert kinds(cam) == ["Concluded"]
+
+
 def test_busy_is_not_remembered(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1", "cam-2", limits=TransferLimits(max_open=1))
     first, second = yard.cams

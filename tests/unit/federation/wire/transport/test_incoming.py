@@ -10,7 +10,7 @@ import pytest
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.wire.protocol.messages import Block, Message, Offer, Progress, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
-from replayfleet.federation.wire.transport.incoming import Incoming, TransferLimits
+from replayfleet.federation.wire.transport.incoming import IDLE_S, SILENT_S, Incoming, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from tests.support.offers import blob, blocks_of, digest_of, offer_of
 
@@ -155,3 +155,29 @@ def test_blocks_that_lie_end_the_transfer_with_a_verdict_that_is_not_remembered(
 def test_blocks_of_nothing_are_counted_and_dropped(end: End) -> None:
     assert end.blocks(offer_of(DATA), DATA) == []
     assert end.counters["duplicates"] == 3
+
+
+def test_a_place_without_a_block_goes_to_a_newcomer_after_a_second_and_its_holder_may_come_again(end: End) -> None:
+    offer = offer_of(DATA)
+    for peer in ("idle-1", "idle-2"):
+        end.incoming.on_offer(peer, offer, 0.0)
+        assert end.incoming.accept(peer, offer, 0.0) == []
+    end.incoming.accept("cam-1", offer, SILENT_S - 0.1)
+    assert end.said[-1][0] == "cam-1"
+    assert end.verdict().reason == "busy"
+    freed = end.incoming.accept("cam-1", offer, SILENT_S)
+    assert [(type(event), event.peer) for event in freed] == [(Failed, "idle-1")]
+    assert isinstance(end.last(), Progress)
+    assert ("idle-1", "busy") in [(peer, word.reason) for peer, word in end.said if isinstance(word, Verdict)]
+    assert [type(event) for event in end.blocks(offer, DATA, now=SILENT_S)] == [Arrived]
+
+
+def test_who_brought_blocks_keeps_its_place_for_five_seconds_and_what_arrived_for_good(end: End) -> None:
+    offer = offer_of(DATA)
+    for peer in ("slow-1", "slow-2"):
+        end.incoming.accept(peer, offer, 0.0)
+        end.incoming.on_block(peer, Block(offer.transfer_id, 0, blocks_of(DATA)[0]), 1.0)
+    end.incoming.accept("cam-1", offer, 1.0 + IDLE_S - 0.1)
+    assert end.verdict().reason == "busy"
+    assert [event.peer for event in end.incoming.accept("cam-1", offer, 1.0 + IDLE_S)] == ["slow-1"]
+    assert len(list(end.store.parts.glob("slow-1.*"))) == 1
