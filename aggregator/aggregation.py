@@ -13,8 +13,12 @@ from typing import Any, Protocol
 import msgspec
 
 from replayfleet.aggregator.admission import decode_upload
+from replayfleet.aggregator.candidates import settle
 from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.rounds import MAX_CHANGE
+from replayfleet.aggregator.screening import TaskAnswers, candidate_of, screen
 from replayfleet.aggregator.store import StoredArtefacts
+from replayfleet.federation.errors import UploadRejected
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -25,6 +29,8 @@ from replayfleet.federation.service.artefact_codec import (
     decode_parameters,
     encode_parameters,
 )
+from replayfleet.federation.service.fleet.task import task_of
+from replayfleet.federation.wire.protocol.limits import MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 
@@ -40,6 +46,8 @@ class RoundResult:
         round: which.
         state: the method's state after it.
         drafts: a download for each client, for the next round.
+        quarantined: clients whose uploads this round was aggregated without, and why.
+        kept: clients that go on with their former model, for the new one failed its gate, and why.
         weights: client -> client -> share in its personalised model, where the method says so.
         aggregate_s: seconds in ``method.aggregate``.
         publish_s: seconds for encoding and probing.
@@ -48,6 +56,21 @@ class RoundResult:
     round: int
     state: StoredArtefacts
     drafts: Mapping[str, Manifest]
+    quarantined: Mapping[str, str]
+    kept: Mapping[str, str]
+    weights: Mapping[str, Mapping[str, float]]
+    aggregate_s: float
+    publish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What an aggregation of some uploads made."""
+
+    state: StoredArtefacts
+    new_state: Any
+    drafts: Mapping[str, Manifest]
+    kept: Mapping[str, str]
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
     publish_s: float
@@ -62,50 +85,125 @@ class Aggregation:
         sampler: draws from sub-generators.
         blobs: tensors, in and out.
         publisher: makes manifests of downloads.
+        max_change: how far a task model may move in one round (``screening``).
     """
 
-    def __init__(self, spec: FleetSpec, method: Method, sampler: Sampler, blobs: Blobs, publisher: Publisher) -> None:
+    def __init__(
+        self,
+        spec: FleetSpec,
+        method: Method,
+        sampler: Sampler,
+        blobs: Blobs,
+        publisher: Publisher,
+        max_change: float = MAX_CHANGE,
+    ) -> None:
         self._spec = spec
         self._method = method
         self._sampler = sampler
         self._blobs = blobs
         self._publisher = publisher
+        self._max_change = max_change
+        self._answers = TaskAnswers(task_of(spec))
         self._layout = upload_layout(method)
         self._latest: tuple[StoredArtefacts | None, Any] = (None, method.initial_states()[1])
 
-    def run(self, round_index: int, uploads: Mapping[str, Manifest], state: StoredArtefacts | None) -> RoundResult:
-        """Aggregate one closed round.
+    def run(
+        self,
+        round_index: int,
+        uploads: Mapping[str, Manifest],
+        state: StoredArtefacts | None,
+        former: Mapping[str, Manifest] | None = None,
+    ) -> RoundResult:
+        """Aggregate one closed round, without those uploads that can't be.
+
+        Uploads that are implausible, or without which it succeeds, are quarantined. If nothing is left, the round ends
+        with the models that it began with.
 
         Args:
             round_index: the round.
             uploads: accepted uploads by client.
             state: the method's state after the round before; None before the first.
+            former: the download that each client has; it keeps that model if its new one fails the gate.
 
         Raises:
-            ValueError: The method can't aggregate these uploads.
-            ArtefactRejected: A stored blob is damaged, or a resulting model can't be served.
+            OSError: The disk fails.
         """
-        decoded = {c: decode_upload(self._method, uploads[c], self._blobs, self._layout) for c in sorted(uploads)}
-        began = time.perf_counter()
-        rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
-        new_state, downloads = self._method.aggregate(self._state(state), decoded, rng, sampler=self._sampler)
-        aggregated = time.perf_counter()
-        drafts = self._publisher.drafts(downloads, round_index + 1)
-        stored = store_artefacts(new_state.pack(), self._blobs)
-        self._latest = (stored, new_state)
+        before, former = self._state(state), former or {}
+        candidates, quarantined = self._decoded(uploads)
+        quarantined |= self._screened(candidates, before)
+        left = {client_id: upload for client_id, upload in candidates.items() if client_id not in quarantined}
+        result, culprits = settle(
+            left,
+            lambda some: self._attempt(round_index, some, before, former),
+            lambda some: self._attempt(round_index, some, before, None),
+        )
+        quarantined |= culprits
+        if result is None:
+            result = self._unchanged(round_index, uploads, before)
+        missing = {
+            client_id: self._method.download_for(result.new_state, client_id, self._initial())
+            for client_id in quarantined
+            if client_id not in result.drafts
+        }
+        drafts = {**result.drafts, **self._publisher.drafts(missing, round_index + 1)}
+        self._latest = (result.state, result.new_state)
         return RoundResult(
             round=round_index,
-            state=stored,
-            drafts=drafts,
-            weights=_weights(downloads),
-            aggregate_s=aggregated - began,
-            publish_s=time.perf_counter() - aggregated,
+            state=result.state,
+            drafts={c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()},
+            quarantined=dict(sorted(quarantined.items())),
+            kept=result.kept,
+            weights=result.weights,
+            aggregate_s=result.aggregate_s,
+            publish_s=result.publish_s,
         )
+
+    def _decoded(self, uploads: Mapping[str, Manifest]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the uploads, and those of which a blob was damaged on our disk since admission read it."""
+        decoded, damaged = {}, {}
+        for client_id in sorted(uploads):
+            try:
+                decoded[client_id] = decode_upload(self._method, uploads[client_id], self._blobs, self._layout)
+            except (UploadRejected, KeyError) as error:  # noqa: PERF203
+                damaged[client_id] = f"the aggregator's own copy is damaged: {error}"
+        return decoded, damaged
+
+    def _screened(self, uploads: Mapping[str, Any], before: Any) -> dict[str, str]:
+        initial = self._initial()
+        candidates = {
+            client_id: candidate_of(upload, self._method.download_for(before, client_id, initial))
+            for client_id, upload in uploads.items()
+        }
+        return screen(candidates, self._answers, self._max_change)
+
+    def _attempt(
+        self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest] | None
+    ) -> _Attempt:
+        began = time.perf_counter()
+        rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
+        new_state, downloads = self._method.aggregate(before, uploads, rng, sampler=self._sampler)
+        aggregated = time.perf_counter()
+        kept: dict[str, str] = {}
+        drafts = self._publisher.drafts(downloads, round_index + 1, former, kept)
+        stored = store_artefacts(new_state.pack(), self._blobs)
+        published = time.perf_counter()
+        weights = _weights(downloads)
+        return _Attempt(stored, new_state, drafts, kept, weights, aggregated - began, published - aggregated)
+
+    def _unchanged(self, round_index: int, uploads: Mapping[str, Manifest], before: Any) -> _Attempt:
+        """Return a round that nobody took part in: everybody goes on with what there was."""
+        initial = self._initial()
+        downloads = {client_id: self._method.download_for(before, client_id, initial) for client_id in sorted(uploads)}
+        stored = store_artefacts(before.pack(), self._blobs)
+        drafts = self._publisher.drafts(downloads, round_index + 1)
+        return _Attempt(stored, before, drafts, {}, {}, 0.0, 0.0)
+
+    def _initial(self) -> Any:
+        return self._method.initial_download(seeded_generator(self._spec.run_seed, 0, "initial"))
 
     def download_for(self, client_id: str, round_index: int, state: StoredArtefacts | None) -> Manifest:
         """Return the draft of one client's download: a late joiner's, or one who was not there for long."""
-        initial = self._method.initial_download(seeded_generator(self._spec.run_seed, 0, "initial"))
-        download = self._method.download_for(self._state(state), client_id, initial)
+        download = self._method.download_for(self._state(state), client_id, self._initial())
         return self._publisher.drafts({client_id: download}, round_index)[client_id]
 
     def _state(self, stored: StoredArtefacts | None) -> Any:
@@ -152,6 +250,10 @@ def restore_artefacts(stored: StoredArtefacts, blobs: BlobReader) -> Artefacts:
     """
     sets = {entry.name: decode_parameters(entry.name, blobs.read(entry.digest)) for entry in stored.blobs}
     return Artefacts(sets, msgspec.msgpack.decode(blobs.read(stored.facts), type=dict[str, Any]))
+
+
+def _with_notice(draft: Manifest, notice: str | None) -> Manifest:
+    return msgspec.structs.replace(draft, notice=notice[:MAX_TEXT]) if notice else draft
 
 
 def _weights(downloads: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -82,6 +82,11 @@ class Chronicle:
             aggregate_s=round(result.aggregate_s, 3),
             publish_s=round(result.publish_s, 3),
         )
+        for client_id, reason in result.quarantined.items():
+            metrics.quarantined.inc()
+            self._parts.journal.add("upload quarantined", client=client_id, round=result.round, detail=reason)
+        for client_id, reason in result.kept.items():
+            self._parts.journal.add("former model kept", client=client_id, round=result.round, detail=reason)
         self._opened_at = now
         self._opened()
 

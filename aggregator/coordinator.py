@@ -182,7 +182,9 @@ class Coordinator:
     def _aggregate(self) -> None:
         parts, index = self._parts, self.rounds.index
         self._aggregation_waits = False
-        work = functools.partial(parts.aggregation.run, index, parts.store.uploads(index), parts.store.state())
+        uploads = parts.store.uploads(index)
+        former = {client: manifest for client in parts.store.clients() if (manifest := parts.store.download(client))}
+        work = functools.partial(parts.aggregation.run, index, uploads, parts.store.state(), former)
         parts.jobs.submit(work, self._aggregated, self._not_aggregated)
 
     def _aggregated(self, result: RoundResult, now: float) -> None:
@@ -191,7 +193,10 @@ class Coordinator:
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
-        if not parts.store.commit_round(result.round, result.state, result.drafts, parts.wall_clock()):
+        committed = parts.store.commit_round(
+            result.round, result.state, result.drafts, parts.wall_clock(), result.quarantined
+        )
+        if not committed:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)

@@ -9,7 +9,7 @@ import msgspec
 
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.publisher import Exporter, export_graphs
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Method, Sampler
@@ -31,6 +31,7 @@ class Fleet:
         exporter: graphs and probes.
         rules: when rounds close.
         caps: what one upload may cost.
+        max_change: how far a model may move in one round.
     """
 
     spec: FleetSpec
@@ -39,6 +40,7 @@ class Fleet:
     exporter: Exporter
     rules: RoundRules
     caps: Caps = field(default_factory=Caps)
+    max_change: float = MAX_CHANGE
 
 
 def take_up(store: AggregatorStore, spec: FleetSpec) -> bool:

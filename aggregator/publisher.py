@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.service.artefact_codec import BlobWriter, encode_parameters
@@ -49,24 +50,52 @@ class Publisher:
         self._exporter = exporter
         self._graphs = graphs
 
-    def drafts(self, downloads: Mapping[str, Any], round_index: int) -> dict[str, Manifest]:
+    def drafts(
+        self,
+        downloads: Mapping[str, Any],
+        round_index: int,
+        former: Mapping[str, Manifest] | None = None,
+        kept: dict[str, str] | None = None,
+    ) -> dict[str, Manifest]:
         """Return a manifest for each client, still without a version; blobs that all of several get are shared.
 
         Args:
             downloads: client -> download.
             round_index: the round that they are for.
+            former: what clients serve now; one whose own new model can't be served goes on with that.
+            kept: is told who does, and why.
 
         Raises:
-            ArtefactRejected: A task model can't be served.
+            ArtefactRejected: A task model can't be served, and isn't one client's alone or there is no former one.
         """
         written = _Written(self._blobs, self._exporter)
-        drafts = {client: self._draft(client, downloads[client], round_index, written) for client in sorted(downloads)}
+        drafts = {}
+        for client in sorted(downloads):
+            draft = functools.partial(self._draft, client, downloads[client], round_index, written)
+            try:
+                drafts[client] = draft()
+            except ArtefactRejected as error:
+                instead = _former(former, client)
+                if instead is None or _is_shared(downloads, client):
+                    raise
+                drafts[client] = draft(instead)
+                if kept is not None:
+                    kept[client] = f"its new model can't be served, the former one stays: {error}"
         return _with_shared_marked(drafts)
 
-    def _draft(self, client_id: str, download: Any, round_index: int, written: _Written) -> Manifest:
+    def _draft(
+        self,
+        client_id: str,
+        download: Any,
+        round_index: int,
+        written: _Written,
+        instead: tuple[BlobEntry, Probe] | None = None,
+    ) -> Manifest:
         packed = download.pack()
         entries = {name: written.entry(name, packed.parameter_sets[name]) for name in sorted(packed.parameter_sets)}
         served = served_name(type(download))
+        if instead is not None and served is not None:
+            entries[served] = instead[0]
         if served is None or served not in entries:
             raise ReplayfleetError(f"the download serves {served}, which isn't one of its sets ({', '.join(entries)})")
         blobs = (*self._graphs, *entries.values())
@@ -75,7 +104,8 @@ class Publisher:
             raise ReplayfleetError(f"a parameter set of the download is named like a graph: {names}")
         serving = None
         if any(entry.name == TASK_GRAPH for entry in self._graphs):
-            serving = Serving(TASK_GRAPH, served, written.probe(packed.parameter_sets[served]))
+            probe = instead[1] if instead is not None else written.probe(packed.parameter_sets[served])
+            serving = Serving(TASK_GRAPH, served, probe)
         return Manifest(
             direction="down",
             fleet=self._fleet,
@@ -86,6 +116,26 @@ class Publisher:
             facts=encode_facts(packed.facts),
             serving=serving,
         )
+
+
+def _former(former: Mapping[str, Manifest] | None, client: str) -> tuple[BlobEntry, Probe] | None:
+    """Return the parameters that a client serves, and their golden vector."""
+    manifest = former.get(client) if former else None
+    if manifest is None or manifest.serving is None:
+        return None
+    serving = manifest.serving
+    return next(entry for entry in manifest.blobs if entry.name == serving.parameters), serving.probe
+
+
+def _is_shared(downloads: Mapping[str, Any], client: str) -> bool:
+    """Whether others would serve the same model as this client."""
+
+    def served(download: Any) -> Parameters | None:
+        sets: Mapping[str, Parameters] = download.pack().parameter_sets
+        return sets.get(served_name(type(download)) or "")
+
+    own = served(downloads[client])
+    return any(served(other) is own for c, other in downloads.items() if c != client)
 
 
 def export_graphs(blobs: BlobWriter, exporter: Exporter) -> tuple[BlobEntry, ...]:

@@ -37,7 +37,9 @@ def serve(settings: AggregatorSettings) -> bool:
     manager.begin("building the fleet's models")
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
-    fleet = Fleet(spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules())
+    fleet = Fleet(
+        spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules(), max_change=settings.max_change
+    )
     connector = settings.connector()
     if settings.broker is not None:
         connector.check(settings.broker)

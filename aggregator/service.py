@@ -90,7 +90,7 @@ class AggregatorService:
                 self.loop,
                 blobs,
             ),
-            aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher),
+            aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher, fleet.max_change),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes),
             metrics=metrics,

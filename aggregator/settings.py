@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
 from replayfleet.federation.help_groups import CONNECTION, joined
 from replayfleet.federation.service.fleet.presets import SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
@@ -48,6 +48,15 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     deadline_s: Annotated[
         float, Meta(gt=0, le=30 * 86400), Option("How long a round stays open.", ROUNDS, unit="s")
     ] = 600.0
+    max_change: Annotated[
+        float,
+        Meta(gt=0, le=1000),
+        Option(
+            "An upload is left out of its round if its model moved by more than this, in the norm of the model that it "
+            "was trained from. Honest training moves one by 0.04 to 0.3.",
+            ROUNDS,
+        ),
+    ] = MAX_CHANGE
     rounds: Annotated[
         int | None, Meta(ge=1), Option("The run ends after this many rounds.", ROUNDS, unset="it serves for ever")
     ] = None

@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS uploads (
 CREATE TABLE IF NOT EXISTS clients (
     client TEXT PRIMARY KEY, version INTEGER NOT NULL DEFAULT 0, download BLOB,
     confirmed_version INTEGER NOT NULL DEFAULT 0, holdings BLOB NOT NULL DEFAULT x'90') WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quarantine (
+    client TEXT PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 """
 
 _COMMITTED = "committed"
@@ -208,7 +210,14 @@ class AggregatorStore:
         ).fetchone()
         return None if row is None else msgspec.msgpack.decode(row[0], type=Manifest)
 
-    def commit_round(self, index: int, state: StoredArtefacts, drafts: Mapping[str, Manifest], at: float) -> bool:
+    def commit_round(
+        self,
+        index: int,
+        state: StoredArtefacts,
+        drafts: Mapping[str, Manifest],
+        at: float,
+        quarantined: Mapping[str, str] | None = None,
+    ) -> bool:
         """End a closed round: state, all downloads and the next round, all or nothing.
 
         Args:
@@ -216,6 +225,7 @@ class AggregatorStore:
             state: the method's state after it.
             drafts: a download for each client; their versions are set here.
             at: wall-clock time in seconds.
+            quarantined: clients whose uploads it was aggregated without, and why.
 
         Returns:
             False, with nothing changed, if the round isn't the closed one (it was committed before).
@@ -234,7 +244,17 @@ class AggregatorStore:
                 "INSERT INTO rounds (round, phase, opened_at) VALUES (?, ?, ?)", (index + 1, Phase.OPEN.value, at)
             )
             self._db.execute("DELETE FROM uploads WHERE round <= ?", (index - KEEP_ROUNDS,))
+            for client_id, reason in sorted((quarantined or {}).items()):
+                self._db.execute(
+                    "INSERT OR REPLACE INTO quarantine (round, client, reason) VALUES (?, ?, ?)",
+                    (index, client_id, reason),
+                )
             return True
+
+    def quarantined(self) -> dict[str, tuple[int, str]]:
+        """Clients whose upload was ever left out of a round: the newest such round, and why."""
+        rows = self._db.execute("SELECT client, round, reason FROM quarantine ORDER BY client")
+        return {client: (index, reason) for client, index, reason in rows}
 
     def put_download(self, draft: Manifest) -> Manifest:
         """Keep one client's download under the next version; returns it with that version."""

@@ -66,6 +66,12 @@ class Client:
         return -1 if served is None else served.version
 
     @property
+    def notice(self) -> str:
+        """What the aggregator said of the last upload; empty for nothing."""
+        held = self._downloads.held
+        return "" if held is None else held.manifest.notice
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Of the fleet's task; empty until it is known."""
         return () if self._agreed is None else self._agreed.task.class_names

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from replayfleet.export.running.artefact import Array, Run
+from replayfleet.export.running.artefact import Array, Run, scale
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 BATCHES = (1, 2, 64)
@@ -42,7 +42,7 @@ class Parity:
     Attributes:
         worst: largest absolute difference.
         batches: sizes that were compared.
-        tolerance: largest absolute difference accepted.
+        tolerance: largest difference accepted, per unit of the answers' ``scale``.
         spread: standard deviation of the eager model's answers, where the tolerance is a multiple of it, else None.
     """
 
@@ -76,15 +76,16 @@ def check_parity(
     """Return the worst absolute difference over standard normal inputs of every batch size.
 
     Raises:
-        ParityError: It is larger than ``tolerance``, or NaN, or the shapes differ.
+        ParityError: It is larger than ``tolerance`` times the answers' ``scale``, or NaN, or the shapes differ.
     """
     overall = 0.0
     for batch_size in batches:
         x = np.random.default_rng(batch_size).standard_normal((batch_size, *input_shape), dtype=np.float32)
         expected, found = reference(x), candidate(x)
         worst = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
-        if not worst <= tolerance:
-            raise ParityError(name, batch_size, worst, tolerance)
+        accepted = tolerance * scale(expected)
+        if not worst <= accepted:
+            raise ParityError(name, batch_size, worst, accepted)
         overall = max(overall, worst)
     return overall
 

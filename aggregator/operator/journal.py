@@ -18,7 +18,16 @@ JOURNAL = "events.jsonl"
 
 _log = EventLogger("aggregator")
 _WARNINGS = frozenset(
-    {"upload rejected", "round extended", "transfer failed", "download failed", "download refused", "client ahead"}
+    {
+        "upload rejected",
+        "upload quarantined",
+        "former model kept",
+        "round extended",
+        "transfer failed",
+        "download failed",
+        "download refused",
+        "client ahead",
+    }
 )
 
 

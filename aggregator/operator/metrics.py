@@ -31,5 +31,6 @@ class Metrics:
         self.bytes = counter("transfer_bytes", "Bytes on the wire.", "direction")
         self.clients = gauge("clients", "Clients by state.", "state")
         self.heartbeat_age = gauge("heartbeat_age_seconds", "Since a client was heard of.", "client")
+        self.quarantined = counter("uploads_quarantined", "Accepted uploads that a round was aggregated without.")
         self.disk_problem = gauge("disk_problem", "1 while the disk takes nothing, so that uploads wait.")
         self.errors = counter("errors", "Unexpected errors in the loop.")

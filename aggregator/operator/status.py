@@ -25,6 +25,8 @@ class ClientStatus:
     download_round: int
     version: int
     confirmed_version: int
+    quarantined_round: int = -1
+    quarantined_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Status:
         for client in self.clients:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
             lines.append(f"{client.client}: download for round {client.download_round}, v{client.version}, {state}")
+            if client.quarantined_because:
+                lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
         if self.last_event:
             lines.append(f"last event: {self.last_event.get('event')}")
         return lines
@@ -77,11 +81,13 @@ def read_status(folder: Path) -> Status:
             raise SettingsError(f"data dir {folder}: its run has not begun yet")
         record, num_rounds = store.round(), store.num_rounds()
         finished = num_rounds is not None and record.index >= num_rounds
-        clients = []
+        clients, quarantined = [], store.quarantined()
         for client_id in store.clients():
             manifest = store.download(client_id)
             version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
-            clients.append(ClientStatus(client_id, for_round, version, store.confirmed_version(client_id)))
+            confirmed = store.confirmed_version(client_id)
+            left_out = quarantined.get(client_id, (-1, ""))
+            clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out))
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:

@@ -45,13 +45,25 @@ def make_probe(
 ) -> Probe:
     """Return the golden vector of a task model: all logits, or some of a detector's raw outputs.
 
+    Its tolerance is ``tolerance`` times the answers' ``scale``.
+
     Raises:
         ArtefactRejected: (not-finite) The model answers with NaN or infinity; it must not be published.
     """
     answers = run(probe_input(seed, batch_size, image_shape))
     if not np.isfinite(answers).all():
         raise ArtefactRejected(Reason.NOT_FINITE, "the model's own golden vector is not finite; it is not published")
-    return Probe(seed, batch_size, tuple(float(entry) for entry in _probed(answers).ravel()), tolerance)
+    accepted = tolerance * scale(answers)
+    return Probe(seed, batch_size, tuple(float(entry) for entry in _probed(answers).ravel()), accepted)
+
+
+def scale(answers: Array) -> float:
+    """Return what differences between answers are measured in: the largest one's size, or 1 if that is less.
+
+    Rounding is relative: a model that learned to answer in hundreds rounds a hundred times as much as one in ones, and
+    tells classes apart no less.
+    """
+    return max(1.0, float(np.abs(answers).max(initial=0.0)))
 
 
 def check_probe(run: Run, probe: Probe, image_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:

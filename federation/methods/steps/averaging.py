@@ -108,9 +108,13 @@ def project_to_simplex(points: Tensor) -> Tensor:
 
     Duchi et al. 2008, "Efficient Projections onto the l1-Ball", Algorithm 1: sort, find the threshold, clip.
 
+    Moving a point along (1, ..., 1) doesn't move its projection, so each is first moved to a largest entry of 0: beside
+    entries of 1e10 the 1 that they must sum to would be lost in rounding.
+
     Args:
         points: (..., N), finite.
     """
+    points = points - points.amax(dim=-1, keepdim=True)
     ordered, _ = points.sort(dim=-1, descending=True)
     excess = ordered.cumsum(dim=-1) - 1
     ranks = torch.arange(1, points.shape[-1] + 1, device=points.device, dtype=points.dtype)

@@ -104,8 +104,8 @@ def personalised_weights(
     gradient descent from the uniform weights. BatchNorm statistics are mixed with the same weights and the model
     is evaluated in eval mode. The descent takes mini-batches, so its last point need not be its best: the answer is the
     point of least loss on the whole replay among the mean of its last ``TAIL_EPOCHS`` epochs (Polyak and Juditsky 1992,
-    "Acceleration of Stochastic Approximation by Averaging"), the client's own model and the average. A gradient that
-    isn't finite, from a model or replay that isn't, ends the descent.
+    "Acceleration of Stochastic Approximation by Averaging"), the client's own model and the average. A step that
+    isn't finite, from a model or replay that isn't or that answers with huge numbers, ends the descent.
 
     Args:
         spec: the task.
@@ -137,12 +137,13 @@ def personalised_weights(
             variable = weights.clone().requires_grad_(True)
             loss = loss_of(variable, replay.images[batch], replay.labels[batch])
             (gradient,) = torch.autograd.grad(loss, variable)
-            if not bool(gradient.isfinite().all()):
+            velocity = search.momentum * velocity + gradient
+            point = weights - search.learning_rate * velocity
+            if not bool(point.isfinite().all()):
                 total = math.nan
                 break
             total += loss.item() * len(batch)
-            velocity = search.momentum * velocity + gradient
-            weights = project_to_simplex(weights - search.learning_rate * velocity)  # Eq. 3: w >= 0, sum w = 1
+            weights = project_to_simplex(point)  # Eq. 3: w >= 0, sum w = 1
             trail.append(weights)
         if math.isnan(total):
             break

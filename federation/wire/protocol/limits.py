@@ -175,6 +175,7 @@ def check_manifest(manifest: Manifest) -> None:
     _within(len(manifest.facts), 0, MAX_FACTS_BYTES, "size of the facts")
     _within(len(manifest.signature), 0, 4096, "size of the signature")
     _text(manifest.key_id, "key id")
+    _text(manifest.notice, "notice")
     for entry in manifest.blobs:
         _check_blob(entry)
     _unique((entry.name for entry in manifest.blobs), "blob names")

@@ -90,6 +90,7 @@ class Manifest(msgspec.Struct, frozen=True):
         blobs: all blobs, also those that the receiver already holds.
         facts: msgpack-encoded ``Artefacts.facts``.
         serving: downloads only.
+        notice: downloads only; what the aggregator has to say of the client's last upload, for people.
         key_id: reserved for signing: which key signed.
         signature: reserved for signing: over the manifest with this field empty.
     """
@@ -102,6 +103,7 @@ class Manifest(msgspec.Struct, frozen=True):
     blobs: tuple[BlobEntry, ...]
     facts: bytes = b""
     serving: Serving | None = None
+    notice: str = ""
     key_id: str = ""
     signature: bytes = b""
 

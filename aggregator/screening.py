@@ -1,0 +1,190 @@
+"""Which of a round's uploads no trained client sends: pure comparisons with the last models and with the others'.
+
+Whoever may upload may be broken, or lie. Admission has seen to layouts and to finite numbers; here numbers that are
+finite and absurd are told from those that training makes. What honest clients send was measured (docs/quarantine.md):
+in one round a task model's matrices move by 0.04 to 0.26 of their norm, those of its head by up to 1.5. Scaled by 3 or
+with its sign turned, a model moves by 2.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.models.build import build_task_model
+from replayfleet.models.specs import AnyTaskSpec
+
+Answers: TypeAlias = Callable[[Parameters], "Tensor | None"]
+"""A parameter set -> what a task model with it answers to a fixed input; None: it is no task model's."""
+
+MAX_VALUE = 1e6
+"""No weight and no statistic of a network on pictures in [-1, 1] comes near."""
+
+MAX_SAMPLES_A_ROUND = 10_000_000
+"""More labelled samples than a device meets in one round."""
+
+_ENOUGH = 2
+"""Others that a median is taken of; fewer may all be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One upload as it is compared.
+
+    Attributes:
+        artefacts: all that was uploaded.
+        bases: the parameter sets of the download that it was trained from.
+        num_samples: real samples behind it, as the client says; None where its method doesn't say.
+    """
+
+    artefacts: Artefacts
+    bases: Mapping[str, Parameters]
+    num_samples: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is compared with others: a number, and what it may be however the others are, alone or among others."""
+
+    what: str
+    value: float
+    alone: float
+    floor: float
+    times: float
+
+
+class TaskAnswers:
+    """Runs task models on one fixed input of noise.
+
+    Args:
+        task: what they are models of.
+    """
+
+    def __init__(self, task: AnyTaskSpec) -> None:
+        self._module = build_task_model(task).eval()
+        self._layout = {name: tensor.shape for name, tensor in self._module.state_dict().items()}
+        rng = torch.Generator().manual_seed(0)
+        self._pictures = torch.empty(2, *task.image_shape).uniform_(-1, 1, generator=rng)
+
+    def __call__(self, parameters: Parameters) -> Tensor | None:
+        if {name: tensor.shape for name, tensor in parameters.items()} != self._layout:
+            return None
+        with torch.inference_mode():
+            answers: Tensor = functional_call(self._module, dict(parameters), (self._pictures,))
+        return answers
+
+
+def candidate_of(upload: Any, download: Any) -> Candidate:
+    """Return what is compared of an upload, and of the download that its client started from."""
+    return Candidate(upload.pack(), download.pack().parameter_sets, getattr(upload, "num_samples", None))
+
+
+def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_change: float) -> dict[ClientId, str]:
+    """Return whose uploads may not be aggregated, and why; first each alone, then those that are left among themselves.
+
+    Args:
+        candidates: client -> upload.
+        answers: runs a task model.
+        max_change: how far a task model's matrices may move in one round, in their norm.
+    """
+    known: dict[int, tuple[Parameters, Tensor | None]] = {}
+
+    def remembered(parameters: Parameters) -> Tensor | None:  # most clients began with the same model
+        if id(parameters) not in known:
+            known[id(parameters)] = (parameters, answers(parameters))
+        return known[id(parameters)][1]
+
+    found = {client_id: reason for client_id, one in candidates.items() if (reason := _impossible(one))}
+    measured = {
+        client_id: _measures(one, remembered, max_change)
+        for client_id, one in candidates.items()
+        if client_id not in found
+    }
+    for client_id, own in measured.items():
+        for key, one in own.items():
+            others = [theirs[key].value for c, theirs in measured.items() if c != client_id and key in theirs]
+            limit = one.alone
+            if len(others) >= _ENOUGH:
+                limit = min(one.alone, max(one.floor, one.times * statistics.median(others)))
+            if not one.value <= limit:  # NaN fails
+                found[client_id] = f"{one.what} is {one.value:.3g}, at most {limit:.3g} is plausible"
+                break
+    return dict(sorted(found.items()))
+
+
+def _impossible(one: Candidate) -> str:
+    """Return what can't be, whoever else is there; empty if nothing is."""
+    if one.num_samples is not None and one.num_samples > MAX_SAMPLES_A_ROUND:
+        return f"num_samples is {one.num_samples}, at most {MAX_SAMPLES_A_ROUND} is plausible in one round"
+    for name, parameters in sorted(one.artefacts.parameter_sets.items()):
+        for key, tensor in parameters.items():
+            if not tensor.is_floating_point() or not tensor.numel():
+                continue
+            largest = float(tensor.abs().max())
+            if not largest <= MAX_VALUE:
+                return f"{name}: {key} holds {largest:.3g}, at most {MAX_VALUE:g} is plausible"
+            if key.endswith("running_var") and float(tensor.min()) < 0:
+                return f"{name}: {key} holds a negative variance, {float(tensor.min()):.3g}"
+    return ""
+
+
+def _measures(one: Candidate, answers: Answers, max_change: float) -> dict[str, _Measured]:
+    """Return what is compared with others', by a key that tells like from like."""
+    found: dict[str, _Measured] = {}
+    if one.num_samples is not None:
+        found["samples"] = _Measured("num_samples", one.num_samples, math.inf, 10_000, 64)
+    generators = []
+    for name, parameters in sorted(one.artefacts.parameter_sets.items()):
+        matrices = _matrices(parameters)
+        starts = [start for base in one.bases.values() if (start := _matrices_like(base, parameters))]
+        if name.startswith("sub-generator/"):
+            generators.append(_norm(list(matrices.values())))
+        elif starts and matrices:
+            changes = [{key: _change(matrices[key], start[key]) for key in matrices} for start in starts]
+            wholes = [_change_of_all(matrices, start) for start in starts]
+            nearest = wholes.index(min(wholes))
+            found[name] = _Measured(f"{name}: its change in this round", wholes[nearest], max_change, max_change / 2, 4)
+            for key, change in changes[nearest].items():
+                what = f"{name}: the change of {key} in this round"
+                found[f"{name} {key}"] = _Measured(what, change, 4 * max_change, 1.75, 3)
+        said = answers(parameters)
+        if said is not None:
+            earlier = [answered for base in one.bases.values() if (answered := answers(base)) is not None]
+            usual = max([1.0, *(float(answered.abs().max()) for answered in earlier)])
+            what = f"{name}: its largest answer to a fixed input"
+            found[f"{name} answers"] = _Measured(what, float(said.abs().max()), 1000 * usual, 30 * usual, 30)
+    if generators:
+        found["generators"] = _Measured("the largest norm of a sub-generator", max(generators), math.inf, 0.0, 2.5)
+    return found
+
+
+def _matrices(parameters: Parameters) -> dict[str, Tensor]:
+    """Return weights of convolutions and linear layers: BatchNorm's vectors start at 0 and 1, and move far at once."""
+    return {key: tensor for key, tensor in parameters.items() if tensor.is_floating_point() and tensor.ndim > 1}
+
+
+def _matrices_like(base: Parameters, parameters: Parameters) -> dict[str, Tensor]:
+    """Return the base's matrices if it is a model of the same layout, else nothing."""
+    if base.keys() != parameters.keys() or any(base[key].shape != parameters[key].shape for key in base):
+        return {}
+    return _matrices(base)
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.to(torch.float64).square().sum()) for tensor in tensors))
+
+
+def _change(after: Tensor, before: Tensor) -> float:
+    return _norm([after - before]) / max(_norm([before]), 1e-12)
+
+
+def _change_of_all(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
+    return _norm([after[key] - before[key] for key in after]) / max(_norm(list(before.values())), 1e-12)

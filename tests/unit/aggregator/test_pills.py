@@ -1,0 +1,208 @@
+"""Finite uploads that stopped a fleet: each is left out, its client named, and the others get what they would have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from support.toy import TOY, toy_data
+
+from replayfleet.aggregator.aggregation import Aggregation, RoundResult
+from replayfleet.aggregator.publisher import Publisher
+from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
+from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.federation.service.artefact_codec import encode_artefacts
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
+from replayfleet.federation.wire.protocol.messages import Manifest, Probe
+from replayfleet.federation.wire.protocol.tensors import digest
+
+DEPLOYED = sorted(name for name, method in METHODS.items() if method.deployable and name != "centralized")
+
+
+class Blobs(dict):
+    def put(self, data: bytes) -> str:
+        self[digest(data)] = data
+        return digest(data)
+
+    def read(self, name: str) -> bytes:
+        return self[name]
+
+
+class EagerExporter:
+    """The gate without ONNX: answers that aren't finite, or are huge, are refused, as parity refuses them."""
+
+    def graphs(self) -> Mapping[str, bytes]:
+        return {}
+
+    def probe(self, parameters: Parameters) -> Probe:
+        answers = judge_with(TOY, parameters)(torch.zeros(1, *TOY.image_shape))
+        if not bool(answers.isfinite().all()):
+            raise ArtefactRejected(Reason.NOT_FINITE, "answers aren't finite")
+        return Probe(0, 1, tuple(answers.flatten().tolist()), 1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """A fleet after its clients' local rounds, once for all tests of a method."""
+
+    spec: Any
+    method: Any
+    uploads: Mapping[str, Artefacts]
+
+    def aggregate(self, uploads: Mapping[str, Artefacts]) -> RoundResult:
+        blobs = Blobs()
+        manifests = {}
+        for client, artefacts in uploads.items():
+            encoded = encode_artefacts(artefacts, blobs)
+            manifests[client] = Manifest("up", "f", client, 0, 1, encoded.blobs, encoded.facts)
+        publisher = Publisher("f", blobs, EagerExporter(), ())
+        return Aggregation(self.spec, self.method, sampler_of(self.method), blobs, publisher).run(0, manifests, None)
+
+
+@functools.cache
+def fleet(name: str) -> Fleet:
+    """Three honest clients: one trains, the others' models are its own with a little noise, as other data make."""
+    quick: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
+    if name == "pfedgrp":
+        quick |= {"replay_per_client": 16, "aggregation_epochs": 1}
+    spec = make_spec("f", name, TOY, preset="tiny", overrides=quick, run_seed=0)
+    method = method_of(spec)
+    initial = method.initial_download(seeded_generator(0, 0, "initial"))
+    state, _ = method.initial_states()
+    data = toy_data({0: 8, 1: 8})
+    _, upload = method.local_round(state, data, initial, seeded_generator(0, 0, "a"), sampler=sampler_of(method))
+    packed = upload.pack()
+    return Fleet(spec, method, {client: noisy(packed, seed) for seed, client in enumerate(("cam-1", "cam-2", "cam-3"))})
+
+
+def changed(artefacts: Artefacts, change: Callable[[str, str, torch.Tensor], torch.Tensor]) -> Artefacts:
+    """Return artefacts with every floating tensor put through ``change(set name, tensor name, tensor)``."""
+    sets = {
+        name: {key: change(name, key, t) if t.is_floating_point() else t for key, t in parameters.items()}
+        for name, parameters in artefacts.parameter_sets.items()
+    }
+    return Artefacts(sets, artefacts.facts)
+
+
+def noisy(artefacts: Artefacts, seed: int) -> Artefacts:
+    rng = torch.Generator().manual_seed(seed)
+
+    def change(name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(tensor.shape, generator=rng)
+        return tensor * (1 + 0.05 * noise) if seed else tensor
+
+    return changed(artefacts, change)
+
+
+def scaled(factor: float) -> Callable[[Artefacts], Artefacts]:
+    return lambda artefacts: changed(
+        artefacts, lambda name, key, t: torch.clamp(t.double() * factor, -3e38, 3e38).float()
+    )
+
+
+def only(part: str, factor: float) -> Callable[[Artefacts], Artefacts]:
+    """Scale the tensors whose set and name hold ``part``."""
+    return lambda artefacts: changed(artefacts, lambda name, key, t: t * factor if part in f"{name} {key}" else t)
+
+
+def diverged(artefacts: Artefacts) -> Artefacts:
+    """An honest client whose training ran away: every weight is noise of ten times its size."""
+    rng = torch.Generator().manual_seed(9)
+
+    def change(name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim < 2:
+            return tensor
+        return tensor + 10 * tensor.std() * torch.randn(tensor.shape, generator=rng)
+
+    return changed(artefacts, change)
+
+
+def counted(count: int) -> Callable[[Artefacts], Artefacts]:
+    def change(artefacts: Artefacts) -> Artefacts:
+        facts = {**artefacts.facts, "num_samples": count}
+        if "seen" in facts:
+            facts["seen"] = dict.fromkeys(facts["seen"], count)
+        return Artefacts(artefacts.parameter_sets, facts)
+
+    return change
+
+
+PILLS: dict[str, Callable[[Artefacts], Artefacts]] = {
+    "times 3": scaled(3),
+    "times 5": scaled(5),
+    "times 20": scaled(20),
+    "times 1e4": scaled(1e4),
+    "times 1e20": scaled(1e20),
+    "all 3e38": scaled(1e45),
+    "sign turned": scaled(-1),
+    "2^40 samples": counted(2**40),
+    "negative variances": only("running_var", -1.0),
+    "huge BatchNorm buffers": only("running_mean", 1e5),
+    "head times 30": only("task head", 30.0),
+    "diverged": diverged,
+}
+GENERATOR_PILLS = {
+    "huge sub-generators": only("sub-generator/", 1e4),
+    "sub-generators times 3": only("sub-generator/", 3.0),
+}
+
+
+@functools.cache
+def round_without(name: str, client: str) -> RoundResult:
+    return fleet(name).aggregate({c: upload for c, upload in fleet(name).uploads.items() if c != client})
+
+
+def assert_left_out(name: str, pill: Callable[[Artefacts], Artefacts], where: str) -> None:
+    honest, without = fleet(name), round_without(name, where)
+    result = honest.aggregate({**honest.uploads, where: pill(honest.uploads[where])})
+    assert list(result.quarantined) == [where]
+    assert result.state == without.state
+    for client, draft in without.drafts.items():
+        assert result.drafts[client].facts == draft.facts
+        assert {(b.name, b.digest) for b in result.drafts[client].blobs} == {(b.name, b.digest) for b in draft.blobs}
+    assert result.quarantined[where][:50] in result.drafts[where].notice
+
+
+@pytest.mark.parametrize("pill", PILLS)
+@pytest.mark.parametrize("name", ["fedavg", "pfedgrp"])
+def test_a_pill_is_left_out_and_the_others_models_are_those_of_the_round_without_it(name: str, pill: str):
+    assert_left_out(name, PILLS[pill], "cam-2")
+
+
+@pytest.mark.parametrize("pill", GENERATOR_PILLS)
+def test_so_are_sub_generators(pill: str):
+    assert_left_out("pfedgrp", GENERATOR_PILLS[pill], "cam-1")
+
+
+@pytest.mark.parametrize("name", [name for name in DEPLOYED if name not in {"fedavg", "pfedgrp"}])
+def test_every_method_that_deploys_leaves_them_out(name: str):
+    assert_left_out(name, scaled(20), "cam-3")
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_honest_clients_are_left_in(name: str):
+    result = fleet(name).aggregate(fleet(name).uploads)
+    assert result.quarantined == {}
+    assert result.kept == {}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedgrp"])
+def test_if_nobody_is_left_the_models_stay(name: str):
+    honest = fleet(name)
+    result = honest.aggregate({c: scaled(1e20)(upload) for c, upload in honest.uploads.items()})
+    assert sorted(result.quarantined) == ["cam-1", "cam-2", "cam-3"]
+    initial = honest.method.initial_download(seeded_generator(0, 0, "initial"))
+    assert len(result.drafts) == 3
+    for draft in result.drafts.values():
+        assert msgspec.msgpack.decode(draft.facts) == msgspec.msgpack.decode(
+            Publisher("f", Blobs(), EagerExporter(), ()).drafts({"cam-1": initial}, 1)["cam-1"].facts
+        )
