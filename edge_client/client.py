@@ -56,20 +56,15 @@ class Client:
 
     @property
     def notice(self) -> str:
-        """What keeps this client from taking part, or what became of its aggregator; empty if all is well."""
-        return self._following.notice
+        """What keeps this client from taking part, or what was said of its last upload; empty if all is well."""
+        held = self._downloads.held
+        return self._following.notice or ("" if held is None else held.manifest.notice)
 
     @property
     def serving_version(self) -> int:
         """Of the model that answers frames now; -1 for none."""
         served = self._parts.slot.active
         return -1 if served is None else served.version
-
-    @property
-    def notice(self) -> str:
-        """What the aggregator said of the last upload; empty for nothing."""
-        held = self._downloads.held
-        return "" if held is None else held.manifest.notice
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -146,7 +146,6 @@ class ClientService:
             "round": client.round,
             "notice": client.notice,
             "serving_version": client.serving_version,
-            "notice": client.notice,
             **self._frames.serving(),
             **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),
             **self._frames.status(),

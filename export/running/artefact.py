@@ -24,6 +24,8 @@ PROBE_TOLERANCE = 1e-3
 """Ten times the export's parity: another provider rounds in another order, another model is off by far more."""
 DETECTOR_PROBE_TOLERANCE = 1e-2
 """Likewise of a detector's raw outputs."""
+USUAL_ANSWER = 10.0
+"""Up to this size of answers tolerances hold as they are."""
 MAX_PROBE_BATCH = 256
 """A manifest that asks for more is refused, for the device would pay for it in memory."""
 PROBED_ENTRIES = 256
@@ -58,12 +60,12 @@ def make_probe(
 
 
 def scale(answers: Array) -> float:
-    """Return what differences between answers are measured in: the largest one's size, or 1 if that is less.
+    """Return what differences between answers are measured in: a tenth of the largest one's size, or 1 if that is less.
 
-    Rounding is relative: a model that learned to answer in hundreds rounds a hundred times as much as one in ones, and
-    tells classes apart no less.
+    Rounding is relative: a model that learned to answer in thousands rounds a hundred times as much as one that answers
+    in tens, and tells classes apart no less.
     """
-    return max(1.0, float(np.abs(answers).max(initial=0.0)))
+    return max(1.0, float(np.abs(answers).max(initial=0.0)) / USUAL_ANSWER)
 
 
 def check_probe(run: Run, probe: Probe, image_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:

@@ -127,12 +127,12 @@ class Aggregation:
             raise ValueError("no disk")
         return Manifest("down", "street", client_id, round_index, 0, (COMMON, OWN))
 
-    def run(self, index: int, uploads: Mapping[str, Manifest], _state: Any) -> RoundResult:
+    def run(self, index: int, uploads: Mapping[str, Manifest], _state: Any, _former: Any) -> RoundResult:
         if self.fails:
             raise ValueError("no memory")
         self.ran.append((index, list(uploads)))
         drafts = {client: Manifest("down", "street", client, index + 1, 0, (COMMON, OWN)) for client in uploads}
-        return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, 0.1, 0.1)
+        return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, {}, {}, 0.1, 0.1)
 
 
 class Journal:

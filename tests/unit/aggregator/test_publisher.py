@@ -8,7 +8,7 @@ from support.tiny_fleet import TinyExporter
 from support.tiny_method import TinyDownload
 
 from replayfleet.aggregator.publisher import Publisher, export_graphs
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.artefact_codec import decode_artefacts
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -78,3 +78,37 @@ def test_a_download_that_does_not_pack_what_it_serves_is_an_error(blobs: DiskBlo
 
     with pytest.raises(ReplayfleetError, match=r"serves personalised, which isn't one of its sets \(average\)"):
         publisher(blobs).drafts({"a": Wrong(parameters(1), parameters(2))}, 0)
+
+
+class PickyExporter(TinyExporter):
+    """Its gate refuses models of huge numbers."""
+
+    def probe(self, parameters: dict[str, torch.Tensor]):
+        if parameters["w"].abs().max() > 100:
+            raise ArtefactRejected(Reason.PROBE_MISMATCH, "too far off")
+        return super().probe(parameters)
+
+
+def test_a_client_whose_own_new_model_is_refused_keeps_the_one_that_it_serves(blobs: DiskBlobStore):
+    publishing, average, kept = publisher(blobs, PickyExporter()), parameters(9), {}
+    former = publishing.drafts({c: TinyDownload(parameters(i), average) for i, c in enumerate("ab")}, 1)
+    downloads = {"a": TinyDownload(parameters(1e3), average), "b": TinyDownload(parameters(5), average)}
+    drafts = publishing.drafts(downloads, 2, former, kept)
+    assert list(kept) == ["a"]
+    served = {client: draft.serving.probe.logits[0] for client, draft in drafts.items()}
+    assert served == {"a": 0.0, "b": 5.0}
+    assert [b.digest for b in drafts["a"].blobs if b.name == "personalised"] == [
+        b.digest for b in former["a"].blobs if b.name == "personalised"
+    ]
+
+
+def test_a_model_that_all_would_serve_is_refused_for_all(blobs: DiskBlobStore):
+    publishing, bad = publisher(blobs, PickyExporter()), parameters(1e3)
+    former = publishing.drafts({c: TinyDownload(parameters(1), parameters(9)) for c in "ab"}, 1)
+    with pytest.raises(ArtefactRejected):
+        publishing.drafts({c: TinyDownload(bad, bad) for c in "ab"}, 2, former)
+
+
+def test_without_a_former_model_a_refusal_stays_one(blobs: DiskBlobStore):
+    with pytest.raises(ArtefactRejected):
+        publisher(blobs, PickyExporter()).drafts({"a": TinyDownload(parameters(1e3), parameters(9))}, 2)

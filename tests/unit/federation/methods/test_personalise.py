@@ -40,6 +40,7 @@ def test_projection_gives_the_nearest_point_of_the_simplex() -> None:
     assert torch.allclose(project_to_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
     assert torch.allclose(project_to_simplex(torch.tensor([3.0, 0.0])), torch.tensor([1.0, 0.0]))
     assert torch.allclose(project_to_simplex(torch.tensor([1.0, 1.0, -5.0])), torch.tensor([0.5, 0.5, 0.0]))
+    assert torch.equal(project_to_simplex(torch.tensor([-3e30, 2e30, 1e10])), torch.tensor([0.0, 1.0, 0.0]))
     points = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     projected = project_to_simplex(points)
     assert torch.allclose(projected.sum(dim=1), torch.ones(20), atol=1e-6)
