@@ -50,6 +50,32 @@ def status(data_dir: Path, as_json: bool) -> None:
     click.echo(json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(found.lines()))
 
 
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="The data dir of `aggregator serve`.")
+def backup(folder: Path, data_dir: Path) -> None:
+    """Copy the data dir to the new folder DIR, keys included, also while the aggregator runs."""
+    from replayfleet.aggregator.operator.backup import back_up
+
+    made = back_up(data_dir, folder)
+    click.echo(f"backup of fleet {made.fleet} in round {made.round}, {made.num_blobs} blobs: {made.folder}")
+
+
+@cli.command()
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="What `aggregator serve` gets then.")
+@click.option("--replace", is_flag=True, help="Move what is in the data dir aside; without it, it has to be empty.")
+def restore(backup: Path, data_dir: Path, replace: bool) -> None:
+    """Make a data dir from BACKUP. Clients that went on since then come back to its round by themselves."""
+    from replayfleet.aggregator.operator.backup import restore as make
+
+    made = make(backup, data_dir, replace=replace)
+    click.echo(
+        f"fleet {made.fleet} restored to round {made.round}, in epoch {made.epoch}: {made.folder}; "
+        "start `aggregator serve` as before, the clients go on from there"
+    )
+
+
 def main() -> None:
     """Run the command; every expected error is one line on stderr: exit code 2 for settings, 1 for the rest."""
     run_command(cli, "aggregator")

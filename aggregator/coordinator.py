@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
+from replayfleet.aggregator.leading import Deed
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import Change
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
@@ -14,7 +16,7 @@ from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
 from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack
@@ -22,6 +24,9 @@ from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded,
 
 ANNOUNCE_EVERY_S = 10.0
 """The announcement is retained with the seconds that are left, so it is renewed; it also shows that we live."""
+
+ANSWER_EVERY_S = 0.3
+"""Others who announce or ask are answered at once, but not more often."""
 
 FRESH_S = 1.0
 """A client that comes online plans its round by what is left: it gets an announcement at most this old."""
@@ -51,17 +56,30 @@ class Coordinator:
         self._downloads = DownloadDesk(parts, self.rounds)
         self._chronicle = Chronicle(parts, self.rounds, now)
         self._announced_at = now
+        self._answer_due = False
         self._collect_due = True
         self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
 
     def start(self, now: float) -> None:
-        """Tell the fleet where the run stands, and finish what a crash interrupted."""
-        self._chronicle.started()
-        self._announce(now)
-        if self.rounds.phase is Phase.AGGREGATING:
-            self._aggregate()
+        """Lead, unless others have to be asked first; that begins with the connection."""
+        if not self._parts.leadership.must_ask:
+            self._do(self._parts.leadership.connected(now), now)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this aggregator leads its fleet, or another one does."""
+        return self._parts.leadership.leads
+
+    @property
+    def notice(self) -> str:
+        """Why it doesn't lead; empty if it does."""
+        return self._parts.leadership.notice
+
+    def over(self, now: float) -> bool:
+        """Whether the process may end."""
+        return self.leads and self.finish.over(now)
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
         """Take a message from the network."""
@@ -69,20 +87,25 @@ class Coordinator:
 
     def on_connected(self, now: float) -> None:
         """The broker accepted us (again): repeat what it may have lost."""
+        self._do(self._parts.leadership.connected(now), now)
         self._announce(now)
         self._parts.courier.resume(now)
 
     def tick(self, now: float) -> None:
         """Let time pass; call at least every 0.2 s."""
         parts = self._parts
+        self._do(parts.leadership.tick(now), now)
         if parts.disk.tick(now):
             self._on_disk(now)
+        if not parts.leadership.leads:
+            parts.presence.expire(now)
+            return
         self._handle(parts.courier.tick(now), now)
         self._downloads.tick(now)
         for client_id in parts.presence.expire(now):
             parts.journal.add("client gone", client=client_id, reason="silent")
         self._decide(now)
-        if now - self._announced_at >= ANNOUNCE_EVERY_S:
+        if now - self._announced_at >= (ANSWER_EVERY_S if self._answer_due else ANNOUNCE_EVERY_S):
             self._announce(now)
         if self._collect_due and parts.jobs.idle and parts.disk.settled:
             self._collect_due = False
@@ -93,17 +116,61 @@ class Coordinator:
 
     def farewell(self, now: float) -> None:
         """Say that we stop; a finished run stays announced as finished."""
-        if self.rounds.phase is not Phase.FINISHED:
+        if self._parts.leadership.leads and self.rounds.phase is not Phase.FINISHED:
             self._announce(now, state="offline")
+
+    def _do(self, deed: Deed, now: float) -> None:
+        """Lead, answer or step back."""
+        parts = self._parts
+        if deed is Deed.ASK:
+            parts.announce(announcement(parts, self.rounds, now, "standby"))
+        elif deed is Deed.ANSWER:
+            self._answer_due = True
+        elif deed is Deed.LEAD:
+            parts.disk.do(self._lead)
+        elif deed is Deed.STAND_BY:
+            _log.warning("standing by", reason=parts.leadership.notice)
+            parts.journal.add("standing by", detail=parts.leadership.notice)
+            parts.courier.forget()
+            parts.receiving.clear()
+            if parts.leadership.has_copy:
+                raise SettingsError(
+                    "another aggregator runs on a copy of this data dir; stop one of them, and make copies with "
+                    "`aggregator backup` and `aggregator restore`"
+                )
+
+    def _lead(self, now: float) -> None:
+        """Tell the fleet where the run stands, provide for who is there, and finish what a crash interrupted."""
+        parts, before = self._parts, self._parts.store.epoch()
+        if parts.leadership.epoch > before:
+            parts.store.raise_epoch(parts.leadership.epoch)
+            detail = (
+                f"leading from round {self.rounds.index} in epoch {parts.leadership.epoch}; clients go on from there"
+            )
+            parts.journal.add("epoch raised", round=self.rounds.index, detail=detail)
+        self.rounds.begin_again(now)
+        self._chronicle.started()
+        self._announce(now)
+        for client_id in parts.presence.live:
+            self._downloads.provide(client_id, now)
+        if self.rounds.phase is Phase.AGGREGATING and parts.jobs.idle:
+            self._aggregate()
 
     def _handle(self, events: list[Event], now: float) -> None:
         pending = list(events)
         while pending:
             pending.extend(self._on_event(pending.pop(0), now))
-        self._decide(now)
+        if self._parts.leadership.leads:
+            self._decide(now)
 
     def _on_event(self, event: Event, now: float) -> list[Event]:
         match event:
+            case Received(_, Announcement() as word):
+                self._do(self._parts.leadership.heard(word, now), now)
+            case Received(peer, Presence() as presence) if presence.client_id == peer:
+                self._on_presence(presence, now)
+            case _ if not self._parts.leadership.leads:
+                pass  # whoever leads deals with it
             case Offered():
                 return self._uploads.offered(event, now)
             case Arrived():
@@ -113,8 +180,6 @@ class Coordinator:
             case Failed():
                 self._uploads.failed(event)
                 self._downloads.failed(event, now)
-            case Received(peer, Presence() as presence) if presence.client_id == peer:
-                self._on_presence(presence, now)
             case Received(peer, Report() as report) if report.client_id == peer:
                 self._on_report(report)
             case Received(peer, RolledBack() as told) if told.client_id == peer:
@@ -125,6 +190,8 @@ class Coordinator:
 
     def _on_presence(self, presence: Presence, now: float) -> None:
         change = self._parts.presence.heard(presence, now)
+        if not self._parts.leadership.leads:
+            return
         if change is Change.ONLINE:
             self._parts.journal.add(
                 "client online",
@@ -158,7 +225,7 @@ class Coordinator:
         """The disk takes everything again: catch up on what it didn't take."""
         if self._aggregation_waits:
             self._aggregate()
-        for client_id in self._parts.presence.live:
+        for client_id in self._parts.presence.live if self._parts.leadership.leads else ():
             self._downloads.provide(client_id, now)
 
     def _decide(self, now: float) -> None:
@@ -206,7 +273,8 @@ class Coordinator:
         parts.disk.do(functools.partial(self._publish, result))  # begun again without a second commit
 
     def _publish(self, result: RoundResult, now: float) -> None:
-        self._downloads.publish(result, now)
+        if self._parts.leadership.leads:
+            self._downloads.publish(result, now)
         self._parts.checkpoint(Step.PUBLISHED)
         self._collect_due = True
 
@@ -219,8 +287,10 @@ class Coordinator:
             f"round {self.rounds.index} can't be aggregated: {error}; its uploads are kept, the next start tries again"
         ) from error
 
-    def _announce(self, now: float, state: str | None = None) -> None:
-        self._announced_at = now
+    def _announce(self, now: float, state: Literal["offline"] | None = None) -> None:
+        if not self._parts.leadership.leads:
+            return
+        self._announced_at, self._answer_due = now, False
         holds = b"".join(sorted(self._uploads.marks.values())[:MAX_HOLDS])
         self._parts.announce(announcement(self._parts, self.rounds, now, state, holds))
 
@@ -234,13 +304,13 @@ class Coordinator:
 
 
 def announcement(
-    parts: Parts, rounds: Rounds, now: float, state: str | None = None, holds: bytes = b""
+    parts: Parts, rounds: Rounds, now: float, state: Literal["offline", "standby"] | None = None, holds: bytes = b""
 ) -> Announcement:
-    """What the fleet should know right now, or with ``state="offline"`` when we are gone."""
+    """What the fleet should know right now; with ``state`` when we are gone, or ask who leads."""
     return Announcement(
-        instance=parts.instance,
+        instance=parts.leadership.instance,
         round=rounds.index,
-        state="offline" if state == "offline" else rounds.phase.value,
+        state=state or rounds.phase.value,
         deadline_s=rounds.remaining_s(now) if state is None else 0.0,
         spec=parts.spec,
         epoch=parts.store.epoch(),

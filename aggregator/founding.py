@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from replayfleet.aggregator.admission import Caps
+from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
 from replayfleet.aggregator.store import AggregatorStore
@@ -32,6 +33,7 @@ class Fleet:
         rules: when rounds close.
         caps: what one upload may cost.
         max_change: how far a model may move in one round.
+        claim: how this aggregator comes to lead it.
     """
 
     spec: FleetSpec
@@ -41,6 +43,7 @@ class Fleet:
     rules: RoundRules
     caps: Caps = field(default_factory=Caps)
     max_change: float = MAX_CHANGE
+    claim: Claim = Claim.SOLE
 
 
 def take_up(store: AggregatorStore, spec: FleetSpec) -> bool:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, Blobs
+from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.presence import PresenceTable
@@ -33,7 +34,7 @@ class Parts:
     """The collaborators of one running aggregator.
 
     Attributes:
-        instance: names this process; ``Announcement.instance``.
+        leadership: whether this aggregator leads; its instance names this process.
         wall_clock: seconds since 1970, for what people read; decisions use the loop's own clock.
         receiving: what each client is sending; its blobs must not be collected.
     """
@@ -52,7 +53,7 @@ class Parts:
     metrics: Metrics
     presence: PresenceTable
     announce: Callable[[Announcement], None]
-    instance: str
+    leadership: Leadership
     wall_clock: Callable[[], float]
     checkpoint: Checkpoint = no_checkpoint
     receiving: dict[str, Manifest] = field(default_factory=dict)

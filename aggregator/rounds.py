@@ -95,6 +95,10 @@ class Rounds:
         """Whether a download made now would still be the newest when it is done."""
         return self.phase is not Phase.AGGREGATING
 
+    def begin_again(self, now: float) -> None:
+        """Count the open round's deadline from here: nobody could upload before."""
+        self._deadline = now + self.rules.deadline_s
+
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline; 0 unless open."""
         return max(0.0, self._deadline - now) if self.is_open else 0.0

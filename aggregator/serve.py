@@ -38,7 +38,13 @@ def serve(settings: AggregatorSettings) -> bool:
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
     fleet = Fleet(
-        spec, method, sampler_of(method), OnnxExporter(method, task), settings.rules(), max_change=settings.max_change
+        spec,
+        method,
+        sampler_of(method),
+        OnnxExporter(method, task),
+        settings.rules(),
+        max_change=settings.max_change,
+        claim=settings.claim(),
     )
     connector = settings.connector()
     if settings.broker is not None:

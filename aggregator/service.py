@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
+from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
@@ -74,7 +75,8 @@ class AggregatorService:
         self._jobs = jobs(lambda outcome: self.loop.put("job", outcome, guarded=False))
         blobs = DiskBlobStore(folder / "blobs")
         graphs = graphs_of(self._store, blobs, fleet.exporter)
-        instance = uuid.uuid4().hex
+        place = (self._store.epoch(), self._store.round().index)
+        leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
         self._parts = Parts(
             spec=fleet.spec,
@@ -96,16 +98,17 @@ class AggregatorService:
             metrics=metrics,
             presence=PresenceTable(),
             announce=self._announce,
-            instance=instance,
+            leadership=leadership,
             wall_clock=time.time,
             checkpoint=checkpoint,
         )
-        self._parts.courier.follow(instance)
+        self._parts.courier.follow(leadership.instance)
         self.coordinator = Coordinator(self._parts, clock())
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)
-        self.loop.connect(connect, f"{name}-aggregator", aggregator_subscriptions(name), will)
+        # A name for each store: two aggregators of one fleet would take each other's session for ever.
+        self.loop.connect(connect, f"{name}-aggregator-{self._store.home()}", aggregator_subscriptions(name), will)
         self._view = self._snapshot()
 
     def health(self) -> Mapping[str, Any]:
@@ -143,7 +146,7 @@ class AggregatorService:
         manager = manager or ServiceManager()
         try:
             self.start()
-            self.loop.run(stop, self.coordinator.finish.over, manager)
+            self.loop.run(stop, self.coordinator.over, manager)
             return self.coordinator.rounds.phase is Phase.FINISHED
         finally:
             manager.stopping()
@@ -180,6 +183,8 @@ class AggregatorService:
         return {
             "fleet": self._parts.spec.fleet,
             "method": self._parts.spec.method,
+            "leads": self.coordinator.leads,
+            "notice": self.coordinator.notice,
             "round": rounds.index,
             "phase": rounds.phase.value,
             "uploads": len(rounds.accepted),
@@ -189,4 +194,6 @@ class AggregatorService:
         }
 
     def _announce(self, message: Announcement) -> None:
-        self.loop.control.publish(topic_of(message.spec.fleet, "round"), encode(message), retain=True)
+        self.loop.control.publish(
+            topic_of(message.spec.fleet, "round"), encode(message), retain=message.state != "standby"
+        )

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
-from replayfleet.federation.help_groups import CONNECTION, joined
+from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.service.fleet.presets import SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
@@ -83,6 +84,12 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         ),
     ] = None
     seed: Annotated[int, Option("What all randomness of the run derives from.", TRAINING)] = 0
+    take_over: Annotated[
+        bool,
+        Option(
+            "Lead at once, though another aggregator of this fleet leads; that one stands by from then on.", ADVANCED
+        ),
+    ] = False
     threads: Annotated[
         int,
         Meta(ge=1, le=1024),
@@ -105,6 +112,12 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             deadline_s=self.deadline_s,
             num_rounds=self.rounds,
         )
+
+    def claim(self) -> Claim:
+        """How this aggregator comes to lead its fleet: nobody else reaches a private broker."""
+        if self.take_over:
+            return Claim.TAKE_OVER
+        return Claim.SOLE if self.broker is None else Claim.ASK
 
     def task_spec(self) -> AnyTaskSpec:
         """The task, from the file or from the data set's name.

@@ -7,6 +7,7 @@ refers to it. One thread uses the store. Each writing method is one transaction.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,11 +108,22 @@ class AggregatorStore:
         """Begin a fleet: keep its spec and open round 0."""
         with self._transaction():
             self._set_fact("spec", spec)
+            self._set_fact("home", secrets.token_hex(4))
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
 
     def epoch(self) -> int:
         """Which life of the fleet's store this is: 0 as it was founded, more after a restore or a takeover."""
         return self._fact("epoch", int) or 0
+
+    def home(self) -> str:
+        """Names this store among all that ever served the fleet; a restored copy is another one."""
+        return self._fact("home", str) or ""
+
+    def move(self) -> None:
+        """Become another store than the one this is a copy of, in an epoch of its own."""
+        with self._transaction():
+            self._set_fact("home", secrets.token_hex(4))
+        self.raise_epoch(self.epoch() + 1)
 
     def raise_epoch(self, epoch: int) -> None:
         """Begin another epoch: every client's download becomes newer than all that earlier epochs ever sent.

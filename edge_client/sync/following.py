@@ -56,7 +56,7 @@ class Following:
             self.word = msgspec.structs.replace(before, state="offline")
             return
         self.word, self._heard_at = said, now
-        if before is not None and said.epoch > before.epoch:
+        if before is not None and (said.epoch > before.epoch or said.round < before.round):
             self.notice = (
                 f"the aggregator was restored to round {said.round}, or another one took over; round {before.round} "
                 "was open before; this client goes on from there"

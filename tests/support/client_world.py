@@ -115,7 +115,7 @@ class World:
         method: str = "fedavg",
         *,
         num_clients: int = 2,
-        num_rounds: int = 2,
+        num_rounds: int | None = 2,
         deadline_s: float = 60.0,
         task: TaskSpec = TASK,
     ) -> None:
@@ -128,11 +128,12 @@ class World:
         self.broker = MemoryBroker()
         self.clients: dict[str, ClientService] = {}
         self.sources: dict[str, ToySource] = {}
+        self.others: list[AggregatorService] = []
         self.aggregator = self.start_aggregator()
 
-    def start_aggregator(self) -> AggregatorService:
-        (self.folder / "aggregator").mkdir(exist_ok=True)
-        service = AggregatorService(self.fleet, self.folder / "aggregator", self._connect)
+    def start_aggregator(self, name: str = "aggregator") -> AggregatorService:
+        (self.folder / name).mkdir(exist_ok=True)
+        service = AggregatorService(self.fleet, self.folder / name, self._connect)
         service.start()
         return service
 
@@ -151,7 +152,8 @@ class World:
         return service
 
     def pump(self) -> None:
-        self.aggregator.loop.pump(0.01)
+        for aggregator in (self.aggregator, *self.others):
+            aggregator.loop.pump(0.01)
         for client in self.clients.values():
             client.loop.pump(0.01)
 
@@ -164,7 +166,8 @@ class World:
     def close(self) -> None:
         for client in self.clients.values():
             client.stop()
-        self.aggregator.stop()
+        for aggregator in (self.aggregator, *self.others):
+            aggregator.stop()
 
     def _connect(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
         return self.broker.session(client_id, on_message=on_message, will=will)

@@ -67,9 +67,9 @@ class Subscriptions:
 
 
 def aggregator_subscriptions(fleet: str) -> Subscriptions:
-    """Every client's state, answers and uploads."""
+    """Every client's state, answers and uploads, and what other aggregators of the fleet announce."""
     base = f"{ROOT}/{check_id(fleet, 'fleet')}/clients/+"
-    return Subscriptions(control=(f"{base}/state", f"{base}/control"), data=(f"{base}/up",))
+    return Subscriptions(control=(topic_of(fleet, "round"), f"{base}/state", f"{base}/control"), data=(f"{base}/up",))
 
 
 def client_subscriptions(fleet: str, client: str) -> Subscriptions:

@@ -120,6 +120,11 @@ class FleetCourier:
         if self._role == "aggregator":
             self._incoming.instance = instance
 
+    def forget(self) -> None:
+        """Let go of every transfer, both ways; what arrived stays for later offers."""
+        self._open.clear()
+        self._incoming.forget()
+
     def tick(self, now: float) -> list[Event]:
         """Re-send after stalls, report progress, give up on the dead. Call at least every 0.2 s."""
         return self._push_all(now) + self._incoming.tick(now)
@@ -188,7 +193,7 @@ class FleetCourier:
         if isinstance(message, (Presence, Report, RolledBack)):
             return [Received(peer, message)] if self._role == "aggregator" else []
         if isinstance(message, Announcement):
-            return [Received(peer, message)] if self._role == "client" else []
+            return [Received(peer, message)]  # an aggregator hears of another one
         if isinstance(message, Block):
             return self._incoming.on_block(peer, message, now)
         if message.sender == self._role:

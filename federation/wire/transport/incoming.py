@@ -193,6 +193,12 @@ class Incoming:
                 self._report(peer, current, now)
         return events
 
+    def forget(self) -> None:
+        """Let go of every transfer; part files stay."""
+        self._pending.clear()
+        for peer in list(self._open):
+            self._drop(peer, keep_part=True)
+
     def resume(self, now: float) -> None:
         """The sender may have forgotten: tell it what we have."""
         for peer, current in self._open.items():

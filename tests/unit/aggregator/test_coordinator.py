@@ -16,6 +16,7 @@ import pytest
 from replayfleet.aggregator.admission import Caps, Gate
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.coordinator import Coordinator
+from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import DEAD_AFTER_S, PresenceTable
@@ -77,6 +78,9 @@ class Courier:
 
     def resume(self, _now: float) -> None:
         pass
+
+    def forget(self) -> None:
+        self.sent.clear()
 
     def send(self, peer: str, manifest: Manifest, digests: Any, _now: float) -> None:
         self.sent.append((peer, manifest, tuple(digests)))
@@ -149,7 +153,8 @@ class Journal:
 class Desk:
     """A coordinator over a store on disk, which a restart reads again."""
 
-    def __init__(self, folder: Path, **rules: Any) -> None:
+    def __init__(self, folder: Path, claim: Claim = Claim.SOLE, **rules: Any) -> None:
+        self.claim = claim
         self.folder, self.rules = folder, {"num_clients": 2, "deadline_s": 60.0, **rules}
         self.store = AggregatorStore(folder)
         if self.store.spec() is None:
@@ -159,6 +164,8 @@ class Desk:
         self.collected: list[set[str]] = []
         self.presence = PresenceTable()
         self.disk = Disk(folder, "uploads wait", 0.0)
+        place = (self.store.epoch(), self.store.round().index)
+        self.leadership = Leadership(self.store.home(), "1", place, self.claim)
         parts: Any = Parts(
             spec=SPEC,
             rules=RoundRules(**self.rules),
@@ -174,7 +181,7 @@ class Desk:
             metrics=Metrics(),
             presence=self.presence,
             announce=self.announced.append,
-            instance="e1",
+            leadership=self.leadership,
             wall_clock=lambda: 0.0,
         )
         self.coordinator = Coordinator(parts, 0.0)

@@ -514,7 +514,7 @@ def test_a_shared_transfer_that_breaks_off_ends_in_a_want(tmp_path: Path) -> Non
     assert [event.peer for event in cam.failed] == ["*"]
 
 
-def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(tmp_path: Path) -> None:
+def test_presence_and_reports_pass_to_the_aggregator_and_announcements_to_all(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1")
     (cam,) = yard.cams
     presence, report = Presence("cam-1", "online", "boot", 1), Report("cam-1", 0, 1, {"accuracy": 0.5})
@@ -529,6 +529,7 @@ def test_presence_reports_and_announcements_pass_through_to_the_other_side_only(
         ("cam-1", presence),
         ("cam-1", report),
         ("cam-1", told),
+        ("*", announcement),  # an aggregator hears of others, and of itself where a broker echoes
     ]
     assert [event.message for event in cam.received] == [announcement]
 

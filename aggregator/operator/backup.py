@@ -1,0 +1,177 @@
+"""``aggregator backup`` and ``aggregator restore``: a consistent copy of a data dir, also while its aggregator runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.federation.atomic import sync_folder
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
+from replayfleet.federation.wire.protocol.tensors import digest as digest_of
+
+BLOBS = "blobs"
+TRIES = 5
+"""A running aggregator may collect a blob between our look at its database and the copy; then we look again."""
+_NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, "lock"})
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied."""
+
+    folder: Path
+    fleet: str
+    round: int
+    epoch: int
+    num_blobs: int
+
+
+def back_up(data_dir: Path, target: Path) -> Copied:
+    """Copy a data dir, keys included, to a new folder that only the user can read.
+
+    Args:
+        data_dir: of an aggregator, running or not.
+        target: doesn't exist yet, or is empty.
+
+    Raises:
+        SettingsError: There is no run, or ``target`` can't be used. Nothing is left in its place.
+    """
+    if not (data_dir / DATABASE).is_file():
+        raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SettingsError(f"{target} is not empty; a backup goes into a new folder")
+    with _in_place_of(target) as fresh:
+        return _copied_in_tries(data_dir, fresh, target, TRIES)
+
+
+def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
+    """Make a data dir from a backup, in an epoch of its own: clients that went on since then come back to its round.
+
+    Args:
+        backup: made by ``back_up``; it isn't changed.
+        data_dir: doesn't exist, is empty, or is replaced.
+        replace: move what is in ``data_dir`` aside, beside it; nothing is deleted.
+
+    Raises:
+        SettingsError: No backup, a damaged one, or a data dir that isn't empty or is in use. Nothing was changed.
+    """
+    fleet = _check(backup)
+    occupied = data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir()))
+    if occupied and not replace:
+        raise SettingsError(f"data dir {data_dir} is not empty; --replace moves what is there aside")
+    with _in_place_of(data_dir, aside=occupied) as fresh:
+        copied = _copied(backup, fresh, data_dir)
+        if occupied:
+            claim_data_dir(data_dir, fleet=fleet, role="aggregator").close()  # raises while somebody uses it
+        store = AggregatorStore(fresh)
+        try:
+            store.move()
+            return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs)
+        finally:
+            store.close()
+
+
+def _check(backup: Path) -> str:
+    """Return the fleet's name of a backup that is whole."""
+    if not (backup / DATABASE).is_file() or not (backup / MARKER).is_file():
+        raise SettingsError(f"{backup} is no backup of an aggregator; expected {DATABASE} and {MARKER} in it")
+    store = _opened(backup)
+    try:
+        spec = store.spec()
+        for digest in sorted(store.referenced()):
+            if not _is_whole(backup / BLOBS / digest[:2] / digest, digest):
+                raise SettingsError(f"{backup}: blob {digest[:12]} is missing or damaged; take another backup")
+    finally:
+        store.close()
+    if spec is None:
+        raise SettingsError(f"{backup}: its run has not begun yet")
+    return spec.fleet
+
+
+def _is_whole(path: Path, digest: str) -> bool:
+    try:
+        return digest_of(path.read_bytes()) == digest
+    except FileNotFoundError:
+        return False
+
+
+def _copied_in_tries(source: Path, fresh: Path, target: Path, tries_left: int) -> Copied:
+    try:
+        return _copied(source, fresh, target)
+    except FileNotFoundError as error:
+        if tries_left <= 1:
+            raise SettingsError(f"data dir {source}: {error.filename} is missing") from error
+        return _copied_in_tries(source, fresh, target, tries_left - 1)
+
+
+def _copied(source: Path, fresh: Path, target: Path) -> Copied:
+    with contextlib.closing(_connected(source)) as old, contextlib.closing(sqlite3.connect(fresh / DATABASE)) as new:
+        old.backup(new)
+        new.execute("PRAGMA journal_mode=DELETE")  # one file, which a read-only disk can serve too
+    store = _opened(fresh)
+    try:
+        spec, needed = store.spec(), store.referenced()
+        if spec is None:
+            raise SettingsError(f"data dir {source}: its run has not begun yet")
+        copied = Copied(target, spec.fleet, store.round().index, store.epoch(), len(needed))
+    finally:
+        store.close()
+    for digest in needed:
+        place = Path(BLOBS) / digest[:2] / digest
+        (fresh / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy2(source / place, fresh / place)
+    for entry in source.iterdir():
+        if entry.name in _NOT_COPIED or entry.name.startswith(".") or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, fresh / entry.name, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy2(entry, fresh / entry.name)
+    return copied
+
+
+def _opened(folder: Path) -> AggregatorStore:
+    return AggregatorStore(folder, read_only=True)
+
+
+def _connected(folder: Path) -> sqlite3.Connection:
+    path = folder / DATABASE
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+@contextlib.contextmanager
+def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
+    """Yield a private folder that becomes ``target`` when all went well, and vanishes otherwise."""
+    fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        fresh.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise SettingsError(f"{target}: can't be written ({error.strerror or error})") from error
+    try:
+        yield fresh
+        for folder, _, names in os.walk(fresh):
+            for name in names:
+                with (Path(folder) / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(Path(folder))
+        if aside:
+            number = next(n for n in range(1, 1 << 20) if not _aside(target, n).exists())
+            target.rename(_aside(target, number))
+        fresh.replace(target)
+        sync_folder(target.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise SettingsError(f"{target}: can't be written ({error})") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _aside(target: Path, number: int) -> Path:
+    return target.with_name(f"{target.name}.before-restore-{number}")

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from support.tiny_fleet import TinyFleet
+
+from replayfleet.aggregator.operator.backup import back_up, restore
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.data_dir import claim_data_dir
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> TinyFleet:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    claim_data_dir(tmp_path / "fleet/aggregator", fleet="tiny-fleet", role="aggregator").close()
+    keys = tmp_path / "fleet/aggregator/keys"
+    keys.mkdir(mode=0o700)
+    (keys / "signing.key").write_bytes(b"secret")
+    (keys / "signing.key").chmod(0o600)
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    return fleet
+
+
+def test_a_backup_beside_a_running_aggregator_is_whole_and_private(fleet: TinyFleet, tmp_path: Path) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    made = back_up(data_dir, tmp_path / "backup")
+    assert (made.fleet, made.round, made.epoch) == ("tiny-fleet", 2, 0)
+    assert made.num_blobs == len(fleet.store.referenced()) > 0
+    assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "backup/keys/signing.key").stat().st_mode) == 0o600
+    assert not (tmp_path / "backup/lock").exists()
+    with pytest.raises(SettingsError, match="not empty"):
+        back_up(data_dir, tmp_path / "backup")
+    fleet.close()
+
+
+def test_what_is_restored_is_another_store_in_another_epoch_each_time(fleet: TinyFleet, tmp_path: Path) -> None:
+    before = fleet.store.download("cam-1")
+    back_up(tmp_path / "fleet/aggregator", tmp_path / "backup")
+    home = fleet.store.home()
+    fleet.close()
+    made = restore(tmp_path / "backup", tmp_path / "new")
+    assert (made.round, made.epoch) == (2, 1)
+    store = AggregatorStore(tmp_path / "new")
+    download = store.download("cam-1")
+    assert download.blobs == before.blobs
+    assert (download.epoch, download.version > before.version) == (1, True)
+    assert store.home() not in {"", home}
+    store.close()
+    assert restore(tmp_path / "backup", tmp_path / "again").epoch == 1, "the backup itself stays as it was"
+
+
+def test_a_data_dir_with_something_in_it_is_replaced_only_when_told_and_kept_aside(
+    fleet: TinyFleet, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    back_up(data_dir, tmp_path / "backup")
+    with pytest.raises(SettingsError, match="--replace"):
+        restore(tmp_path / "backup", data_dir)
+    with (
+        claim_data_dir(data_dir, fleet="tiny-fleet", role="aggregator"),
+        pytest.raises(SettingsError, match="in use by process"),
+    ):
+        restore(tmp_path / "backup", data_dir, replace=True)
+    fleet.close()
+    restore(tmp_path / "backup", data_dir, replace=True)
+    restore(tmp_path / "backup", data_dir, replace=True)
+    aside = sorted(path.name for path in data_dir.parent.glob("aggregator.*"))
+    assert aside == ["aggregator.before-restore-1", "aggregator.before-restore-2"]
+    assert not list(data_dir.parent.glob(".*.tmp"))
+
+
+def test_what_is_no_backup_or_a_damaged_one_is_refused_and_nothing_is_made(fleet: TinyFleet, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no backup"):
+        restore(tmp_path / "nothing", tmp_path / "new")
+    with pytest.raises(SettingsError, match="no aggregator has run"):
+        back_up(tmp_path / "nothing", tmp_path / "new")
+    back_up(tmp_path / "fleet/aggregator", tmp_path / "backup")
+    fleet.close()
+    blob = next(path for path in (tmp_path / "backup/blobs").rglob("*") if path.is_file())
+    blob.write_bytes(b"something else")
+    with pytest.raises(SettingsError, match="missing or damaged"):
+        restore(tmp_path / "backup", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
