@@ -12,7 +12,7 @@ from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ArtefactRejected, SettingsError
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
@@ -73,10 +73,16 @@ def graphs_of(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) 
         ArtefactRejected: The fleet's models can't be exported.
     """
     graphs = store.graphs()
-    if not graphs or not all(blobs.has(entry.digest) for entry in graphs):
-        _log.info("exporting graphs")
-        graphs = export_graphs(blobs, exporter)
-        store.set_graphs(graphs)
+    try:
+        kept = {entry.name: blobs.read(entry.digest) for entry in graphs}
+    except (KeyError, ArtefactRejected):
+        kept = {}
+    if kept:
+        exporter.use(kept)
+        return graphs
+    _log.info("exporting graphs")
+    graphs = export_graphs(blobs, exporter)
+    store.set_graphs(graphs)
     return graphs
 
 

@@ -26,6 +26,9 @@ class Exporter(Protocol):
     def graphs(self) -> Mapping[str, bytes]:
         """Blob name -> graph without parameters; the same bytes for the same task."""
 
+    def use(self, graphs: Mapping[str, bytes]) -> None:
+        """Take graphs that were exported before: probe with these."""
+
     def probe(self, parameters: Parameters) -> Probe:
         """The golden vector of a task model.
 

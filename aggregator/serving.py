@@ -35,13 +35,20 @@ class OnnxExporter:
         kind = kind_of(method)
         self._sub_generator_spec = kind.graph_spec if kind is not None else None
         self._module = build_task_model(task)
+        self._graphs: Mapping[str, bytes] = {}
 
     def graphs(self) -> Mapping[str, bytes]:
         """Blob name -> graph without parameters."""
-        graphs = {TASK_GRAPH: task_graph(self._task)}
-        if self._sub_generator_spec is not None:
-            graphs[SUB_GENERATOR_GRAPH] = sub_generator_graph(self._sub_generator_spec)
-        return graphs
+        if not self._graphs:
+            graphs = {TASK_GRAPH: task_graph(self._task)}
+            if self._sub_generator_spec is not None:
+                graphs[SUB_GENERATOR_GRAPH] = sub_generator_graph(self._sub_generator_spec)
+            self._graphs = graphs
+        return self._graphs
+
+    def use(self, graphs: Mapping[str, bytes]) -> None:
+        """Take the graphs that the fleet has, which saves the seconds of exporting them again after a restart."""
+        self._graphs = graphs
 
     def probe(self, parameters: Parameters) -> Probe:
         """Return the golden vector of a task model.
@@ -52,7 +59,7 @@ class OnnxExporter:
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in parameters.items()}
         load_parameters(self._module, arrays)
         eager = eager_run(self._module)
-        exported = OnnxModel(task_graph(self._task), arrays, num_threads=1)
+        exported = OnnxModel(self.graphs()[TASK_GRAPH], arrays, num_threads=1)
         detects = isinstance(self._task, DetectionSpec)
         check_parity(
             "task model",

@@ -46,6 +46,9 @@ class TinyExporter:
     def graphs(self) -> dict[str, bytes]:
         return {"graph/task": b"a graph"}
 
+    def use(self, graphs: Any) -> None:
+        assert graphs == self.graphs()
+
     def probe(self, parameters: Any) -> Probe:
         return Probe(0, 1, tuple(parameters["w"].tolist()), 1e-3)
 
