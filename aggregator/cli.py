@@ -14,6 +14,7 @@ import click
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
+from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
 
 
@@ -40,7 +41,7 @@ def serve(settings: AggregatorSettings) -> None:
 
 
 @cli.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="The data dir of `aggregator serve`.")
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
     """Show the round, its uploads and every client's download, also while the aggregator runs."""

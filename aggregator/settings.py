@@ -11,6 +11,7 @@ from msgspec import Meta
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
+from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.fleet.presets import SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
@@ -38,7 +39,12 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     ] = None
     data_dir: Annotated[
         Path,
-        Option("Everything that the aggregator keeps; after a restart it goes on there.", ROUNDS, metavar="DIR"),
+        Option(
+            "Everything that the aggregator keeps; after a restart it goes on there.",
+            ROUNDS,
+            metavar="DIR",
+            check=check_folder,
+        ),
     ]
     clients: Annotated[int, Meta(ge=1), Option("A round closes at once with uploads from this many clients.", ROUNDS)]
     min_clients: Annotated[

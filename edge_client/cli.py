@@ -14,6 +14,7 @@ from replayfleet.edge_client.bench.command import bench
 from replayfleet.edge_client.doctor.command import doctor
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.federation.help_groups import HELP, Program
+from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
 
 
@@ -37,7 +38,7 @@ def start(settings: ClientSettings) -> None:
 
 
 @cli.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="The data dir of `edge-client start`.")
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `edge-client start`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
     """Show what a client does, also while it runs."""

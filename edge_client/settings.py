@@ -13,6 +13,7 @@ from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.profiles import check_device, required_provider
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
+from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
 from replayfleet.federation.service.settings import CAMERA, TRAINING, Option
 from replayfleet.federation.wire.protocol.limits import check_id
@@ -78,7 +79,13 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
     client_id: ClientId
     source: Sources
     data_dir: Annotated[
-        Path, Option("Everything that the client keeps; after a restart it goes on from there.", DEVICE, metavar="DIR")
+        Path,
+        Option(
+            "Everything that the client keeps; after a restart it goes on from there.",
+            DEVICE,
+            metavar="DIR",
+            check=check_folder,
+        ),
     ]
     device: DeviceName = "cpu"
     require_provider: RequiredProvider = ""

@@ -20,7 +20,7 @@ import msgspec
 
 from replayfleet.devices.budget import Speed
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import Reason
+from replayfleet.federation.errors import UNREADABLE, Reason
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
@@ -301,7 +301,7 @@ class StateStore:
             if hashlib.sha256(data).digest() != digest:
                 raise ValueError("digest doesn't match")
             return msgspec.msgpack.decode(data, type=kind)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except UNREADABLE as error:
             if self._read_only:
                 log.error("record damaged", file=path, reason=error)
                 return None

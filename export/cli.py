@@ -23,6 +23,7 @@ from replayfleet.export.formats import (
 )
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError, SettingsError, nearest
 from replayfleet.federation.help_groups import ADVANCED, HELP, OptionOfGroup, Program, joined
+from replayfleet.federation.paths import ANY_PATH, PLACE
 from replayfleet.models.specs import (
     DETECTION_STRIDES,
     IMAGE_SIZES,
@@ -95,7 +96,7 @@ _TABLE_OPTIONS: dict[str, dict[str, Any]] = {
     "calibration": {"multiple": True, "metavar": "FILE or CLASS=FILE"},
     "samples": {"type": click.IntRange(1, 100_000), "metavar": "N"},
     "seed": {"type": click.IntRange(0, 2**32 - 1), "metavar": "N"},
-    "held": {"type": click.Path(path_type=Path)},
+    "held": {"type": ANY_PATH},
     "max-loss": {"type": click.FloatRange(0, 100), "metavar": "POINTS"},
 }
 """How click reads the options of ``export.formats.OPTIONS``, which says what they are."""
@@ -108,7 +109,7 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         _of_model(
             "--from",
             "run",
-            type=click.Path(path_type=Path),
+            type=ANY_PATH,
             help="Take the model from a simulation's folder or the data dir of an aggregator or a client, in place of "
             "--parameters. What describes the model is read there too.",
         ),
@@ -118,13 +119,13 @@ def _exports(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     ]
     options = [
         *(stored if kind != "sampler" else []),
-        _of_model("--parameters", type=click.Path(path_type=Path), help="File with the parameters: safetensors."),
+        _of_model("--parameters", type=ANY_PATH, help="File with the parameters: safetensors."),
         _of_file("--format", "format_", help=f"Format of the file: {joined(kept)}.  [default: {DEFAULT_FORMAT}]"),
         _of_file(
             "--device",
             help="Board that the file is for, as of edge-client: the format that serves quickest there is taken.",
         ),
-        _of_file("--out", required=True, type=click.Path(path_type=Path), help="Folder or file to write."),
+        _of_file("--out", required=True, type=PLACE, help="Folder or file to write."),
         _advanced(
             "--threads",
             default=2,
@@ -253,8 +254,8 @@ def sampler(width: int, steps: int, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--parameters", type=click.Path(path_type=Path), help="Those of a graph that was exported with --split.")
+@click.argument("model", type=ANY_PATH)
+@click.option("--parameters", type=ANY_PATH, help="Those of a graph that was exported with --split.")
 @click.option("--sha256", help="Digest that the file must have; a TorchScript file is code, and needs it.")
 @click.option(
     "--threads", default=2, show_default=True, type=click.IntRange(1, 256), help="Threads with which the model runs."

@@ -23,7 +23,7 @@ from replayfleet.export.files import read_file
 from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import PREFIX, own_facts, sub_generator_facts, task_facts
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 _MAX_HEADER_BYTES = 1 << 20
@@ -94,7 +94,7 @@ def read_parameter_file(path: Path) -> ParameterFile:
     try:
         about = own_facts(_metadata(data))
         return ParameterFile(parameters, _described(about, parameters) if about else None)
-    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise SettingsError(f"{path}: its header is damaged ({error}); export it again from where it came") from error
 
 

@@ -17,6 +17,8 @@ from typing import IO, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from replayfleet.federation.errors import UNREADABLE
+
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -207,7 +209,7 @@ class Child(Generic[A]):
         self._begun = rest
         try:
             self._head = self._decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ChildLost(f"its process sent an unreadable line ({' '.join(str(error).split())[:300]})") from error
         self._bytes = bytearray(self._num_bytes(self._head))
         if self._bytes:

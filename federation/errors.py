@@ -10,6 +10,11 @@ import difflib
 import enum
 from collections.abc import Iterable
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoders of JSON and msgpack raise for bytes that are none: also letters that don't decode, and deep nesting."""
+
 
 class Reason(str, enum.Enum):
     """Why an upload was rejected, an artefact refused or a served model rolled back; the value travels in messages."""

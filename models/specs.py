@@ -54,6 +54,7 @@ class TaskSpec:
             raise ValueError(f"stem is {self.stem!r}, expected one of {STEMS}")
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
+        _check_names(self.class_names)
         if not 1 <= self.generator_width <= 512:
             raise ValueError(f"generator_width is {self.generator_width}, expected 1 to 512")
 
@@ -108,6 +109,7 @@ class DetectionSpec:
                 raise ValueError(f"{name} is {pixels}, expected 32 to 4096 pixels and a multiple of {self.stride}")
         if not 1 <= len(self.class_names) <= 4096:
             raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
+        _check_names(self.class_names)
         _check_anchors(self.anchors)
         if not 1 <= self.width <= 512:
             raise ValueError(f"width is {self.width}, expected 1 to 512")
@@ -138,6 +140,17 @@ class DetectionSpec:
     def output_shape(self) -> tuple[int, ...]:
         """What the detector answers for one image: (A * (5 + K), rows, columns)."""
         return (self.num_anchors * (5 + self.num_classes), *self.grid_shape)
+
+
+def _check_names(class_names: tuple[str, ...]) -> None:
+    """Labels name classes, so a name that two of them had would say nothing."""
+    seen = set()
+    for name in class_names:
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"a class is named {name!r}, expected a name")
+        if name in seen:
+            raise ValueError(f"two classes are named {name!r}, expected a name of its own for each")
+        seen.add(name)
 
 
 def _check_anchors(anchors: tuple[tuple[float, float], ...]) -> None:

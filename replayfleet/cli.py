@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import FOLDER
 from replayfleet.federation.service.command import run_command
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def demo(options: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FOLDER)
 def init(folder: Path) -> None:
     """Write what a fleet is set up with to DIR: settings, systemd units, broker, certificates' script, Docker.
 
@@ -91,4 +92,4 @@ def model_export() -> None:
 
         return stored_model(path, client, kind, class_)
 
-    export(obj=stored)
+    run_command(export, "model-export", stored)

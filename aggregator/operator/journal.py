@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from replayfleet.federation.errors import UNREADABLE
 from replayfleet.federation.service.logs import EventLogger
 
 JOURNAL = "events.jsonl"
@@ -96,7 +97,7 @@ def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except UNREADABLE:
                 continue
             if isinstance(entry, dict):
                 yield entry

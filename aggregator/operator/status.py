@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.fleet.presets import stores_data
 
 
@@ -88,7 +86,7 @@ def read_status(folder: Path) -> Status:
             confirmed = store.confirmed_version(client_id)
             left_out = quarantined.get(client_id, (-1, ""))
             clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out))
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+    except (sqlite3.Error, *UNREADABLE) as error:
         raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:
         store.close()

@@ -19,6 +19,7 @@ from msgspec import Meta
 from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
 from replayfleet.edge_client.flow import Rate
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.settings import WrongValueError, check_settings, settings_of
 
 U = TypeVar("U")
@@ -150,7 +151,7 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
         raise SettingsError(f"source {uri!r} names no {scheme}; expected '{scheme}://NAME'")
     if scheme == "dataset":
         return _typed(DatasetUri, query, {"dataset": place.rstrip("/")})
-    return _typed(FolderUri, query, {"path": Path(place).expanduser()})
+    return _typed(FolderUri, query, {"path": expanded(place)})
 
 
 def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
@@ -174,7 +175,7 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         return _typed(settings_type, query, fixed)
     if kind.place == "path" and not place:
         raise SettingsError(f"source {uri!r} names no file or folder; expected '{scheme}:///PATH'")
-    value = str(Path(place).expanduser()) if kind.place == "path" else place
+    value = str(expanded(place)) if kind.place == "path" else place
     return _typed(settings_type, query, {kind.place: value} if kind.place and rest and place else {})
 
 

@@ -22,6 +22,7 @@ from replayfleet.edge_client.learning.labels.operators_word import (
     FeedbackRefused,
     NamedBox,
 )
+from replayfleet.federation.errors import UNREADABLE
 from replayfleet.federation.service.health import MAX_BODY_BYTES, Answer
 
 
@@ -85,7 +86,7 @@ class OperatorDesk:
             raise FeedbackRefused(f"feedback of {len(body)} bytes, expected at most {MAX_BODY_BYTES}")
         try:
             said = _decoder.decode(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FeedbackRefused(f"feedback isn't usable: {str(error).replace('`', '')}") from error
         self._learn(_understood(said))
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 
 STATUS_FILE = "status.json"
 
@@ -25,7 +25,7 @@ def read_status(data_dir: Path) -> dict[str, Any]:
         age_s = time.time() - path.stat().st_mtime
     except FileNotFoundError:
         raise SettingsError(f"data dir {data_dir}: no client has run there ({STATUS_FILE} is missing)") from None
-    except (OSError, ValueError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} can't be read ({error})") from error
     if not isinstance(found, dict):
         raise SettingsError(f"data dir {data_dir}: {STATUS_FILE} is damaged")

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,7 @@ from replayfleet.edge_client.serving.messages import (
 from replayfleet.edge_client.serving.proc import anonymous_bytes, is_starved
 from replayfleet.edge_client.serving.slot import ModelLost
 from replayfleet.federation.children import child_command, child_environment, end, ending
-from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.errors import UNREADABLE, ArtefactRejected, Reason
 
 WORKER_COMMAND = child_command("replayfleet.edge_client.serving.worker")
 
@@ -207,7 +206,7 @@ def _ask(link: socket.socket, question: ToWorker, timeout_s: float, pid: int) ->
         raise ConnectionError("no more answers")
     try:
         return from_worker(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ConnectionError(f"unreadable answer: {error}") from error
 
 

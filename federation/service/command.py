@@ -12,6 +12,7 @@ import click
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import OptionOfGroup, joined
+from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 
@@ -99,7 +100,7 @@ def with_settings(
                 f"File like {file} with any of these, _ for -. Variables like REPLAYFLEET_FLEET win over it, and the "
                 "command line over both."
             )
-            made = click.option("--config", metavar="PATH", type=click.Path(path_type=Path), help=text)(made)
+            made = click.option("--config", metavar="PATH", type=ANY_PATH, help=text)(made)
         parameters = [SettingOption(setting) for setting in settings_of(kind).values() if setting.option]
         known = list(getattr(made, "__click_params__", ()))
         made.__click_params__ = [*known, *reversed(parameters)]  # type: ignore[attr-defined]
@@ -108,30 +109,44 @@ def with_settings(
     return decorate
 
 
-def run_command(command: click.Command, name: str) -> NoReturn:
+def run_command(command: click.Command, name: str, handed: object = None) -> NoReturn:
     """Run ``command`` and exit: 2 for what the operator wrote, 1 for the rest, 130 for Ctrl-C.
 
     Args:
         command: the outermost command or group.
         name: the program's name, which begins every error line.
+        handed: what the command finds as its context's ``obj``.
     """
     try:
-        code = command.main(standalone_mode=False)
-    except SettingsError as error:
-        _fail(name, str(error), 2)
-    except ReplayfleetError as error:
-        _fail(name, str(error), 1)
-    except ModuleNotFoundError as error:
-        _fail(name, f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1)
-    except click.ClickException as error:
-        _fail(name, f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2)
-    except click.Abort:
-        _fail(name, "stopped", 130)
-    except OSError as error:
-        if disk_errno(error) is None:
-            raise
-        _fail(name, f"{error.filename or 'the disk'}: {error.strerror or error}", 1)
+        code = command.main(standalone_mode=False, obj=handed)
+    except Exception as error:
+        fail(name, error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(name: str, error: Exception) -> NoReturn:
+    """End a program with one line on stderr and its exit code; an error that nobody expected is raised again."""
+    text, code = explained(name, error)
+    click.echo(f"{name}: {' '.join(text.split())}", err=True)
+    sys.exit(code)
+
+
+def explained(name: str, error: Exception) -> tuple[str, int]:
+    """Return an expected error as (one line, exit code); others are raised."""
+    match error:
+        case SettingsError():
+            return str(error), 2
+        case ReplayfleetError():
+            return str(error), 1
+        case ModuleNotFoundError():
+            return f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1
+        case click.ClickException():
+            return f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2
+        case click.Abort():
+            return "stopped", 130
+        case OSError() if disk_errno(error) is not None:
+            return f"{error.filename or 'the disk'}: {error.strerror or error}", 1
+    raise error
 
 
 def _path(name: str, error: click.ClickException) -> str:
@@ -142,8 +157,3 @@ def _path(name: str, error: click.ClickException) -> str:
         words.insert(0, str(context.info_name))
         context = context.parent
     return " ".join((name, *words))
-
-
-def _fail(name: str, message: str, code: int) -> NoReturn:
-    click.echo(f"{name}: {' '.join(message.split())}", err=True)
-    sys.exit(code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
@@ -89,7 +89,7 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
         return False
     except OSError as error:
         raise SettingsError(f"data dir {path}: not readable ({error.strerror or error})") from error
-    except ValueError as error:
+    except UNREADABLE as error:
         raise SettingsError(f"data dir {path}: {MARKER} is damaged; restore it or choose another folder") from error
     if not isinstance(found, dict):
         raise SettingsError(f"data dir {path}: {MARKER} is damaged; restore it or choose another folder")

@@ -28,6 +28,7 @@ import msgspec
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest
 from replayfleet.federation.help_groups import ADVANCED, joined
+from replayfleet.federation.paths import given_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ S = TypeVar("S")
 CAMERA = "Camera"
 TRAINING = "Training"
 _ENVIRONMENT = "REPLAYFLEET_"
+_MAX_TOML_BYTES = 1 << 20
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -312,10 +314,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         SettingsError: It can't be read or parsed.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_MAX_TOML_BYTES + 1)
+        if len(data) > _MAX_TOML_BYTES:
+            raise SettingsError(f"{path}: has more than {_MAX_TOML_BYTES} bytes, which no settings need")
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror or error}); nothing was started") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise SettingsError(f"{path}: not valid TOML: nested too deeply; nothing was started") from error
+    except ValueError as error:  # also of letters that are none, and of numbers with thousands of digits
         raise SettingsError(f"{path}: not valid TOML: {error}; nothing was started") from error
 
 
@@ -374,5 +382,5 @@ def _decode_path(kind: type[Any], value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if kind is Path and isinstance(value, str):
-        return Path(value)
+        return given_path(value)
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

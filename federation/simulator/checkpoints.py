@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.result import Part
@@ -84,7 +84,7 @@ class Checkpoints:
         path = self._folder / _PARTS
         try:
             earlier = msgspec.json.decode(path.read_bytes(), type=list[Part]) if path.exists() else []
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
         if part.first_round >= num_rounds:
             return earlier or [part]
@@ -147,7 +147,7 @@ class Checkpoints:
             earlier = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             raise SettingsError(f"{self._folder} holds no run to resume; leave --resume out") from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error
         differs = difference(earlier, msgspec.json.decode(msgspec.json.encode(run)))
         if differs:
@@ -197,5 +197,5 @@ def holds_run(folder: Path) -> bool:
 def _read_snapshot(path: Path) -> Snapshot:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Snapshot)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SettingsError(f"{path} can't be read ({error}); start the run anew") from error

@@ -14,9 +14,8 @@ from typing import NoReturn
 
 import click
 
-from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, GroupedCommand
-from replayfleet.federation.service.command import with_settings
+from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
 
@@ -95,7 +94,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command; every expected error becomes one line on stderr and exit code 2."""
+    """Run the command; every expected error becomes one line on stderr; exit code 2 for settings, 1 for the rest."""
     given = sys.argv[1:]
     is_table = given[:1] == [_TABLE]
     try:
@@ -109,22 +108,15 @@ def main() -> None:
             code = table.main(given[1:], prog_name=f"fleet-sim {_TABLE}", standalone_mode=False)
         else:
             code = fleet_sim.main(standalone_mode=False)
-    except ReplayfleetError as error:
-        _fail(str(error))
-    except ModuleNotFoundError as error:
-        _fail(f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build")
-    except click.ClickException as error:
-        _fail(f"{error.format_message()} (fleet-sim {f'{_TABLE} ' if is_table else ''}--help lists all options)")
     except click.Abort:
         how = "the same command" if is_table else "--resume"
         click.echo(f"fleet-sim: stopped; {how} continues after the last complete round", err=True)
         _leave(130)
+    except Exception as error:
+        text, wrong = explained(f"fleet-sim {_TABLE}" if is_table else "fleet-sim", error)
+        click.echo(f"fleet-sim: {' '.join(text.split())}", err=True)
+        _leave(wrong)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"fleet-sim: {' '.join(message.split())}", err=True)
-    _leave(2)
 
 
 def _leave(code: int) -> NoReturn:

@@ -285,13 +285,6 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise SettingsError(f"out dir {out} is a file; choose a folder with --out")
-    parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not parent.is_dir():
-        raise SettingsError(f"out dir {out} can't be made: {parent} is a file; choose another with --out")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise SettingsError(f"out dir {out} can't be made: {parent} is not writable; choose another with --out")
     is_taken = (out / _RESULT).exists() or holds_run(out / _STATE)
     if is_taken and not resume and not overwrite:
         raise SettingsError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.simulator.charts import Curve
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.records import RoundRecord, summarise
@@ -105,7 +105,7 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
         other = msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:
         raise SettingsError(f"--compare {path}: can't be read ({error.strerror})") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SettingsError(f"--compare {path}: no result.json of this program ({error})") from error
     for key in ("dataset", "stream"):
         theirs, ours = other.run.get(key), run[key]

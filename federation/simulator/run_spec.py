@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED
+from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import SettingOption
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
 
@@ -66,7 +67,7 @@ class RunSpec:
         Option("Clients that miss a round; they are drawn anew for each but the first.", STREAM, unset="0"),
     ] = None
     seed: Annotated[int, Option("What stream, models and training derive their randomness from.", STREAM)] = 0
-    out: Annotated[Path, Option("Folder for the results.", RESULTS, metavar="DIR")]
+    out: Annotated[Path, Option("Folder for the results.", RESULTS, metavar="DIR", check=check_folder)]
     data_root: Annotated[
         Path | None,
         Option(

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 
 MAX_LABEL_BYTES = 2**20
 """Largest YOLO label file and names file."""
@@ -168,7 +168,7 @@ def read_coco(path: Path, class_names: Sequence[str] = ()) -> CocoFile:
         root = msgspec.json.decode(_text(path, MAX_COCO_BYTES), type=_Coco)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {str(error).replace('`', '')}; expected a COCO file") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise SettingsError(f"{path} is no JSON ({error}); expected a COCO file") from error
     try:
         return _coco(root, tuple(class_names))

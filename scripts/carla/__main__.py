@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.result import hardware
 from replayfleet.federation.streams.datasets import DATA_ROOT_VARIABLE
@@ -21,7 +22,7 @@ from replayfleet.federation.wire.transport.broker import BrokerHandle
 from replayfleet.scripts.carla.drive import places, stranding
 from replayfleet.scripts.carla.plan import FAST, FULL, MARKER, OWN, VEHICLES, Plan, Size, Work
 from replayfleet.scripts.carla.roads import STREET_TOWNS, Roads, StreetRoads, find_recording, thin
-from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.table import rounds_table
@@ -34,18 +35,17 @@ WHERE_TO_GET = (
     f"make demo-carla ARGS='--data-root DATA', or {DATA_ROOT_VARIABLE}=DATA. "
     "Without them: make demo-carla ARGS=--synthetic drives through drawn streets"
 )
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--synthetic", is_flag=True, help="Drive through drawn streets instead of recorded towns.")
 @click.option("--fast", is_flag=True, help="Shows in two minutes that everything works; learns little.")
-@click.option("--data-root", type=_PATH, help=f"Folder that holds carla/; else ${DATA_ROOT_VARIABLE}.")
-@click.option("--out", type=_PATH, default=Path("runs/demo-carla"), help="Folder for the report, films, logs, data.")
+@click.option("--data-root", type=ANY_PATH, help=f"Folder that holds carla/; else ${DATA_ROOT_VARIABLE}.")
+@click.option("--out", type=FOLDER, default=Path("runs/demo-carla"), help="Folder for the report, films, logs, data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the models, the training and drawn streets.")
 @click.option("--slower", type=click.FloatRange(0.1, 100), default=1.0, help="Factor, for machines that train slower.")
-@click.option("--port", type=int, help="Of the private broker.  [default: any free one]")
-@click.option("--time-limit-s", type=float, default=TIME_LIMIT_S, help="Give up after this many seconds.")
+@click.option("--port", type=PORT, help="Of the private broker.  [default: any free one]")
+@click.option("--time-limit-s", type=POSITIVE, default=TIME_LIMIT_S, help="Give up after this many seconds.")
 def demo_carla(
     out: Path,
     *,

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from replayfleet.federation.service.command import run_command
 from replayfleet.federation.streams.driving.recording import Driving
 from replayfleet.scripts.carla.facts import PARTS, read_facts, read_marker
 from replayfleet.scripts.carla.page import page, summary
@@ -68,4 +69,4 @@ def report(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    report()
+    run_command(report, "carla-report")

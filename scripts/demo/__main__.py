@@ -12,18 +12,18 @@ from typing import Any
 import click
 from rich.console import Console
 
+from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.wire.transport.broker import BrokerHandle
 from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, make_plan
-from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
 
 TIME_LIMIT_S = 840.0
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -32,10 +32,10 @@ _PATH = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=0, help="Of the stream, the models and the training.")
 @click.option("--settings", "preset", default="demo", help="Stream size and method: demo, small, paper, tiny.")
 @click.option("--fast", is_flag=True, help="The same as --settings tiny: shows that everything works, learns little.")
-@click.option("--out", type=_PATH, default=Path("runs/demo"), help="Folder for the report, the logs and all data dirs.")
-@click.option("--data-root", type=_PATH, help="Folder that holds Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")
-@click.option("--port", type=int, help="Of the private broker.  [default: any free one]")
-@click.option("--time-limit-s", type=float, default=TIME_LIMIT_S, help="Give up after this many seconds.")
+@click.option("--out", type=FOLDER, default=Path("runs/demo"), help="Folder for report, logs and all data dirs.")
+@click.option("--data-root", type=ANY_PATH, help="Folder of Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")
+@click.option("--port", type=PORT, help="Of the private broker.  [default: any free one]")
+@click.option("--time-limit-s", type=POSITIVE, default=TIME_LIMIT_S, help="Give up after this many seconds.")
 def demo(preset: str, fast: bool, port: int | None, time_limit_s: float, **sizes: Any) -> None:
     """Let a fleet of real processes learn a stream over MQTT, and write a report beside FedAvg's."""
     plan = make_plan(preset="tiny" if fast else preset, **sizes)

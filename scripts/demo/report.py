@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from replayfleet.federation.paths import ANY_PATH
+from replayfleet.federation.service.command import run_command
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.scripts.demo.facts import read_facts
 from replayfleet.scripts.demo.page import page
@@ -35,11 +37,11 @@ def write_report(out: Path, data: Dataset) -> Report:
 
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--data-root", type=click.Path(path_type=Path), help="Folder that holds the data set.")
+@click.option("--data-root", type=ANY_PATH, help="Folder that holds the data set.")
 def report(out: Path, data_root: Path | None) -> None:
     """Write OUT/report.html of the demo that ran in OUT."""
     write_again(lambda: write_report(out, load_dataset(FASHION_MNIST, data_root=data_root)))
 
 
 if __name__ == "__main__":
-    report()
+    run_command(report, "demo-report")

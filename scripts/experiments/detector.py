@@ -10,21 +10,21 @@ at the end OUT has mAP by town and class.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import msgspec
 import numpy as np
 import torch
 
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
+from replayfleet.federation.paths import ANY_PATH, NEW_FILE
+from replayfleet.federation.service.command import run_command
 from replayfleet.federation.simulator.measures.detection_evaluation import evaluate_boxes
 from replayfleet.federation.simulator.measures.detection_metrics import DetectionQuality
 from replayfleet.federation.simulator.round_data import round_data
@@ -78,23 +78,23 @@ def as_json(spec: DetectionSpec, qualities: dict[str, DetectionQuality]) -> byte
     return msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and run; exit 1 if the recording can't be read."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of recorded driving")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--towns", default="", help="a,b,c; all if not given")
-    parser.add_argument("--size", default="320x192", help="WIDTHxHEIGHT in pixels")
-    parser.add_argument("--width", type=int, default=NARROW_WIDTH, help="16 is the published network")
-    parser.add_argument("--stride", type=int, default=16, help="8, 16 or 32")
-    parser.add_argument("--anchors", type=int, default=6)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--weight-decay", type=float, default=0.0005)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    given: Any = parser.parse_args(arguments)
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--data", type=ANY_PATH, required=True, help="Folder of recorded driving.")
+@click.option("--out", type=NEW_FILE, required=True, help="JSON file to write.")
+@click.option("--towns", default="", help="a,b,c; all if not given.")
+@click.option("--size", default="320x192", help="WIDTHxHEIGHT in pixels.")
+@click.option("--width", type=click.IntRange(1), default=NARROW_WIDTH, help="16 is the published network.")
+@click.option("--stride", type=int, default=16, help="8, 16 or 32.")
+@click.option("--anchors", type=click.IntRange(1), default=6, help="Typical boxes.")
+@click.option("--epochs", type=click.IntRange(1), default=60, help="Of training.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, help="Pictures of one step.")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=0.01, help="Of SGD.")
+@click.option("--weight-decay", type=click.FloatRange(0), default=0.0005, help="Of SGD.")
+@click.option("--threads", type=click.IntRange(1, 1024), default=1, help="Of PyTorch.")
+@click.option("--seed", type=int, default=0, help="Of everything.")
+def detector(**options: Any) -> None:
+    """Train a detector on all towns at once, and measure it on frames that were held out."""
+    given = SimpleNamespace(**options)
     torch.set_num_threads(given.threads)
     width, _, height = given.size.partition("x")
     try:
@@ -106,10 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stride=given.stride,
             num_anchors=given.anchors,
         )
-        if found is None:
-            raise SettingsError(f"{given.data} holds no recorded driving: images/, labels/ and labels.txt")
-    except (ReplayfleetError, ValueError) as error:
-        sys.exit(f"detector: {error}")
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    if found is None:
+        raise SettingsError(f"{given.data} holds no recorded driving: images/, labels/ and labels.txt")
     train, test, spec = found
     boxes = train.labels[train.labels[:, :, 0] >= 0]
     print(f"{len(train.labels)} frames, {len(boxes)} boxes, mean overlap with {len(spec.anchors)} anchors", end=" ")
@@ -124,6 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     qualities = learn(train, test, spec, schedule, given.seed)
     write_atomic(given.out, as_json(spec, qualities))
     print(f"written to {given.out}; mAP@0.5 {qualities['all'].map50:.3f} on all held-out frames")
+
+
+def main() -> None:
+    """Run the command; every expected error is one line on stderr."""
+    run_command(detector, "detector")
 
 
 if __name__ == "__main__":

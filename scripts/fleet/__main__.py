@@ -14,17 +14,16 @@ from typing import Any
 import click
 from rich.console import Console
 
+from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.scripts.fleet.faults import check_faults
 from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
 from replayfleet.scripts.fleet.troubled import TroubledFleet
-from replayfleet.scripts.launch.command import log_to, run_demo, this_command
+from replayfleet.scripts.launch.command import POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import note_facts
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
-
-_PATH = click.Path(path_type=Path)
 
 SMALLER = "--clients and --rounds ask"
 """Said when the time is up."""
@@ -36,13 +35,13 @@ SMALLER = "--clients and --rounds ask"
 @click.option("--source", default=DATASET, help="dataset (a share of Fashion-MNIST each), synthetic (a street each).")
 @click.option("--method", default="fedavg", help="As of aggregator serve.")
 @click.option("--settings", "preset", default="tiny", help="Of the method and the stream: tiny, demo, small, paper.")
-@click.option("--rate", type=float, default=10.0, help="Pictures a second of every client.")
-@click.option("--deadline-s", type=float, default=300.0, help="Seconds that a round stays open.")
+@click.option("--rate", type=POSITIVE, default=10.0, help="Pictures a second of every client.")
+@click.option("--deadline-s", type=POSITIVE, default=300.0, help="Seconds that a round stays open.")
 @click.option("--fault", "faults", multiple=True, help="kill-client, restart-broker, bad-line; repeatable.")
 @click.option("--seed", type=int, default=0, help="Of streams, models, training and faults.")
-@click.option("--out", type=_PATH, default=Path("runs/fleet"), help="Folder for logs and all data dirs.")
-@click.option("--data-root", type=_PATH, help="Folder that holds Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")
-@click.option("--time-limit-s", type=float, default=600.0, help="Give up after this many seconds.")
+@click.option("--out", type=FOLDER, default=Path("runs/fleet"), help="Folder for logs and all data dirs.")
+@click.option("--data-root", type=ANY_PATH, help="Folder of Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")
+@click.option("--time-limit-s", type=POSITIVE, default=600.0, help="Give up after this many seconds.")
 def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     """Run a fleet on this machine, with faults or without; exit code 0: every round and every client came through."""
     yard, wanted = Yard(**sizes), check_faults(faults)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 import click
 
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.command import run_command
+
 _CHUNK_BYTES = 16 * 1024
 
 
@@ -96,18 +99,20 @@ class TcpLink:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--to", "target", type=int, required=True, help="Port of the broker on this machine.")
-@click.option("--port", type=int, default=0, help="To listen on; 0: any free one.")
+@click.option(
+    "--to", "target", type=click.IntRange(1, 65535), required=True, help="Port of the broker on this machine."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="To listen on; 0: any free one.")
 @click.option("--delay-ms", type=float, default=30.0, help="One way, on average.")
 @click.option("--rate-kb", type=float, default=2000.0, help="Kilobytes a second, each way; 0: no limit.")
 @click.option("--cut-every-s", type=float, default=20.0, help="Mean lifetime of a connection; 0: never cut.")
 @click.option("--seed", type=int, default=0, help="Of delays and cuts.")
-def main(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: float, seed: int) -> None:
+def tcp_link(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: float, seed: int) -> None:
     """Be a bad line to a broker until stopped."""
     try:
         quality = LineQuality(delay_ms / 1000, rate_kb * 1000, cut_every_s)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise SettingsError(str(error)) from error
     link = TcpLink(target, quality, random.Random(seed), _say)  # noqa: S311 - not a secret
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(link.serve(port, lambda found: _say(f"port {found}")))
@@ -116,3 +121,12 @@ def main(target: int, port: int, delay_ms: float, rate_kb: float, cut_every_s: f
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def main() -> None:
+    """Run the command; every expected error is one line on stderr."""
+    run_command(tcp_link, "tcp-link")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.command import fail
 from replayfleet.federation.service.logs import configure_logging
 from replayfleet.scripts.launch.processes import ChildFailed
 
@@ -32,16 +33,31 @@ def run_demo(command: click.Command, name: str) -> NoReturn:
     try:
         code = command.main(standalone_mode=False)
     except ChildFailed as error:
-        _fail(name, f"{error}:", 1, error.tail)
-    except SettingsError as error:
-        _fail(name, str(error), 2)
-    except ReplayfleetError as error:
-        _fail(name, str(error), 1)
-    except click.ClickException as error:
-        _fail(name, f"{error.format_message()} (--help lists all options)", 2)
+        click.echo(f"{name}: {' '.join(str(error).split())}:", err=True)
+        click.echo("\n".join(f"    {line}" for line in error.tail.splitlines()), err=True)
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
-        _fail(name, "stopped; all its processes are ended", 130)
+        click.echo(f"{name}: stopped; all its processes are ended", err=True)
+        sys.exit(130)
+    except Exception as error:
+        fail(name, error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class Positive(click.FloatRange):
+    """A number above 0: neither infinite nor NaN, which would be within any range."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not in the range x>0.", param, ctx)
+        return found
+
+
+PORT, POSITIVE = click.IntRange(1, 65535), Positive()
 
 
 def log_to(path: Path) -> None:
@@ -61,10 +77,3 @@ def _interrupt(*_: object) -> None:
     """Note the signal and raise: while a process is being started, Python prints what is raised and goes on."""
     interrupted.set()
     raise KeyboardInterrupt
-
-
-def _fail(name: str, message: str, code: int, more: str = "") -> NoReturn:
-    click.echo(f"{name}: {' '.join(message.split())}", err=True)
-    if more:
-        click.echo("\n".join(f"    {line}" for line in more.splitlines()), err=True)
-    sys.exit(code)

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.words import clock
 from replayfleet.scripts.launch.fleet import Limit
 
@@ -29,8 +28,5 @@ class Report:
 
 def write_again(write: Callable[[], Report]) -> None:
     """Write the page of a run that is over, as a command."""
-    try:
-        written = write()
-    except ReplayfleetError as error:
-        raise click.ClickException(str(error)) from error
+    written = write()
     click.echo("\n".join([*written.summary, str(written.path)]))

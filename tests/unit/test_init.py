@@ -42,7 +42,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_folder_that_can_t_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run(str(tmp_path / "file"))
-    assert "can't be written" in str(done.exception)
+    assert "is a file, not a folder; choose another" in str(done.exception)
 
 
 @pytest.mark.parametrize("name", ["systemd/edge.toml", "systemd/aggregator.toml"])

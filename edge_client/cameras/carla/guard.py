@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.children import child_command
+from replayfleet.federation.errors import UNREADABLE
 
 FIELDS = ("synchronous_mode", "fixed_delta_seconds", "no_rendering_mode")
 """Of ``carla.WorldSettings``: what a camera changes."""
@@ -142,7 +143,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     duty: Duty | None = None
     for line in sys.stdin:
-        with contextlib.suppress(msgspec.MsgspecError):  # torn by a kill in the middle of writing
+        with contextlib.suppress(*UNREADABLE):  # torn by a kill in the middle of writing
             duty = msgspec.json.decode(line, type=Duty | None)
             if duty is None:
                 break

@@ -11,6 +11,7 @@ from replayfleet.edge_client.cameras.recorded.sidecars import Sidecar, coco_side
 from replayfleet.edge_client.cameras.recorded.stills import StillsCamera
 from replayfleet.edge_client.flow import Boxes, Rate
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.files.picture_files import list_pictures
 
@@ -75,9 +76,9 @@ class ImagesCamera(StillsCamera):
 def _sidecar(settings: ImagesSettings, files: tuple[Path, ...]) -> Sidecar[str] | None:
     """Return the boxes that the operator named, or those that lie where boxes usually lie."""
     folder = settings.path
-    names = Path(settings.names).expanduser() if settings.names else None
+    names = expanded(settings.names) if settings.names else None
     if settings.annotations:
-        place = Path(settings.annotations).expanduser()
+        place = expanded(settings.annotations)
         if place.is_dir():
             found = _yolo(place, folder, files, names)
             if found is None:

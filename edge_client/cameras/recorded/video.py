@@ -28,6 +28,7 @@ from replayfleet.edge_client.cameras.recorded.sidecars import (
 )
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ, Boxes, CameraError, Picture
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import check_settings
 from replayfleet.federation.streams.files.picture_files import SUFFIXES, require_opencv
@@ -178,8 +179,8 @@ def _probe(settings: VideoSettings) -> tuple[float, int]:
 def _sidecar(settings: VideoSettings) -> Sidecar[int] | None:
     if not settings.annotations:
         return None
-    place = Path(settings.annotations).expanduser()
-    names = Path(settings.names).expanduser() if settings.names else None
+    place = expanded(settings.annotations)
+    names = expanded(settings.names) if settings.names else None
     if not place.is_dir():
         return coco_sidecar(place, names, lambda file_name: _entry_number(place, file_name))
     files: dict[int, Path] = {}

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.help_groups import HELP, GroupedCommand
+from replayfleet.federation.paths import FOLDER
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import options_like
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
@@ -42,7 +43,7 @@ def _comma_separated(_context: Any, option: click.Parameter, text: str | None) -
 @click.command(cls=GroupedCommand, context_settings=HELP | {"show_default": True})
 @click.argument("number", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show the tables, and stop.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and tables; tables 6 to 9 need none.")
+@click.option("--out", type=FOLDER, help="Folder for runs and tables; tables 6 to 9 need none.")
 @click.option("--seeds", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
 @click.option("--methods", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
 @click.option("--scenario", "scenarios", callback=_comma_separated, help="Only columns of these, comma-separated.")
@@ -71,7 +72,6 @@ def table(context: click.Context, /, **options: Any) -> int:
         raise SettingsError(f"unknown table {number!r}{nearest(number, _titles())}")
     if number in _COST_TABLES:
         _check_cost_options(context, number)
-    _check_out(options["out"])
     if options["features"] != "task" and number != _FID_TABLE:
         raise SettingsError(f"--features is of table {_FID_TABLE}'s FID; leave it out for table {number}")
     _check_execution(**{name: options[name] for name in ("num_jobs", "minutes", "features")})
@@ -110,12 +110,6 @@ def _check_cost_options(context: click.Context, number: str) -> None:
     ]
     if given:
         raise SettingsError(f"table {number} runs nothing and takes only --out and --dry-run, not {', '.join(given)}")
-
-
-def _check_out(out: Path | None) -> None:
-    file = next((path for path in (out, *out.absolute().parents) if path.is_file()), None) if out else None
-    if file is not None:
-        raise SettingsError(f"--out {out} can't be a folder, for {file} is a file; choose another")
 
 
 def _check_execution(*, num_jobs: int, minutes: float | None, features: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
@@ -313,7 +313,7 @@ def read_json(path: Path, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SettingsError(f"{path} can't be read ({error}); remove its folder") from error
 
 

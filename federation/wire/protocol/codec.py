@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.errors import UNREADABLE, MalformedMessage
 from replayfleet.federation.wire.protocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_MESSAGE_BYTES,
@@ -79,7 +79,7 @@ def decode_manifest(data: bytes) -> Manifest:
     check(len(data) <= MAX_MESSAGE_BYTES, f"manifest of {len(data)} bytes, expected at most {MAX_MESSAGE_BYTES}")
     try:
         manifest = _manifest_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise MalformedMessage(f"not a manifest: {error}") from error
     check_manifest(manifest)
     return manifest
@@ -96,5 +96,5 @@ def _decode_message(payload: bytes) -> Message:
     check(len(payload) <= MAX_MESSAGE_BYTES, f"message of {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}")
     try:
         return _decoder.decode(memoryview(payload)[_HEAD.size :])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise MalformedMessage(f"not a message of protocol version {PROTOCOL_VERSION}: {error}") from error

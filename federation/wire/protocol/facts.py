@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.errors import UNREADABLE, MalformedMessage
 from replayfleet.federation.wire.protocol.limits import MAX_FACTS_BYTES, check, check_values
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -45,7 +45,7 @@ def decode_facts(data: bytes, *, finite: bool = True) -> dict[str, Any]:
         return {}
     try:
         facts = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise MalformedMessage(f"facts don't decode: {error}") from error
     check_values(facts, "facts", finite=finite)
     return facts

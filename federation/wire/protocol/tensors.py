@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 import zstandard
 
-from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.errors import UNREADABLE, MalformedMessage
 from replayfleet.federation.wire.protocol.limits import MAX_BLOB_BYTES, check
 
 Encoding: TypeAlias = Literal["raw", "zstd", "shuffle4-zstd"]
@@ -134,7 +134,7 @@ def _check_header(data: bytes) -> None:
     check(size <= min(_MAX_HEADER_BYTES, len(data) - 8), f"tensor header claims {size} bytes")
     try:
         header = msgspec.json.decode(memoryview(data)[8 : 8 + size], type=dict[str, _Entry])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise MalformedMessage(f"tensor header does not decode: {error}") from error
     check(len(header) <= _MAX_ARRAYS, f"{len(header)} tensors, expected at most {_MAX_ARRAYS}")
     end = 0

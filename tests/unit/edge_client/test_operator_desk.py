@@ -138,3 +138,12 @@ def test_over_http_feedback_is_taken_and_mistakes_are_answered(url: str) -> None
     assert post(f"{url}/broken", b"{}") == (500, {"error": "see the log"})
     with urllib.request.urlopen(f"{url}/predictions", timeout=10) as answer:
         assert json.load(answer) == {"cameras": {}}
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff", b'{"frame": 1, "class": "\xff"}', b'{"frame": 1, "boxes": ' + b"[" * 3000, b"", b"7"], ids=repr
+)
+def test_bytes_that_are_no_feedback_are_refused_and_nothing_else(body: bytes) -> None:
+    status, answer = desk().feedback(body)
+    assert status is HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "isn't usable" in answer["error"]

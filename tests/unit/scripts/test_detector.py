@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.scripts.experiments.detector import main
+from replayfleet.scripts.experiments.detector import detector
 from tests.support.driving_folder import CLASS_NAMES, write_driving
 
 
@@ -13,7 +13,7 @@ def test_it_learns_from_a_recording_and_writes_quality_by_town(tmp_path: Path, c
     frames = [[index % 5, (index + 1) % 5] for index in range(8)]
     root, out = write_driving(tmp_path / "carla", {"Town01": frames, "Town02": frames}, side=20.0), tmp_path / "q.json"
     small = ["--size", "64x32", "--width", "1", "--anchors", "1", "--epochs", "2", "--batch-size", "6"]
-    main(["--data", str(root), "--out", str(out), "--towns", "Town01", *small])
+    detector.main(["--data", str(root), "--out", str(out), "--towns", "Town01", *small], standalone_mode=False)
     written = json.loads(out.read_text())
     assert written["quality"].keys() == {"Town01", "all"}
     assert written["task"]["class_names"] == list(CLASS_NAMES)

@@ -35,7 +35,7 @@ from replayfleet.scripts.fleet.faults import (
     check_faults,
 )
 from replayfleet.scripts.fleet.plan import Yard
-from replayfleet.scripts.fleet.tcp_link import LineQuality, main
+from replayfleet.scripts.fleet.tcp_link import LineQuality, tcp_link
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.plan import FleetPlan
 
@@ -209,9 +209,9 @@ def test_an_impossible_line_is_refused() -> None:
 
 def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
     for words in (["--delay-ms", "-4"], ["--rate-kb", "nan"]):
-        done = CliRunner().invoke(main, ["--to", "1", *words])
-        assert done.exit_code == 2
-        assert "expected 0 or more" in done.output
+        done = CliRunner().invoke(tcp_link, ["--to", "1", *words])
+        assert isinstance(done.exception, SettingsError)
+        assert "expected 0 or more" in str(done.exception)
 
 
 def test_a_fleet_whose_time_is_up_names_options_that_it_has(tmp_path: Path) -> None:

@@ -397,8 +397,8 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(
     (tmp_path / "file").write_text("mine")
     code, _, err = table(number, *dry, out=out)
     assert code == 2
-    file = tmp_path / "file" if "/" in out else "file"
-    assert err == f"fleet-sim: --out {out} can't be a folder, for {file} is a file; choose another\n"
+    why = f"file/below can't be made: {tmp_path}/file is a file" if "/" in out else "file is a file, not a folder"
+    assert err == f"fleet-sim: --out: {why}; choose another\n"
     assert (tmp_path / "file").read_text() == "mine"
 
 

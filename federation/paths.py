@@ -1,0 +1,127 @@
+"""Paths as an operator writes them, checked once for all commands: in time, and without leaving anything behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replayfleet.federation.errors import SettingsError
+
+
+def given_path(text: str) -> Path:
+    """Return a path that somebody wrote.
+
+    Raises:
+        ValueError: It is empty, which would be the current folder, or can't be a path.
+    """
+    if not text.strip():
+        raise ValueError("expected a path, not an empty text")
+    if "\0" in text:
+        raise ValueError("expected a path, which has no zero bytes")
+    path = Path(text)
+    try:
+        path.exists()
+    except OSError as error:  # a name of 300 letters, for example
+        raise ValueError(f"{text[:40]!r}...: {error.strerror}") from error
+    return path
+
+
+def expanded(text: str) -> Path:
+    """Return a path with ``~`` and ``~user`` filled in.
+
+    Raises:
+        SettingsError: There is no such user, or it is no path.
+    """
+    try:
+        return given_path(text).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"{text[:80]!r}: {error}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Check that ``path`` is a folder that can be written to, or can be made.
+
+    Raises:
+        SettingsError: It isn't; nothing was left behind.
+    """
+    if path.exists() and not path.is_dir():
+        raise SettingsError(f"{path} is a file, not a folder; choose another")
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise SettingsError(f"{path} can't be written to; choose another folder")
+        return
+    _check_can_be_made(path)
+
+
+def check_new_file(path: Path) -> None:
+    """Check that a file can be written at ``path``, whether or not there is one, and its folders made.
+
+    Raises:
+        SettingsError: It can't; nothing was left behind.
+    """
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder, not a file; choose another")
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise SettingsError(f"{path} can't be written; choose another")
+        return
+    _check_can_be_made(path)
+
+
+def check_place(path: Path) -> None:
+    """Check that a file or a folder can be written at ``path``.
+
+    Raises:
+        SettingsError: It can't; nothing was left behind.
+    """
+    (check_folder if path.is_dir() else check_new_file)(path)
+
+
+class PathType(click.ParamType):  # type: ignore[type-arg]  # a type argument since click 8.2
+    """The type of a command's option that is a path.
+
+    Args:
+        check: raises SettingsError for one that can't be used.
+    """
+
+    name = "path"
+
+    def __init__(self, check: Callable[[Path], object] = lambda _: None) -> None:
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the checked path.
+
+        Raises:
+            SettingsError: It can't be used.
+        """
+        name = f"{param.opts[0]}: " if isinstance(param, click.Option) else ""
+        try:
+            path = value if isinstance(value, Path) else given_path(value)
+            self._check(path)
+        except (SettingsError, ValueError) as error:
+            raise SettingsError(f"{name}{error}") from error
+        return path
+
+
+ANY_PATH = PathType()
+FOLDER, NEW_FILE, PLACE = PathType(check_folder), PathType(check_new_file), PathType(check_place)
+
+
+def _check_can_be_made(path: Path) -> None:
+    if path.is_symlink():
+        raise SettingsError(f"{path} is a link that leads nowhere; choose another")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise SettingsError(f"{path} can't be made: {parent} is a file; choose another")
+    try:
+        # Root may do anything, and yet not in /proc or on a disk that is mounted to be read only.
+        Path(tempfile.mkdtemp(prefix=".", dir=parent)).rmdir()
+    except OSError as error:
+        reason = f"{parent} takes nothing ({error.strerror})"
+        raise SettingsError(f"{path} can't be made: {reason}; choose another") from error
