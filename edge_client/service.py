@@ -38,6 +38,7 @@ from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.wire.protocol.messages import spoken
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
@@ -182,7 +183,7 @@ class ClientService:
     def summary(self) -> str:
         phase, round_index, version = self._state()
         where = f"round {round_index}" if round_index >= 0 else "no round yet"
-        served = f"serving version {version}" if version > 0 else "serving no model yet"
+        served = f"serving version {spoken(version)}" if version > 0 else "serving no model yet"
         engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
         disk = f"; {self._disk.problem}" if self._disk.problem else ""
         return f"{phase}; {where}, {served}{engine}{disk}"

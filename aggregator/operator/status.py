@@ -13,6 +13,7 @@ from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.fleet.presets import stores_data
+from replayfleet.federation.wire.protocol.messages import spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Status:
         ]
         for client in self.clients:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
-            lines.append(f"{client.client}: download for round {client.download_round}, v{client.version}, {state}")
+            version = spoken(client.version)
+            lines.append(f"{client.client}: download for round {client.download_round}, v{version}, {state}")
             if client.quarantined_because:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
         if self.last_event:

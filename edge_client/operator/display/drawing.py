@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import Shown
+from replayfleet.federation.wire.protocol.messages import spoken
 
 MIN_WIDTH = 480
 """Smaller pictures are enlarged, so that there is room for words."""
@@ -101,7 +102,7 @@ def _line(shown: Shown, legend: Legend) -> str:
     if prediction is None:
         said = "no model yet"
     else:
-        said = f"model v{prediction.model_version}  age {1000 * prediction.age_s:.0f} ms"
+        said = f"model v{spoken(prediction.model_version)}  age {1000 * prediction.age_s:.0f} ms"
     place = f"  {picture.place}" if picture.place else ""
     round_text = str(legend.round) if legend.round >= 0 else "-"
     return f"{picture.camera}{place}  frame {picture.frame_id}  {said}  round {round_text}"

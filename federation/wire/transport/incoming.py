@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from replayfleet.federation.backoff import LONGEST_S
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import Block, Manifest, Message, Offer, Role, Verdict, Want
@@ -20,8 +21,8 @@ SILENT_S = 1.0
 """The same for one that never brought a block: an offer alone is cheap."""
 SHARED_GRACE_S = 1.0
 SHARED_PATIENCE_S = 3.0
-WANT_AGAIN_S = 5.0
-MAX_WANT_AGAIN_S = 60.0
+WANT_AGAIN_S = 1.0
+MAX_WANT_AGAIN_S = LONGEST_S
 MAX_CONCLUDED = 1024
 
 log = logging.getLogger(__name__)
@@ -203,6 +204,8 @@ class Incoming:
         """The sender may have forgotten: tell it what we have."""
         for peer, current in self._open.items():
             self._report(peer, current, now)
+            if current.want_at is not None:
+                current.want_at, current.want_again_s = now, WANT_AGAIN_S  # asked when time passes
 
     def _begin(self, peer: str, offer: Offer, early: dict[int, bytes | memoryview], now: float) -> list[Event]:
         held = {part.digest for part in offer.parts if self._store.has(part.digest)}

@@ -106,20 +106,21 @@ def test_a_refusal_is_repeated_and_ends_the_transfer(end: End) -> None:
     assert end.verdict().reason == Reason.WRONG_ROUND.value
 
 
-def test_what_the_bundle_did_not_carry_is_asked_for_ever_more_rarely(end: End) -> None:
+def test_what_the_bundle_did_not_carry_is_asked_for_more_rarely_but_at_least_every_three_seconds(end: End) -> None:
     offer = offer_of(DATA, also=(OTHER,))
     end.incoming.accept("cam-1", offer, 0.0)
     assert end.blocks(offer, DATA) == []
     want = end.last()
     assert isinstance(want, Want)
     assert want.digests == (digest_of(OTHER),)
-    end.incoming.tick(4.9)
-    assert end.said.count(("cam-1", want)) == 1
-    end.incoming.tick(5.0)
-    end.incoming.tick(14.9)
-    assert end.said.count(("cam-1", want)) == 2
-    end.incoming.tick(15.0)
-    assert end.said.count(("cam-1", want)) == 3
+    for asked_at, num_asked in ((1.0, 2), (3.0, 3), (6.0, 4), (9.0, 5)):
+        end.incoming.tick(asked_at - 0.1)
+        assert end.said.count(("cam-1", want)) == num_asked - 1
+        end.incoming.tick(asked_at)
+        assert end.said.count(("cam-1", want)) == num_asked
+    end.incoming.resume(9.5)
+    end.incoming.tick(9.5)
+    assert end.said.count(("cam-1", want)) == 6, "the broker is back"
     rest = offer_of(OTHER, also=(DATA,), transfer=1)
     again = Offer("client", rest.transfer_id, offer.manifest, rest.parts, rest.block_bytes, rest.block_digests)
     assert end.incoming.on_offer("cam-1", again, 16.0) == []
