@@ -111,6 +111,7 @@ class Client:
 
     def on_connected(self, now: float) -> None:
         """The broker accepted us (again): repeat what it may have lost."""
+        self._following.reconnected()
         self._parts.courier.resume(now)
         self._advance(now)
 

@@ -29,8 +29,9 @@ class Following:
     def follows(self, said: Announcement, now: float) -> bool:
         """Whether to take what was said, which nobody has forged: the transport saw to that.
 
-        Of two aggregators the one with the higher epoch leads while it lives. What one process said before it said
-        something newer counts as little as the late will of a process that was followed by another.
+        Of two aggregators the one with the higher epoch leads while it lives, and in one epoch rounds only rise. What
+        one process said before it said something newer counts as little as the late will of a process that was
+        followed by another.
         """
         word = self.word
         if said.spec.fleet != self._fleet:
@@ -42,12 +43,16 @@ class Following:
         if said.state == "offline":
             return False
         lives = word.state != "offline" and now - self._heard_at < ALIVE_S
-        if said.epoch < word.epoch and lives:
+        if lives and (said.epoch, said.round) < (word.epoch, word.round):  # or what was said long ago, said again
             return self.ignore(
                 f"a second aggregator announces round {said.round} in epoch {said.epoch}; "
                 f"the one of epoch {word.epoch} is followed"
             )
         return True
+
+    def reconnected(self) -> None:
+        """The broker was away, perhaps with the aggregator: whoever announces now may lead."""
+        self._heard_at = float("-inf")
 
     def take(self, said: Announcement, now: float) -> None:
         """Follow who said this, and say what became of the one before."""

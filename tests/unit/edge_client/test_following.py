@@ -43,6 +43,18 @@ def test_what_one_process_said_before_something_newer_is_not_heard_again(client:
     assert client.hears(said("a", 5, "aggregating"))
 
 
+def test_the_end_of_an_earlier_run_said_again_ends_nothing_while_the_aggregator_lives(client: Client) -> None:
+    assert not client.hears(said("earlier", 4, "finished"), ALIVE_S - 1)
+    assert client.hears(said("earlier", 4, "finished"), ALIVE_S)
+
+
+def test_after_the_broker_was_away_whoever_announces_may_lead(client: Client) -> None:
+    """Broker and aggregator died together, so nobody said that the aggregator is gone."""
+    client.following.reconnected()
+    assert client.hears(said("new", 0), 1.0)
+    assert "restored to round 0" in client.following.notice
+
+
 def test_a_late_will_of_another_process_says_nothing(client: Client) -> None:
     assert not client.hears(said("older", 5, "offline"))
     assert client.hears(said("a", 0, "offline")), "a will was made when its process began"
