@@ -31,6 +31,9 @@ ANSWER_EVERY_S = 0.3
 FRESH_S = 1.0
 """A client that comes online plans its round by what is left: it gets an announcement at most this old."""
 
+LIST_EVERY_S = 1.0
+"""How often the store is asked who its members are."""
+
 _log = EventLogger("aggregator")
 
 
@@ -56,6 +59,7 @@ class Coordinator:
         self._downloads = DownloadDesk(parts, self.rounds)
         self._chronicle = Chronicle(parts, self.rounds, now)
         self._announced_at = now
+        self._listed_at = float("-inf")
         self._answer_due = False
         self._collect_due = True
         self._aggregation_waits = False
@@ -95,6 +99,8 @@ class Coordinator:
         """Let time pass; call at least every 0.2 s."""
         parts = self._parts
         self._do(parts.leadership.tick(now), now)
+        if now - self._listed_at >= LIST_EVERY_S:
+            self._listed_at, parts.presence.members = now, parts.store.members()
         if parts.disk.tick(now):
             self._on_disk(now)
         if not parts.leadership.leads:

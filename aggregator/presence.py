@@ -29,11 +29,16 @@ class _Seen:
 
 
 class PresenceTable:
-    """The clients heard of since this process started; ``now`` in seconds."""
+    """The clients heard of since this process started; ``now`` in seconds.
+
+    Attributes:
+        members: clients that confirmed or uploaded something once, whether they are there or not.
+    """
 
     def __init__(self, dead_after_s: float = DEAD_AFTER_S) -> None:
         self._dead_after_s = dead_after_s
         self._seen: dict[str, _Seen] = {}
+        self.members: frozenset[str] = frozenset()
 
     @property
     def live(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -32,9 +33,6 @@ from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
-
-MAX_QUEUED = 20_000
-"""Messages that wait for the loop."""
 
 
 class AggregatorService:
@@ -68,7 +66,7 @@ class AggregatorService:
         self._clock = clock
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock())
-        self.loop = Loop(self, clock, max_queued=MAX_QUEUED, disk=disk, count_error=metrics.errors.inc)
+        self.loop = Loop(self, clock, inbox=FairInbox(), disk=disk, count_error=metrics.errors.inc)
         self._store = AggregatorStore(folder)
         self._is_new = take_up(self._store, fleet.spec)
         self._store.set_num_rounds(fleet.rules.num_rounds)
@@ -167,6 +165,7 @@ class AggregatorService:
 
     def on_tick(self, now: float) -> None:
         self.loop.guarded("tick", self.coordinator.tick, now)
+        self.loop.inbox.set_members(self._parts.presence.members)
         self._view = self._snapshot()
 
     def stop(self) -> None:
@@ -190,7 +189,7 @@ class AggregatorService:
             "uploads": len(rounds.accepted),
             "expected": rounds.rules.num_clients,
             "clients": self._parts.presence.live,
-            "messages_dropped": self.loop.num_dropped,
+            "messages_dropped": self.loop.inbox.num_dropped,
         }
 
     def _announce(self, message: Announcement) -> None:

@@ -313,6 +313,11 @@ class AggregatorStore:
         """Every client that ever got or sent anything, sorted."""
         return tuple(client for (client,) in self._db.execute("SELECT client FROM clients ORDER BY client"))
 
+    def members(self) -> frozenset[str]:
+        """Clients that have shown that they are some: they confirmed what they were sent, or uploaded."""
+        rows = self._db.execute("SELECT client FROM clients WHERE confirmed_version > 0 OR holdings != x'90'")
+        return frozenset(client for (client,) in rows)
+
     def referenced(self) -> set[str]:
         """Digests of all blobs that must stay: state, graphs, downloads, uploads of the current round."""
         keep = {entry.digest for entry in self.graphs()}

@@ -34,6 +34,7 @@ from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
+from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
@@ -47,8 +48,6 @@ from replayfleet.federation.wire.transport.interfaces import Connect
 log = EventLogger(__name__)
 
 STATUS_EVERY_S = 5.0
-MAX_QUEUED = 4096
-"""Messages that wait for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class ClientService:
         self.loop = Loop(
             self,
             clock,
-            max_queued=MAX_QUEUED,
+            inbox=FairInbox(frozenset({identity.client_id})),
             fatal=(ReplayfleetError,),
             disk=self._disk,
             count_error=self.metrics.errors.inc,

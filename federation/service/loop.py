@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.inbox import FairInbox, Message, Work
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import Subscriptions
@@ -17,6 +17,9 @@ from replayfleet.federation.wire.transport.interfaces import Connect, Session, W
 log = EventLogger(__name__)
 
 TICK_S = 0.1
+TELL_EVERY_S = 10.0
+MAX_TOLD = 4
+"""Those who had most messages dropped are named, one line each."""
 
 
 class Served(Protocol):
@@ -50,8 +53,7 @@ class Loop:
     Args:
         served: whose loop it is.
         clock: seconds; never runs backwards.
-        max_queued: messages that wait for the loop; more are dropped and asked for again, which bounds the memory a
-            flood can take.
+        inbox: what waits for it.
         fatal: errors of messages, connections and ticks that end the service; others are logged and counted.
         disk: of the data dir; is told its errors, which are a state and end nothing.
         count_error: called for each that is logged.
@@ -59,7 +61,7 @@ class Loop:
     Attributes:
         control: session of small messages; there after ``connect``.
         data: session of blocks.
-        num_dropped: messages that found the inbox full.
+        inbox: what waits for it; whoever sends too much loses messages there.
     """
 
     control: Session
@@ -70,20 +72,19 @@ class Loop:
         served: Served,
         clock: Callable[[], float] = time.monotonic,
         *,
-        max_queued: int,
+        inbox: FairInbox,
         fatal: tuple[type[Exception], ...] = (),
         disk: Disk,
         count_error: Callable[[], None],
     ) -> None:
         self._served = served
         self._clock = clock
-        self._max_queued = max_queued
+        self.inbox = inbox
         self._fatal = fatal
         self.disk = disk
         self._count_error = count_error
-        self._inbox: queue.Queue[tuple[str, bool, Callable[[float], None]]] = queue.Queue()
         self._num_connections = (0, 0)
-        self.num_dropped = 0
+        self._told_at = float("-inf")
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
         """Make both sessions; they connect with ``start``. A will goes with the control session."""
@@ -110,7 +111,7 @@ class Loop:
             work: must be quick.
             guarded: as messages are; else whatever it raises, but for the disk's errors, ends the service.
         """
-        self._inbox.put((what, guarded, work))
+        self.inbox.put_own(Work(what, guarded, work))
 
     def start(self) -> None:
         """Connect in the background."""
@@ -137,16 +138,18 @@ class Loop:
     def pump(self, wait_s: float) -> None:
         """Deal with everything that waits, at most ``wait_s`` after the last; then let time pass."""
         deadline = self._clock() + wait_s
-        try:
-            self._do(*(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()))
-            while wait_s == 0 or self._clock() < deadline:
-                self._do(*self._inbox.get_nowait())
-        except queue.Empty:
-            pass
+        item = self.inbox.get(wait_s)
+        while item is not None:
+            if isinstance(item, Message):
+                self.guarded("message", self._served.on_message, item.topic, item.payload, self._clock())
+            else:
+                self._do(item)
+            item = self.inbox.get(0.0) if wait_s == 0 or self._clock() < deadline else None
         numbers = (self.control.num_connections, self.data.num_connections)
         if numbers != self._num_connections and self.connected:
             self._num_connections = numbers
-            self._do("connection", True, self._served.on_connected)
+            self.guarded("connection", self._served.on_connected, self._clock())
+        self._tell_dropped(self._clock())
         self._served.on_tick(self._clock())
 
     def guarded(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
@@ -160,19 +163,22 @@ class Loop:
                 self._count_error()
                 log.exception("unexpected error", while_handling=what)
 
-    def _do(self, what: str, guarded: bool, work: Callable[[float], None]) -> None:
-        if guarded:
-            self.guarded(what, work, self._clock())
+    def _do(self, work: Work) -> None:
+        if work.guarded:
+            self.guarded(work.what, work.run, self._clock())
             return
         try:
-            work(self._clock())
+            work.run(self._clock())
         except Exception as error:
             if not self.disk.takes(error):
                 raise
 
+    def _tell_dropped(self, now: float) -> None:
+        if now - self._told_at >= TELL_EVERY_S:
+            self._told_at = now
+            for sender, count in self.inbox.take_dropped().most_common(MAX_TOLD):
+                log.warning("too many messages", client=sender, dropped=count, next="what mattered is repeated")
+
     def _receive(self, topic: str, payload: bytes) -> None:
         """Called on a network thread: only enqueue."""
-        if self._inbox.qsize() < self._max_queued:
-            self.put("message", lambda now: self._served.on_message(topic, payload, now))
-        else:
-            self.num_dropped += 1
+        self.inbox.put(topic, payload, self._clock())

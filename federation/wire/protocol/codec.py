@@ -24,6 +24,7 @@ _MESSAGE = 1
 _BLOCK = 2
 _HEAD = struct.Struct("!BB")
 _BLOCK_HEAD = struct.Struct("!BB16sI")
+_BLOCK_TYPE = bytes([_BLOCK])
 _PREFIX = _HEAD.pack(_MESSAGE, PROTOCOL_VERSION)
 
 BLOCK_OVERHEAD_BYTES = _BLOCK_HEAD.size
@@ -63,6 +64,11 @@ def decode(payload: bytes) -> Message | Block:
     message = _decode_block(payload) if frame_type == _BLOCK else _decode_message(payload)
     check_message(message)
     return message
+
+
+def is_block(payload: bytes) -> bool:
+    """Whether a frame says that it is a block; nothing is decoded."""
+    return payload[:1] == _BLOCK_TYPE
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

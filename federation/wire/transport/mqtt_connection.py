@@ -29,6 +29,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from replayfleet.federation.wire.protocol.limits import MAX_BLOCK_BYTES
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 
@@ -39,6 +40,8 @@ MAX_INFLIGHT = 20
 """What mosquitto announces as its receive maximum; paho does not read the announcement."""
 USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
+LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
+"""A broker that speaks MQTT 5 sends us no more at once: paho would read it whole before anybody looks at it."""
 _UNSUPPORTED_VERSION = 132
 
 C = TypeVar("C", bound=Client)
@@ -123,8 +126,9 @@ class Connection:
         clean_start: bool | int = MQTT_CLEAN_START_FIRST_ONLY
         if self._plan.modern:
             clean_start = self._plan.session_expiry_s == 0
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.MaximumPacketSize = LARGEST_PACKET_BYTES
             if not clean_start:
-                properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
                 properties.SessionExpiryInterval = self._plan.session_expiry_s
         self._client.connect(
             self._plan.address.host,

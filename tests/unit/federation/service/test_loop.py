@@ -14,6 +14,7 @@ import pytest
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.inbox import OVERHEAD_BYTES, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -50,7 +51,7 @@ class Service:
         self.loop = Loop(
             self,
             lambda: self.now,
-            max_queued=3,
+            inbox=FairInbox(frozenset({"cam"}), max_bytes=4 * OVERHEAD_BYTES),
             count_error=self.count,
             fatal=(SettingsError,),
             disk=Disk(Path("/tmp"), "training waits", 0.0),
@@ -82,15 +83,21 @@ def test_messages_come_in_their_order_and_then_time_passes():
     assert service.heard == [("t", b"\0", 5.0), ("t", b"\1", 5.0), "tick"]
 
 
-def test_a_flood_is_dropped_and_counted_while_the_services_own_work_always_fits():
+def test_a_flood_is_dropped_and_told_in_one_line_while_the_services_own_work_always_fits(
+    caplog: pytest.LogCaptureFixture,
+):
     service, done = Service(), []
-    for _ in range(5):
-        service.loop.data.on_message("t", b"")
+    for _ in range(500):
+        service.loop.data.on_message("replayfleet/v1/fleet/clients/cam/down", b"")
     service.loop.put("job", done.append)
     service.loop.pump(0)
-    assert service.loop.num_dropped == 2
-    assert len(service.heard) == 3 + 1
+    service.loop.pump(0)
+    assert service.loop.inbox.num_dropped == 497
+    assert service.heard.count("tick") == 2
+    assert len(service.heard) == 3 + 2
     assert done == [0.0]
+    (told,) = [record for record in caplog.records if record.message == "too many messages"]
+    assert (told.fields["client"], told.fields["dropped"]) == ("cam", 497)
 
 
 def test_an_unexpected_error_is_counted_and_the_loop_goes_on():

@@ -1,0 +1,191 @@
+"""What waits for a service's loop: its own work, and messages, of which anybody may send too many.
+
+Every client has a lane of its own, known by its topics before anything is decoded. Token buckets say how much of a lane
+comes in, a bound in bytes how much waits, deficit round robin whose turn it is. So whoever sends too much takes its own
+place alone. What is dropped comes again: offers and progress are repeated until they are answered, presences for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from replayfleet.federation.service.quotas import TokenBucket
+from replayfleet.federation.wire.protocol.codec import is_block
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+
+MAX_WAITING_BYTES = 64 << 20
+OVERHEAD_BYTES = 1 << 10
+"""What a message costs beside its payload, in memory and in work."""
+QUANTUM_BYTES = 64 << 10
+"""A lane's share of one turn."""
+NUM_STRANGER_LANES = 16
+"""Clients that aren't members yet share these, however many there are."""
+STRANGERS = "unknown clients"
+_STRANGER = "?"  # no client's id begins so
+_SHARED = (_STRANGER, EVERYBODY)
+
+
+class Rate(NamedTuple):
+    """A token bucket's numbers, in bytes; each message costs ``overhead`` more."""
+
+    per_s: float
+    burst: float
+    overhead: int
+
+
+MESSAGES = Rate(256 << 10, 4 << 20, 5 << 10)
+"""50 small messages a second after a burst of 800; of the largest offers, which take 30 ms to decode, one in 4 s."""
+BLOCKS = Rate(128 << 20, 128 << 20, 16 << 10)
+"""What a gigabit link brings; those that belong to no transfer cost little."""
+
+
+class Message(NamedTuple):
+    """What came from the network."""
+
+    topic: str
+    payload: bytes
+
+
+class Work(NamedTuple):
+    """What the service gave itself to do; ``guarded`` as messages are."""
+
+    what: str
+    guarded: bool
+    run: Callable[[float], None]
+
+
+@dataclass(slots=True)
+class _Lane:
+    messages: deque[Message] = field(default_factory=deque)
+    size_bytes: int = 0
+    deficit: int = 0
+
+
+class FairInbox:
+    """Thread-safe: network threads put, the loop gets. The messages of one client keep their order.
+
+    Args:
+        members: clients with a lane of their own; may be replaced at any time.
+        max_bytes: of all messages that wait. Beyond it the fullest lane loses its newest; own work always fits.
+        messages: how much a lane may bring of everything but blocks.
+        blocks: how much of blocks.
+
+    Attributes:
+        num_dropped: messages, since the start.
+    """
+
+    def __init__(
+        self,
+        members: frozenset[str] = frozenset(),
+        *,
+        max_bytes: int = MAX_WAITING_BYTES,
+        messages: Rate = MESSAGES,
+        blocks: Rate = BLOCKS,
+    ) -> None:
+        self._members = members
+        self._max_bytes = max_bytes
+        self._rates = (messages, blocks)
+        self._changed = threading.Condition()
+        self._own: deque[Work] = deque()
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # those in which something waits, the next one first
+        self._buckets: dict[tuple[str, bool], TokenBucket] = {}
+        self._size_bytes = 0
+        self._dropped: Counter[str] = Counter()
+        self.num_dropped = 0
+
+    def put_own(self, work: Work) -> None:
+        """Add the service's own work."""
+        with self._changed:
+            self._own.append(work)
+            self._changed.notify()
+
+    def put(self, topic: str, payload: bytes, now: float) -> None:
+        """Add a message, unless its sender has had too much; ``now`` in seconds."""
+        with self._changed:
+            name = self._lane_of(topic)
+            if not self._admits(name, payload, now):
+                self._count(name)
+                return
+            lane = self._lanes.setdefault(name, _Lane())
+            message = Message(topic, payload)
+            lane.messages.append(message)
+            self._resize(lane, message, 1)
+            while self._size_bytes > self._max_bytes:
+                self._drop_newest(max(self._lanes, key=lambda lane: self._lanes[lane].size_bytes))
+            self._changed.notify()
+
+    def get(self, wait_s: float) -> Message | Work | None:
+        """Return what is next, after at most ``wait_s``; None if nothing came. Own work goes first."""
+        with self._changed:
+            if not self._own and not self._lanes and wait_s > 0:
+                self._changed.wait(wait_s)
+            if self._own:
+                return self._own.popleft()
+            return self._next() if self._lanes else None
+
+    def set_members(self, members: frozenset[str]) -> None:
+        """Say who has a lane of its own; what waits elsewhere stays there."""
+        if members != self._members:
+            with self._changed:
+                self._members = members
+                gone = [
+                    key for key in self._buckets if key[0] not in members and key[0] != EVERYBODY and key[0][0] != "?"
+                ]
+                for key in gone:
+                    del self._buckets[key]
+
+    def take_dropped(self) -> Counter[str]:
+        """Return whose messages were dropped, and how many, since the last call."""
+        with self._changed:
+            dropped, self._dropped = self._dropped, Counter()
+            return dropped
+
+    def _lane_of(self, topic: str) -> str:
+        match topic.split("/", 5):
+            case [_, _, _, "clients", client, _]:
+                return client if client in self._members else f"{_STRANGER}{hash(client) % NUM_STRANGER_LANES}"
+        return EVERYBODY
+
+    def _admits(self, name: str, payload: bytes, now: float) -> bool:
+        kind = is_block(payload)
+        rate = self._rates[kind]
+        bucket = self._buckets.setdefault((name, kind), TokenBucket(rate.per_s, rate.burst))
+        return bucket.take(len(payload) + rate.overhead, now)
+
+    def _next(self) -> Message:
+        """Deficit round robin (Shreedhar and Varghese 1995): who must wait saves its share for its next turn."""
+        while True:
+            name, lane = next(iter(self._lanes.items()))
+            message = lane.messages[0]
+            if lane.deficit >= _size(message):
+                lane.deficit -= _size(message)
+                lane.messages.popleft()
+                self._resize(lane, message, -1)
+                if not lane.messages:
+                    del self._lanes[name]
+                return message
+            lane.deficit += QUANTUM_BYTES
+            self._lanes.move_to_end(name)
+
+    def _drop_newest(self, name: str) -> None:
+        lane = self._lanes[name]
+        self._resize(lane, lane.messages.pop(), -1)
+        if not lane.messages:
+            del self._lanes[name]
+        self._count(name)
+
+    def _resize(self, lane: _Lane, message: Message, sign: int) -> None:
+        lane.size_bytes += sign * _size(message)
+        self._size_bytes += sign * _size(message)
+
+    def _count(self, name: str) -> None:
+        self.num_dropped += 1
+        self._dropped[STRANGERS if name.startswith(_STRANGER) else name] += 1
+
+
+def _size(message: Message) -> int:
+    return len(message.payload) + len(message.topic) + OVERHEAD_BYTES

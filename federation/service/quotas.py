@@ -1,0 +1,58 @@
+"""How much somebody may have of something: token buckets, alone and one for each of many."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+
+class TokenBucket:
+    """Fills with ``per_s`` tokens a second up to ``burst``; full at first."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = self._level = burst
+        self._at = float("-inf")
+
+    def take(self, cost: float, now: float) -> bool:
+        """Take ``cost`` tokens if they are there; ``now`` in seconds, a clock that runs backwards fills nothing."""
+        self._level = min(self._burst, self._level + self._per_s * max(0.0, now - self._at))
+        self._at = now
+        if not cost <= self._level:
+            return False
+        self._level -= cost
+        return True
+
+
+class Limiter:
+    """A token bucket for every key, and how often each was empty; bounded, however many keys there are.
+
+    Args:
+        per_s: of one key.
+        burst: of one key.
+        max_keys: kept at a time; the one that asked longest ago is forgotten.
+    """
+
+    def __init__(self, per_s: float, burst: float, max_keys: int = 4096) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._max_keys = max_keys
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+        self._left_out: dict[Hashable, int] = {}
+
+    def admit(self, key: Hashable, now: float) -> bool:
+        """Whether there may be another one of ``key``; counts those that may not."""
+        bucket = self._buckets.setdefault(key, TokenBucket(self._per_s, self._burst))
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > self._max_keys:
+            forgotten, _ = self._buckets.popitem(last=False)
+            self._left_out.pop(forgotten, None)
+        if bucket.take(1, now):
+            return True
+        self._left_out[key] = self._left_out.get(key, 0) + 1
+        return False
+
+    def left_out(self, now: float) -> list[tuple[Hashable, int]]:
+        """Keys that may go on, and how many of each were left out until now; each number is told once."""
+        due = [key for key in self._left_out if self._buckets[key].take(1, now)]
+        return [(key, self._left_out.pop(key)) for key in due]
