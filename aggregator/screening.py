@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from replayfleet.federation.methods.kit.packing import gradient_names
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec
@@ -43,11 +44,13 @@ class Candidate:
         artefacts: all that was uploaded.
         bases: the parameter sets of the download that it was trained from.
         num_samples: real samples behind it, as the client says; None where its method doesn't say.
+        gradients: names of sets that are no models; training is not what moves them.
     """
 
     artefacts: Artefacts
     bases: Mapping[str, Parameters]
     num_samples: int | None
+    gradients: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,9 @@ class TaskAnswers:
 
 def candidate_of(upload: Any, download: Any) -> Candidate:
     """Return what is compared of an upload, and of the download that its client started from."""
-    return Candidate(upload.pack(), download.pack().parameter_sets, getattr(upload, "num_samples", None))
+    packed = download.pack().parameter_sets
+    bases = {name: packed[name] for name in packed.keys() - gradient_names(type(download))}
+    return Candidate(upload.pack(), bases, getattr(upload, "num_samples", None), gradient_names(type(upload)))
 
 
 def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_change: float) -> dict[ClientId, str]:
@@ -143,6 +148,8 @@ def _measures(one: Candidate, answers: Answers, max_change: float) -> dict[str, 
         found["samples"] = _Measured("num_samples", one.num_samples, math.inf, 10_000, 64)
     generators = []
     for name, parameters in sorted(one.artefacts.parameter_sets.items()):
+        if name in one.gradients:
+            continue
         matrices = _matrices(parameters)
         starts = [start for base in one.bases.values() if (start := _matrices_like(base, parameters))]
         if name.startswith("sub-generator/"):

@@ -22,7 +22,7 @@ class Upload(Record):
 
     task_parameters: Annotated[Parameters, OneSet("task")]
     num_samples: Annotated[int, COUNT]
-    gradient: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    gradient: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Download(Record):
     """
 
     task_parameters: Annotated[Parameters, OneSet("task", served=True)]
-    reference: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    reference: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,4 @@ class AggregatorState(Record):
 
     clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()
     average: Annotated[Parameters, OneSet()] = field(default_factory=dict)
-    reference: Annotated[Parameters, OneSet()] = field(default_factory=dict)
+    reference: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)

@@ -129,9 +129,15 @@ def _declared(kind: type[Any]) -> tuple[_Declared, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OneSet(Part):
-    """One model's parameters; ``served``: they are the task model that a device with this download answers with."""
+    """One model's parameters.
+
+    Attributes:
+        served: they are the task model that a device with this download answers with.
+        gradient: they are no model but a gradient by parameter name, which may differ from the last by any amount.
+    """
 
     served: bool = False
+    gradient: bool = False
 
     def pack(self, value: Any, name: str) -> Artefacts:
         return Artefacts({name: value})
@@ -322,6 +328,11 @@ def served_name(kind: type[Any]) -> str | None:
     """Return the name of the set that a device with such a download serves; None if the record declares none."""
     served = (d.name for d in _declared(kind) if isinstance(d.part, OneSet) and d.part.served)
     return next(served, None)
+
+
+def gradient_names(kind: type[Any]) -> frozenset[str]:
+    """Return the names of a record's sets that are gradients."""
+    return frozenset(d.name for d in _declared(kind) if isinstance(d.part, OneSet) and d.part.gradient)
 
 
 def sub_generators_among(kind: type[Any], set_names: Iterable[str]) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ from support.toy import TOY, toy_data
 
 from replayfleet.aggregator.aggregation import Aggregation, RoundResult
 from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.screening import candidate_of, screen
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods import METHODS, fedgp_records
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -193,6 +194,13 @@ def test_honest_clients_are_left_in(name: str):
     result = fleet(name).aggregate(fleet(name).uploads)
     assert result.quarantined == {}
     assert result.kept == {}
+
+
+def test_a_gradient_is_no_model_and_may_turn_and_grow():
+    model, gradient = {"w": torch.ones(2, 2)}, {"w": torch.full((2, 2), 0.5)}
+    upload = fedgp_records.Upload(model, 8, {"w": -9 * gradient["w"]})
+    candidate = candidate_of(upload, fedgp_records.Download(model, gradient))
+    assert screen({"cam-1": candidate}, lambda _: None, 1.5) == {}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedgrp"])
