@@ -47,6 +47,7 @@ class Client:
         self._data_again_at: float | None = None
         self.source: Source | None = None
         self.step = Step.WAIT_AGGREGATOR
+        self.privacy = ""
 
     @property
     def round(self) -> int:
@@ -212,6 +213,7 @@ class Client:
         commit = self._parts.records.training()
         ours = commit is not None and commit.spec_digest == agreed.digest
         self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
+        self.privacy = commit.privacy if commit is not None and ours else ""
         self._abandoned = NOWHERE
         if source is not None and source is not self.source:
             self.source = source
@@ -318,11 +320,12 @@ class Client:
         if ended.note:
             log.warning("training", round=ended.round, note=ended.note)
         log.info("trained", round=commit.round, train_s=round(commit.train_s, 3), blobs=len(commit.upload))
-        self._trained = _place_of(commit)
+        self._trained, self.privacy = _place_of(commit), commit.privacy
         self._downloads.measures = {
             "train_s": commit.train_s,
             "sub_generators_sent": float(commit.num_sub_generators_sent),
             "sub_generators_held": float(commit.num_sub_generators),
+            **({} if commit.epsilon is None else {"dp_epsilon": commit.epsilon, "dp_delta": commit.delta or 0.0}),
         }
         self._uploads.reload()
 

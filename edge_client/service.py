@@ -308,6 +308,7 @@ class ClientService:
         return {
             "training": "" if training.course is None else training.course.text(),
             "training_error": training.problem,
+            "privacy": self.client.privacy,
             "training_time_share": round(self._brake.time_share, 2),
             "training_slowed_by": self._brake.reason,
             "temperature_c": reading.temperature_c,

@@ -51,6 +51,8 @@ class TrainingCommit(msgspec.Struct, frozen=True):
         num_samples: real samples it learned from.
         num_sub_generators: in the state.
         num_sub_generators_sent: in the upload.
+        epsilon: of all sub-generators so far, at ``delta``; None without differential privacy.
+        delta: for which ``epsilon`` holds.
     """
 
     round: int
@@ -64,6 +66,13 @@ class TrainingCommit(msgspec.Struct, frozen=True):
     num_samples: int
     num_sub_generators: int
     num_sub_generators_sent: int = 0
+    epsilon: float | None = None
+    delta: float | None = None
+
+    @property
+    def privacy(self) -> str:
+        """What the client's sub-generators cost, for people; empty without differential privacy."""
+        return "" if self.epsilon is None else f"epsilon {self.epsilon:.3g} at delta {self.delta or 0.0:g}"
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -14,16 +14,18 @@ from typing import Any, ClassVar
 import torch
 
 from replayfleet.federation.methods import pfedgrp_records as grp
-from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit import checks, packing, privacy
 from replayfleet.federation.methods.kit.each import each
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work
 from replayfleet.federation.methods.steps.averaging import weighted_average
+from replayfleet.federation.methods.steps.dp_sgd import DpSgd
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
 from replayfleet.federation.methods.steps.memory import (
     MemorySettings,
     MixedData,
+    Retraining,
     draw,
     drawable,
     first_trainings,
@@ -32,6 +34,7 @@ from replayfleet.federation.methods.steps.memory import (
 )
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
+from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 from replayfleet.models.build import build_task_model, initialise
@@ -59,6 +62,11 @@ class PFedGRP(TaskMethod, MemorySettings):
         aggregation_learning_rate: step size on the weights.
         aggregation_momentum: of Eq. 3's descent.
         aggregation_patience: end Eq. 3's descent after this many epochs without progress; 0 runs all epochs.
+        dp_noise_multiplier: train sub-generators with DP-SGD and this much noise, over ``dp_max_grad_norm``; 0 without.
+            Needs the extra ``[dp]`` where sub-generators are trained. ``docs/privacy.md`` says what it promises.
+        dp_max_grad_norm: to which one sample's gradient is clipped.
+        dp_delta: for which epsilon is told.
+        dp_max_epsilon: a class's sub-generator isn't trained again where its epsilon might pass this; 0 for no bound.
         mix_absent: let cached models of clients that missed the round take part in mixing (asynchronous rounds);
             if False they are only served. Absent clients get a download either way.
     """
@@ -83,6 +91,10 @@ class PFedGRP(TaskMethod, MemorySettings):
     aggregation_momentum: float = 0.9
     aggregation_patience: int = 0
     mix_absent: bool = False
+    dp_noise_multiplier: float = 0.0
+    dp_max_grad_norm: float = 1.0
+    dp_delta: float = 1e-5
+    dp_max_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         TaskMethod.__post_init__(self)
@@ -94,6 +106,14 @@ class PFedGRP(TaskMethod, MemorySettings):
         checks.at_least(1, self, ["replay_per_client", "aggregation_epochs", "aggregation_batch_size"])
         checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate"])
         checks.within(0.0, 1.0, self, ["aggregation_momentum"])
+        checks.within(0.0, math.inf, self, ["dp_max_epsilon"])
+        if self.dp_noise_multiplier != 0:
+            checks.at_least(1, self, ["sub_generator_epochs", "ddpm_epochs"])
+            checks.within(*privacy.NOISE, self, ["dp_noise_multiplier"])
+            checks.within(*privacy.DELTA, self, ["dp_delta"])
+            checks.within(1e-6, 1e6, self, ["dp_max_grad_norm"])
+            if self.generators == "single":
+                raise ValueError("dp_noise_multiplier is set; expected generators='per-class': accounts are by class")
         if self.warm_start and self.generators == "single":
             raise ValueError("warm_start hands over sub-generators by class; expected generators='per-class'")
 
@@ -106,7 +126,10 @@ class PFedGRP(TaskMethod, MemorySettings):
         self, state: grp.ClientState, data: RoundData, download: grp.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[grp.ClientState, grp.Upload]]:
         """Train the task model on this round's data and replay (Eq. 2), then the drifted sub-generators (4.1.2)."""
-        state = state.recovered_from(download.sub_generators, download.seen)
+        if self.dp_noise_multiplier:
+            privacy.require_opacus()
+        spent = download.privacy.histories if download.privacy else {}
+        state = state.recovered_from(download.sub_generators, download.seen, spent)
         judge = judge_with(self.task, download.personalised)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
         training = self._training(mixed, frozenset(state.seen), download, split_generator(rng))
@@ -114,6 +137,7 @@ class PFedGRP(TaskMethod, MemorySettings):
 
         judge = judge_with(self.task, parameters)  # 4.1.2: the gate asks the new model
         work = retrainings(self, state, mixed, judge, split_generator(rng), sampler, download.donors)
+        work = {class_id: one for class_id, one in work.items() if self._affords(one)}
         trained = yield TrainSubGenerators(self.sub_generator_kind(), list(work.values()))
         updated = {key: result for key, result in zip(work, trained, strict=True) if result is not None}
         new_state = state.after(data, updated)
@@ -124,6 +148,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             num_samples=len(data.labels),
             num_updates=len(updated),
             num_filled=mixed.replay.num_filled,
+            privacy=self._account(new_state),
         )
         return new_state, upload
 
@@ -195,6 +220,43 @@ class PFedGRP(TaskMethod, MemorySettings):
         stray = sorted(upload.sub_generators.keys() - upload.seen.keys() - {packing.ALL_CLASSES})
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
+        self._check_privacy(upload)
+
+    def _check_privacy(self, upload: grp.Upload) -> None:
+        """Raise ValueError unless a fleet with DP-SGD hears what every sub-generator cost, and one without nothing."""
+        if upload.privacy is None:
+            if self.dp_noise_multiplier:
+                raise ValueError("nothing is said of privacy, but sub-generators of this fleet are trained with DP-SGD")
+            return
+        if not self.dp_noise_multiplier or upload.privacy.delta != self.dp_delta:
+            raise ValueError(f"an account of privacy at delta {upload.privacy.delta:g} isn't what this fleet agreed on")
+        known = upload.privacy.epsilons.keys()
+        stray = sorted(known - upload.seen.keys()) + sorted(upload.sub_generators.keys() - known)
+        if stray:
+            raise ValueError(f"class {stray[0]} has an account of privacy without samples, or a sub-generator without")
+
+    def sub_generator_kind(self) -> SubGeneratorKind:
+        """Return ``MemorySettings``' kind, trained with DP-SGD where that is set."""
+        kind = MemorySettings.sub_generator_kind(self)
+        if not self.dp_noise_multiplier:
+            return kind
+        private = DpSgd(noise_multiplier=self.dp_noise_multiplier, max_grad_norm=self.dp_max_grad_norm)
+        return replace(kind, privacy=private)  # type: ignore[type-var]
+
+    def _affords(self, one: Retraining) -> bool:
+        """Whether a sub-generator may be trained, at full length, without passing ``dp_max_epsilon``."""
+        kind = self.sub_generator_kind()
+        if kind.privacy is None or not self.dp_max_epsilon:
+            return True
+        planned = kind.privacy.planned(len(one.images), kind.batch_size, one.num_epochs)
+        history = privacy.composed(one.start.history, planned)
+        return privacy.epsilon_of(history, self.dp_delta) <= self.dp_max_epsilon
+
+    def _account(self, state: grp.ClientState) -> privacy.Account | None:
+        if not self.dp_noise_multiplier:
+            return None
+        histories = {class_id: own.history for class_id, own in state.sub_generators.items()}
+        return privacy.Account.of(histories, self.dp_delta)
 
     def _client_replay(
         self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler
@@ -239,6 +301,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             seen=client.seen,
             weights=client.weights,
             donors=self._donors(state, client_id, frozenset(client.sub_generators)),
+            privacy=client.privacy,
         )
 
     def _donors(self, state: grp.AggregatorState, client_id: ClientId, held: frozenset[int]) -> dict[int, Parameters]:

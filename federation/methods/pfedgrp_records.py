@@ -17,6 +17,7 @@ from replayfleet.federation.methods.kit.packing import (
     SetsByClass,
     SubGenerators,
 )
+from replayfleet.federation.methods.kit.privacy import ACCOUNT, Account
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 from replayfleet.federation.methods.steps.memory import Memory
 
@@ -35,6 +36,7 @@ class Download(Record):
         seen: class id -> samples of the client, as the aggregator knows it.
         weights: client id -> share in the personalised model; empty before the first aggregation.
         donors: class id -> another client's sub-generator, with ``warm_start`` only.
+        privacy: what the client spent, as it said last; None without DP-SGD.
     """
 
     personalised: Annotated[Parameters, OneSet(served=True)]
@@ -43,6 +45,7 @@ class Download(Record):
     seen: Annotated[Mapping[int, int], COUNTS] = field(default_factory=dict)
     weights: Annotated[Mapping[ClientId, float], WEIGHTS] = field(default_factory=dict)
     donors: Annotated[Mapping[int, Parameters], SetsByClass("donor/")] = field(default_factory=dict)
+    privacy: Annotated[Account | None, ACCOUNT] = None
 
     @property
     def task_parameters(self) -> Parameters:
@@ -61,6 +64,7 @@ class Upload(Record):
         num_samples: real samples of this round.
         num_updates: sub-generators trained in this round.
         num_filled: replayed samples that the filter didn't recognise.
+        privacy: what all sub-generators of the client have cost; None without DP-SGD.
     """
 
     task_parameters: Annotated[Parameters, OneSet("task")]
@@ -69,6 +73,7 @@ class Upload(Record):
     num_samples: Annotated[int, COUNT]
     num_updates: Annotated[int, COUNT] = 0
     num_filled: Annotated[int, COUNT] = 0
+    privacy: Annotated[Account | None, ACCOUNT] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class ClientRecord(Record):
         seen: class id -> samples, as last uploaded.
         personalised: its latest personalised model.
         weights: client id -> share in ``personalised``.
+        privacy: what it spent, as it said last.
     """
 
     task_parameters: Annotated[Parameters, OneSet("task")]
@@ -88,6 +94,7 @@ class ClientRecord(Record):
     seen: Annotated[Mapping[int, int], COUNTS]
     personalised: Annotated[Parameters, OneSet()] = field(default_factory=dict)
     weights: Annotated[Mapping[ClientId, float], replace(WEIGHTS, name="weights")] = field(default_factory=dict)
+    privacy: Annotated[Account | None, ACCOUNT] = None
 
     @classmethod
     def merged(cls, earlier: ClientRecord | None, upload: Upload) -> ClientRecord:
@@ -99,6 +106,7 @@ class ClientRecord(Record):
             seen=upload.seen,
             personalised=earlier.personalised if earlier else {},
             weights=earlier.weights if earlier else {},
+            privacy=upload.privacy,
         )
 
     def personalised_with(self, parameters: Parameters, weights: Mapping[ClientId, float]) -> ClientRecord:

@@ -33,6 +33,8 @@ class ClientRecord:
         num_updates: sub-generators trained in this round, where the method reports it.
         accuracy_by_place: town -> accuracy on that town's part of the test set; empty where the stream has no places.
         mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
+        epsilon: what its sub-generators have cost so far, at the run's ``dp_delta``; None without differential privacy,
+            and of an absent client.
     """
 
     classes: tuple[int, ...]
@@ -51,6 +53,7 @@ class ClientRecord:
     num_updates: int | None = None
     accuracy_by_place: dict[str, float] = field(default_factory=dict)
     mean_average_precision: float | None = None
+    epsilon: float | None = None
 
     @property
     def num_sub_generator_updates(self) -> int:
@@ -116,7 +119,8 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
 
     ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places, and
-    ``mean_average_precision``, the mean over clients after the last round, only of detectors.
+    ``mean_average_precision``, the mean over clients after the last round, only of detectors. ``epsilon``, the largest
+    of any client, is there only with differential privacy.
     """
     acc = [record.accuracy for record in records]
     names = sorted(records[-1].clients)
@@ -126,6 +130,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     by_place = {name: client.accuracy_by_place for name, client in records[-1].clients.items()}
     last = [client.mean_average_precision for client in records[-1].clients.values()]
     precise = [value for value in last if value is not None]
+    spent = [client.epsilon for client in everyone if client.epsilon is not None]
     return {
         "final_accuracy": acc[-1],
         "average_accuracy": metrics.average_accuracy(acc),
@@ -138,4 +143,5 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
         **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
+        **({"epsilon": max(spent)} if spent else {}),
     }

@@ -310,6 +310,7 @@ class Simulation:
             num_sub_generators_held=len(held),
             present=local is not None,
             num_updates=getattr(local.upload, "num_updates", None) if local else 0,
+            epsilon=getattr(getattr(local and local.upload, "privacy", None), "epsilon", None),
         )
 
     def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:

@@ -136,6 +136,7 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
         assert isinstance(ended, TrainDone)
         assert ended.round == round_index
     commit = committed(tmp_path)
+    assert commit.epsilon is commit.delta is None
     state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
     assert (commit.state, commit.state_facts) == (state.blobs, state.facts)
     assert (commit.upload, commit.upload_facts) == (upload.blobs, upload.facts)
@@ -144,8 +145,23 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     assert commit.train_s > 0
 
 
+def test_noise_for_privacy_is_the_devices_own_and_what_it_cost_is_on_record(tmp_path: Path) -> None:
+    agreed = spec("pfedgrp", dp_noise_multiplier=2.0)
+    uploads = []
+    for name in ("one", "two"):
+        run_job(job(tmp_path / name, agreed))
+        commit = committed(tmp_path / name)
+        uploads.append({entry.name: entry.digest for entry in commit.upload})
+        assert commit.delta == 1e-5
+        assert commit.epsilon is not None
+        assert commit.epsilon > 0
+    known = {entry.name: entry.digest for entry in simulate(agreed, 1, DiskBlobStore(tmp_path / "known"))[1].blobs}
+    assert len({each["task"] for each in (*uploads, known)}) == 1
+    assert len({each["sub-generator/0"] for each in (*uploads, known)}) == 3
+
+
 def test_a_round_needs_no_more_than_the_extra_train_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ("onnx", "onnxscript", "matplotlib", "rich", "jinja2", "cv2", "diffusers")
+    absent = ("onnx", "onnxscript", "matplotlib", "rich", "jinja2", "cv2", "diffusers", "opacus", "scipy")
     path = os.pathsep.join(filter(None, [hide(absent, tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
     device = Harness()

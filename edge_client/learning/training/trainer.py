@@ -65,8 +65,14 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
 
     from replayfleet.edge_client.learning.training.pacing import PacedRound
     from replayfleet.federation.methods.kit.packing import sub_generators_among
+    from replayfleet.federation.methods.kit.privacy import account_among
     from replayfleet.federation.methods.kit.records import RoundData
-    from replayfleet.federation.methods.kit.seeding import seeded_generator
+    from replayfleet.federation.methods.kit.seeding import (
+        NUM_ENTROPY_BYTES,
+        entropy_generator,
+        noise_by,
+        seeded_generator,
+    )
 
     paced = PacedRound(job, deadline_at, time.monotonic, say)
     prepare_torch(job.num_threads)
@@ -83,17 +89,20 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     def local_round(sized: Any) -> tuple[Any, Any]:
         rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
         more = paced.begin(sized, known.speed)
-        made: tuple[Any, Any] = sized.local_round(
-            held, data, download, rng, sampler=_sampler(job, blobs, sized), **more
-        )
+        # whatever the aggregator could draw itself hides nothing from it
+        with noise_by(lambda: entropy_generator(os.urandom(NUM_ENTROPY_BYTES))):
+            made: tuple[Any, Any] = sized.local_round(
+                held, data, download, rng, sampler=_sampler(job, blobs, sized), **more
+            )
         return made
 
     (state, upload), max_batch_size = within_memory(
         local_round, method, known.max_batch_size, job.allowance.memory_bytes
     )
     train_s = time.monotonic() - began
-    packed = state.pack()
-    kept, sent = encode_artefacts(packed, blobs), encode_artefacts(upload.pack(), blobs)
+    packed, offered = state.pack(), upload.pack()
+    kept, sent = encode_artefacts(packed, blobs), encode_artefacts(offered, blobs)
+    account = account_among(type(upload), offered.facts)
     records.commit_training(
         TrainingCommit(
             round=manifest.round,
@@ -107,6 +116,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
             num_samples=len(samples),
             num_sub_generators=len(sub_generators_among(type(state), packed.parameter_sets)),
             num_sub_generators_sent=len(sub_generators_among(type(upload), [blob.name for blob in sent.blobs])),
+            epsilon=None if account is None else account.epsilon,
+            delta=None if account is None else account.delta,
         )
     )
     speed = known.speed.mixed_with(paced.finish())

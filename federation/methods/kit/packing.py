@@ -324,6 +324,11 @@ def place_of(kind: type[Any], set_name: str) -> Place | None:
     return next((place for place in places if place is not None), None)
 
 
+def declares(kind: type[Any], part: Part) -> bool:
+    """Whether a record has this very part."""
+    return any(declared.part is part for declared in _declared(kind))
+
+
 def served_name(kind: type[Any]) -> str | None:
     """Return the name of the set that a device with such a download serves; None if the record declares none."""
     served = (d.name for d in _declared(kind) if isinstance(d.part, OneSet) and d.part.served)

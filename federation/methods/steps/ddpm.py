@@ -21,10 +21,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Draw, Parameters, Sampler
-from replayfleet.federation.methods.kit.seeding import digest_generator
+from replayfleet.federation.methods.kit.seeding import digest_generator, noise_generator
+from replayfleet.federation.methods.steps.dp_sgd import DpSgd, Predict, batches
 from replayfleet.federation.methods.steps.task_model import trained_parameters
 from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
 from replayfleet.models.build import initialise
@@ -48,12 +50,14 @@ class DdpmSchedule:
         batch_size: samples per step.
         learning_rate: of Adam.
         should_stop: asked after every step; True ends training early, with what it reached.
+        privacy: how single samples are hidden; None if they needn't be.
     """
 
     num_epochs: int
     batch_size: int
     learning_rate: float
     should_stop: ShouldStop = never
+    privacy: DpSgd | None = None
 
 
 def noise_loss(predict: PredictNoise, images: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
@@ -70,6 +74,11 @@ def noise_loss(predict: PredictNoise, images: Tensor, timesteps: Tensor, noise: 
     kept = signal_shares().to(images.device)[timesteps].view(-1, 1, 1, 1)
     noised = kept**0.5 * images + (1 - kept) ** 0.5 * noise  # Eq. 4
     return F.mse_loss(predict(noised, timesteps), noise)  # Eq. 14
+
+
+def noise_loss_of_one(predict: Predict, image: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
+    """Return ``noise_loss`` of one sample: images (C, H, W), a timestep () and its noise (C, H, W)."""
+    return noise_loss(predict, image.unsqueeze(0), timestep.unsqueeze(0), noise.unsqueeze(0))
 
 
 def signal_shares() -> Tensor:
@@ -107,17 +116,25 @@ def train_denoiser(
     module.requires_grad_(True)
     module.train()
     adam = torch.optim.Adam(module.parameters(), lr=schedule.learning_rate)
-    for _ in range(schedule.num_epochs):
-        for batch in torch.randperm(len(images), generator=rng).split(schedule.batch_size):
-            real = images[batch.to(images.device)]
-            timesteps = torch.randint(NUM_TIMESTEPS, (len(real),), generator=rng).to(real.device)
-            noise = torch.randn(real.shape, generator=rng).to(real.device)
-            adam.zero_grad(set_to_none=True)
+    size, privacy, step = schedule.batch_size, schedule.privacy, 0
+    if privacy is not None:
+        rng = noise_generator(rng)
+    for batch in batches(len(images), size, schedule.num_epochs, rng, private=privacy is not None):
+        real = images[batch.to(images.device)]
+        timesteps = torch.randint(NUM_TIMESTEPS, (len(real),), generator=rng).to(real.device)
+        noise = torch.randn(real.shape, generator=rng).to(real.device)
+        adam.zero_grad(set_to_none=True)
+        if privacy is None:
             noise_loss(module, real, timesteps, noise).backward()
-            adam.step()
-            if schedule.should_stop():
-                return SubGenerator(trained_parameters(module), {})
-    return SubGenerator(trained_parameters(module), {})
+        else:
+            with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients by sample
+                privacy.put_gradients(module, noise_loss_of_one, (real, timesteps, noise), size, rng)
+        adam.step()
+        step += 1
+        if schedule.should_stop():
+            break
+    history = start.history if privacy is None else privacy.after(start.history, len(images), size, step)
+    return SubGenerator(trained_parameters(module), {}, history)
 
 
 def start_noise(latents: Tensor, image_shape: tuple[int, int, int]) -> Tensor:

@@ -19,6 +19,7 @@ from replayfleet.federation.methods.kit import checks, packing
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.pace import Pace, Stage, steps_per_epoch
 from replayfleet.federation.methods.kit.packing import ALL_CLASSES
+from replayfleet.federation.methods.kit.privacy import History, decoded_histories, encoded_histories
 from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
@@ -36,21 +37,25 @@ from replayfleet.models.ddpm import require_diffusers
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 _CRITICS = packing.SetsByClass("critic/")
+_HISTORIES = "histories"
 
 
 @dataclass(frozen=True, slots=True)
 class _Pairs(packing.SubGenerators):
-    """Generators, which travel too, and beside them critics, which don't."""
+    """Generators, which travel too, and beside them critics, which don't, and what DP-SGD cost."""
 
     def pack(self, value: Any, name: str) -> Artefacts:
         generators = packing.SubGenerators.pack(self, {c: own.generator for c, own in value.items()}, name)
         critics = _CRITICS.pack({c: own.critic for c, own in value.items() if own.critic}, _CRITICS.name)
-        return Artefacts({**generators.parameter_sets, **critics.parameter_sets})
+        histories = encoded_histories({c: own.history for c, own in value.items() if own.history})
+        facts = {_HISTORIES: histories} if histories else {}  # without DP-SGD, as if there were none
+        return Artefacts({**generators.parameter_sets, **critics.parameter_sets}, facts)
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
         generators = packing.SubGenerators.unpack(self, artefacts, name, default)
         critics = _CRITICS.unpack(artefacts, _CRITICS.name, default)
-        return {c: SubGenerator(parameters, critics.get(c, {})) for c, parameters in generators.items()}
+        histories = decoded_histories(artefacts.facts.get(_HISTORIES, {}), _HISTORIES)
+        return {c: SubGenerator(own, critics.get(c, {}), histories.get(c, ())) for c, own in generators.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,19 @@ class Memory(packing.Record):
     sub_generators: Annotated[Mapping[int, SubGenerator], _Pairs()] = field(default_factory=dict)
     seen: Annotated[Mapping[int, int], packing.COUNTS] = field(default_factory=dict)
 
-    def recovered_from(self, sub_generators: Mapping[int, Parameters], seen: Mapping[int, int]) -> Memory:
+    def recovered_from(
+        self,
+        sub_generators: Mapping[int, Parameters],
+        seen: Mapping[int, int],
+        histories: Mapping[int, History] | None = None,
+    ) -> Memory:
         """Return the memory with what it lacks of the aggregator's cache added: after a lost disk, everything."""
-        missing = {c: SubGenerator(p, {}) for c, p in sub_generators.items() if c not in self.sub_generators}
+        spent = histories or {}
+        missing = {
+            c: SubGenerator(own, {}, spent.get(c, ()))
+            for c, own in sub_generators.items()
+            if c not in self.sub_generators
+        }
         if not missing:
             return self
         return Memory(
@@ -351,12 +366,12 @@ def train_all(kind: SubGeneratorKind, work: Sequence[Retraining], *, as_one: boo
     Args:
         kind: of all of them.
         work: what to train.
-        as_one: train those of a WGAN-GP as one network. None does so on a GPU; a CPU gains nothing from it
-            (``benchmarks/results/grouped_training.json``).
+        as_one: train those of a WGAN-GP as one network, unless with DP-SGD. None does so on a GPU; a CPU gains nothing
+            from it (``benchmarks/results/grouped_training.json``).
     """
     if as_one is None:
         as_one = any(one.images.device.type != "cpu" for one in work)
-    if not as_one or not isinstance(kind, WganGp):
+    if not as_one or not isinstance(kind, WganGp) or kind.privacy is not None:
         return [kind.train(one.start, one.images, one.num_epochs, one.rng) for one in work]
 
     def as_one_network(alike: list[Retraining]) -> list[SubGenerator]:

@@ -12,6 +12,7 @@ from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Parameters, Sampler
 from replayfleet.federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
+from replayfleet.federation.methods.steps.dp_sgd import DpSgd
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.wgan_gp import (
     GanSchedule,
@@ -37,6 +38,10 @@ class SubGeneratorKind(Protocol):
     @property
     def batch_size(self) -> int:
         """Samples per step."""
+
+    @property
+    def privacy(self) -> DpSgd | None:
+        """How single samples are hidden; None if they needn't be."""
 
     def train(
         self,
@@ -64,6 +69,7 @@ class WganGp:
     learning_rate: float
     betas: tuple[float, float]
     critic_steps_per_generator_step: int
+    privacy: DpSgd | None = None
 
     @property
     def graph_spec(self) -> TaskSpec | None:
@@ -92,6 +98,7 @@ class WganGp:
             betas=self.betas,
             critic_steps_per_generator_step=self.critic_steps_per_generator_step,
             should_stop=should_stop,
+            privacy=self.privacy,
         )
 
     def sampler(self) -> Sampler:
@@ -110,6 +117,7 @@ class Ddpm:
     batch_size: int
     learning_rate: float
     num_sampling_steps: int
+    privacy: DpSgd | None = None
 
     @property
     def graph_spec(self) -> TaskSpec | None:
@@ -132,6 +140,7 @@ class Ddpm:
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             should_stop=should_stop,
+            privacy=self.privacy,
         )
         return train_denoiser(self.spec, self.width, start, images, schedule, rng)
 

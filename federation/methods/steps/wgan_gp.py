@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
+from replayfleet.federation.methods.kit.privacy import History
 from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.seeding import noise_generator
+from replayfleet.federation.methods.steps.dp_sgd import DpSgd, Predict, batches
 from replayfleet.federation.methods.steps.task_model import trainable, trained_parameters
 from replayfleet.models.build import build_critic, build_generator, initialise
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
@@ -32,6 +36,8 @@ class GanSchedule:
         betas: of both Adams.
         critic_steps_per_generator_step: critic steps before each generator step (n_critic).
         should_stop: asked after every critic step; True ends training early, with what it reached.
+        privacy: how the critic hides single samples; None if it needn't. The generator sees none of them but through
+            the critic, and so do its BatchNorm layers.
     """
 
     num_epochs: int
@@ -40,6 +46,7 @@ class GanSchedule:
     betas: tuple[float, float]
     critic_steps_per_generator_step: int
     should_stop: ShouldStop = never
+    privacy: DpSgd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,12 @@ class SubGenerator:
     Attributes:
         generator: parameters that draw; the only part that is uploaded.
         critic: parameters to go on training from; empty on a client that got its generator back from the aggregator.
+        history: what training it with DP-SGD has cost so far.
     """
 
     generator: Parameters
     critic: Parameters
+    history: History = ()
 
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
@@ -85,6 +94,26 @@ def critic_loss(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Genera
     wasserstein = scores[len(real) :].mean() - scores[: len(real)].mean()
     # Algorithm 1, line 7
     loss: Tensor = wasserstein + PENALTY_WEIGHT * gradient_penalty(critic, real, fake, rng)
+    return loss
+
+
+def critic_loss_of_one(critic: Predict, real: Tensor, fake: Tensor, share: Tensor) -> Tensor:
+    """Return the part of ``critic_loss`` that one sample has, for gradients by sample.
+
+    Args:
+        critic: images (B, C, H, W) -> (B,).
+        real: (C, H, W).
+        fake: (C, H, W).
+        share: (1, 1, 1), the ``u`` of this sample.
+    """
+
+    def score(image: Tensor) -> Tensor:
+        one: Tensor = critic(image.unsqueeze(0)).squeeze(0)
+        return one
+
+    slope = grad(score)(share * real + (1 - share) * fake)
+    # Algorithm 1, line 7
+    loss: Tensor = score(fake) - score(real) + PENALTY_WEIGHT * (slope.norm() - 1) ** 2
     return loss
 
 
@@ -127,21 +156,29 @@ def train_sub_generator(
         initialise(critic, rng).to(images.device).train()
     generator_adam = torch.optim.Adam(generator.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
     critic_adam = torch.optim.Adam(critic.parameters(), lr=schedule.learning_rate, betas=schedule.betas)
-    step = 0
-    for _ in range(schedule.num_epochs):
-        for batch in torch.randperm(len(images), generator=rng).split(schedule.batch_size):
-            real = images[batch]
-            with torch.no_grad():
-                fake = generator(_latents(len(real), rng, images.device))[: len(real)]
-            critic_adam.zero_grad(set_to_none=True)
-            critic_loss(critic, real, fake, rng).backward()
-            critic_adam.step()
-            step += 1
-            if step % schedule.critic_steps_per_generator_step == 0:
-                _generator_step(generator, critic, generator_adam, schedule.batch_size, rng)
-            if schedule.should_stop():
-                return SubGenerator(trained_parameters(generator), trained_parameters(critic))
-    return SubGenerator(trained_parameters(generator), trained_parameters(critic))
+    size, privacy, step = schedule.batch_size, schedule.privacy, 0
+    if privacy is not None:
+        rng = noise_generator(rng)
+    for batch in batches(len(images), size, schedule.num_epochs, rng, private=privacy is not None):
+        real = images[batch]
+        with torch.no_grad():
+            fake = generator(_latents(len(real) if privacy is None else size, rng, images.device))
+        critic_adam.zero_grad(set_to_none=True)
+        if privacy is None:
+            critic_loss(critic, real, fake[: len(real)], rng).backward()
+        else:
+            # by lot, so that nothing of one sample depends on which others took part; nor does how many are drawn
+            beside = fake[torch.randint(len(fake), (len(real),), generator=rng)]
+            share = torch.rand(len(real), 1, 1, 1, generator=rng).to(real.device)
+            privacy.put_gradients(critic, critic_loss_of_one, (real, beside, share), size, rng)
+        critic_adam.step()
+        step += 1
+        if step % schedule.critic_steps_per_generator_step == 0:
+            _generator_step(generator, critic, generator_adam, size, rng)
+        if schedule.should_stop():
+            break
+    history = start.history if privacy is None else privacy.after(start.history, len(images), size, step)
+    return SubGenerator(trained_parameters(generator), trained_parameters(critic), history)
 
 
 def _generator_step(

@@ -195,10 +195,10 @@ class Harness:
             self.client.on_outcome(self.outcomes.pop(0), now)
         return self.client.step
 
-    def trained(self, round_index: int, version: int, spec: FleetSpec = SPEC) -> Step:
+    def trained(self, round_index: int, version: int, spec: FleetSpec = SPEC, **more: Any) -> Step:
         blob = (BlobEntry("task", "c" * 64, 5),)
         self.records.commit_training(
-            TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0)
+            TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0, **more)
         )
         self.client.on_trainer(TrainDone(round_index), 0.0)
         return self.client.step
@@ -249,6 +249,20 @@ def test_a_round_runs_from_download_to_verdict_and_report(made: Harness) -> None
     assert report.metrics["bytes_up"] == 777
     assert report.metrics["bytes_down"] == 100
     assert report.metrics["train_s"] == 2.0
+
+
+def test_what_the_sub_generators_cost_is_reported_and_shown_also_after_a_restart(made: Harness, tmp_path: Path) -> None:
+    made.hear(announcement(0), offered(1))
+    assert made.client.privacy == ""
+    made.trained(0, 2, epsilon=4.25, delta=1e-5)
+    made.hear(verdict(2))
+    made.hear(announcement(1), offered(2))
+    assert (made.reports[-1].metrics["dp_epsilon"], made.reports[-1].metrics["dp_delta"]) == (4.25, 1e-5)
+    assert made.client.privacy == "epsilon 4.25 at delta 1e-05"
+    again = Harness(tmp_path)
+    assert again.client.privacy == made.client.privacy
+    made.trained(1, 3)
+    assert made.client.privacy == ""
 
 
 def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: Harness) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from support.image_sets import small_dataset
-from support.nudge_method import BIAS, NudgeMethod
+from support.nudge_method import BIAS, NudgeMethod, NudgeUpload
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.privacy import Account
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.measures import accounts
-from replayfleet.federation.simulator.records import RoundRecord
+from replayfleet.federation.simulator.records import RoundRecord, summarise
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings
@@ -112,6 +113,17 @@ def test_a_sub_generator_that_did_not_change_costs_nothing():
     assert clients[2].bytes_up < clients[0].bytes_up
     assert clients[2].bytes_up_everything > clients[2].bytes_up > TASK_BYTES
     assert clients[0].bytes_up_everything == clients[0].bytes_up
+
+
+def test_records_say_what_privacy_cost_and_a_summary_has_the_largest_of_it(monkeypatch: pytest.MonkeyPatch):
+    _, without = biases(simulation(num_rounds=2))
+    assert {client.epsilon for record in without for client in record.clients.values()} == {None}
+    assert "epsilon" not in summarise(without)
+    spent = iter([Account(1e-5, {}, {0: 1.5}), Account(1e-5, {}, {0: 7.0, 1: 2.0}), Account(1e-5), Account(1e-5)])
+    monkeypatch.setattr(NudgeUpload, "privacy", property(lambda _: next(spent)), raising=False)
+    _, records = biases(simulation(num_rounds=2))
+    assert [record.clients[name].epsilon for record in records for name in sorted(record.clients)] == [1.5, 7.0, 0, 0]
+    assert summarise(records)["epsilon"] == 7.0
 
 
 def test_retrained_sub_generators_are_sent_again_by_class():
