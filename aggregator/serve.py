@@ -16,6 +16,7 @@ from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.health import HealthServer
+from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
@@ -47,8 +48,7 @@ def serve(settings: AggregatorSettings) -> bool:
         claim=settings.claim(),
     )
     connector = settings.connector()
-    if settings.broker is not None:
-        connector.check(settings.broker)
+    connector.check(settings.broker or "mqtt://localhost")  # a private broker is met here, in plaintext
     metrics, stop = Metrics(), threading.Event()
     with contextlib.ExitStack() as stack:
         health = HealthServer(metrics.registry, port=settings.health_port)
@@ -59,7 +59,7 @@ def serve(settings: AggregatorSettings) -> bool:
         service = AggregatorService(
             fleet,
             data_dir.path,
-            connector.to(url),
+            connector.to(url, session_secret(data_dir.path, settings.tls().key_file)),
             metrics=metrics,
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
         )

@@ -112,8 +112,8 @@ class AggregatorService:
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
         problem = self.loop.disk.problem
-        healthy = self.ready and not problem
-        return {**self._view, "healthy": healthy, "broker": self.loop.control.state, "disk": problem}
+        healthy = self.ready and not (problem or self.loop.refusal)
+        return {**self._view, "healthy": healthy, "broker": self.loop.broker, "disk": problem}
 
     @property
     def turns(self) -> Mapping[str, int]:

@@ -135,7 +135,7 @@ class ClientService:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
         identity, client, problem = self._identity, self.client, self._frames.error
         return {
-            "healthy": self.loop.connected and not problem and not self._disk.problem,
+            "healthy": self.loop.connected and not (self.loop.refusal or problem or self._disk.problem),
             "fleet": identity.fleet,
             "client": identity.client_id,
             "device": identity.device,
@@ -154,7 +154,7 @@ class ClientService:
             "source": "" if client.source is None else client.source.pictures.description,
             "source_error": problem,
             "disk": self._disk.problem,
-            "broker": "connected" if self.loop.connected else self.loop.control.state,
+            "broker": self.loop.broker,
             "pid": os.getpid(),
         }
 

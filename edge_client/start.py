@@ -20,6 +20,7 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.health import HealthServer
+from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
@@ -39,7 +40,7 @@ def start(settings: ClientSettings) -> bool:
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
     connector = settings.connector()
-    connector.check(settings.broker)
+    address = connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
     _check_displays(settings)
     manager = ServiceManager.from_environment()
@@ -58,7 +59,7 @@ def start(settings: ClientSettings) -> bool:
         service = ClientService(
             _identity(settings, profile, proof, board),
             data_dir.path,
-            connector.to(settings.broker),
+            connector.to(settings.broker, session_secret(data_dir.path, settings.tls().key_file)),
             open_source,
             metrics=metrics,
             spawn=lambda on_event: TrainerProcess(on_event, trainer),
@@ -75,7 +76,7 @@ def start(settings: ClientSettings) -> bool:
             client=settings.client_id,
             device=profile.name,
             provider=proof.provider,
-            broker=settings.broker,
+            broker=address,
             health=health.url,
         )
         return service.run(stop, stay=settings.stay, manager=manager)

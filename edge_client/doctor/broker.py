@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, failure, ok, skipped, warning
 from replayfleet.edge_client.doctor.keys import expiry
+from replayfleet.edge_client.operator.status import read_status
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.topics import topic_of
-from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem, Welcome
+from replayfleet.federation.wire.transport.connecting import Connector, secret_id
 from replayfleet.federation.wire.transport.mqtt_connection import MAX_INFLIGHT
 
 LEAST_PACKET_BYTES = 16 << 10
@@ -32,6 +36,7 @@ class BrokerTarget:
         tls: certificates.
         credentials: user and password, if any.
         insecure: allow plaintext to other machines.
+        insist_on_tls: the operator named TLS files.
         certificate_name: common name of the client certificate; empty: none, or not readable.
     """
 
@@ -41,6 +46,7 @@ class BrokerTarget:
     tls: TlsSettings
     credentials: Credentials | None
     insecure: bool = False
+    insist_on_tls: bool = False
     certificate_name: str = ""
 
     @property
@@ -58,13 +64,15 @@ def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
     """Connect beside a client that may be running, and try what a client needs."""
     if target is None:
         return [skipped("broker", "not asked", "name it with --broker URL, and the options that start takes")]
-    address = BrokerAddress.parse(target.url, insecure=target.insecure)
+    connector = Connector(target.tls, target.credentials, target.insecure, insist_on_tls=target.insist_on_tls)
     try:
+        address = connector.check(target.url)
         context = target.tls.context() if address.encrypted else None
         topic = topic_of(target.fleet, "doctor", target.client)
     except SettingsError as error:
         return [failure("broker.connection", str(error), "see the rows about keys")]
-    with BrokerProbe(address, f"{target.fleet}-{target.client}-doctor", topic, context, target.credentials) as probe:
+    own_id = secret_id(f"{target.fleet}-{target.client}-doctor", secrets.token_bytes(16))
+    with BrokerProbe(address, own_id, topic, context, target.credentials) as probe:
         try:
             welcome = probe.connect()
         except BrokerProblem as problem:
@@ -77,6 +85,20 @@ def look_at_broker(target: BrokerTarget | None) -> list[Finding]:
             certificate = f"certificate of {address.host}"
             findings.append(expiry("broker.certificate", certificate, None, welcome.certificate_ends_at, time.time()))
         return [*findings, _limits(welcome), *_tried(probe, welcome, target)]
+
+
+def look_at_session(data_dir: Path | None) -> list[Finding]:
+    """Return what a client that runs here says about its own sessions; no other connection can know that."""
+    try:
+        status = read_status(data_dir) if data_dir is not None else {}
+    except SettingsError:
+        return []  # none has run here
+    if not status.get("running"):
+        return []
+    said = str(status.get("broker", ""))
+    if said == "connected":
+        return [ok("broker.session", "the client that runs here is connected")]
+    return [failure("broker.session", f"the client that runs here says: {said}")]
 
 
 def _limits(welcome: Welcome) -> Finding:

@@ -39,7 +39,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
     """Return the checks; none has looked at anything but the board yet."""
     board = probe()
     profile, note = chosen(settings.device, board)
-    tls = TlsSettings(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    tls = settings.tls()
     return [
         Check("board", lambda: boards.look_at_board(board, profile, note)),
         Check("python", boards.look_at_python),
@@ -61,6 +61,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
         ),
         Check("keys", lambda: keys.look_at_keys(tls, settings.password_file)),
         Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 60.0),
+        Check("broker.session", lambda: broker.look_at_session(settings.data_dir)),
         Check("clock.synchronised", clock.look_at_synchronisation),
         Check("clock.skew", lambda: clock.look_at_skew(settings.time_server(), named=bool(settings.ntp))),
         Check("disk", lambda: disk.look_at_disk(settings.data_dir), 60.0),
@@ -81,7 +82,8 @@ def _target(settings: DoctorSettings, tls: TlsSettings) -> broker.BrokerTarget |
         tls,
         credentials,
         insecure=settings.insecure,
-        certificate_name=_name_in(settings.tls_cert),
+        insist_on_tls=any((settings.tls_ca, settings.tls_cert, settings.tls_key)),
+        certificate_name=_name_in(tls.certificate_file),
     )
 
 

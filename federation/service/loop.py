@@ -99,6 +99,17 @@ class Loop:
         return self.control.connected and self.data.connected
 
     @property
+    def refusal(self) -> str:
+        """What the broker has against us, in words; empty: nothing."""
+        return self.control.problem or self.data.problem
+
+    @property
+    def broker(self) -> str:
+        """One line for operators: how we stand with the broker."""
+        session = self.data if self.control.connected else self.control
+        return self.refusal or ("connected" if session.connected else session.state)
+
+    @property
     def turns(self) -> dict[str, int]:
         """What the sessions have done so far, for a watchdog."""
         return {"mqtt control": self.control.turns, "mqtt data": self.data.turns}
@@ -128,10 +139,10 @@ class Loop:
         last = ""
         while not stop.is_set() and not over(self._clock()):
             self.pump(TICK_S)
-            state = self.control.state
+            state = self.broker
             summary = f"{self._served.summary}; broker {state}"
             manager.report(self._served.turns, ready=self._served.ready, status=summary, now=self._clock())
-            if state != last and not self.control.connected:  # the session itself logs when it is connected
+            if state not in {last, "connected"}:  # the session itself logs when it is connected
                 log.warning("broker", state=state)
             last = state
 

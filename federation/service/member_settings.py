@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
+from replayfleet.federation.service.identity import check_identity, concerns, tls_of
+from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 if TYPE_CHECKING:
     from replayfleet.federation.wire.transport.connecting import Connector
+
+log = EventLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,16 @@ class ConnectionSettings:
         str,
         Option("The fleet's name, which is part of every topic.", CONNECTION, check=partial(check_id, what="fleet")),
     ] = "fleet"
+    identity: Annotated[
+        Path | None,
+        Option(
+            "Folder with this member's certificate and keys, as `aggregator enroll` writes it; of its TLS files those "
+            "count that no --tls option names.",
+            CONNECTION,
+            metavar="DIR",
+            check=check_identity,
+        ),
+    ] = None
     tls_ca: Annotated[
         Path | None,
         Option("Certificate authority that signed the broker's certificate, PEM.", CONNECTION, unset="the system's"),
@@ -47,12 +63,18 @@ class ConnectionSettings:
         Raises:
             SettingsError: A file is missing or unusable.
         """
-        from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
         from replayfleet.federation.wire.transport.connecting import Connector
 
-        tls = TlsSettings(self.tls_ca, self.tls_cert, self.tls_key)
+        tls = self.tls()
         tls.context()
-        return Connector(tls, Credentials.load(self.password_file), self.insecure)
+        for concern in concerns(self.identity, time.time()) if self.identity is not None else ():
+            log.warning("identity", concern=concern)
+        named = any((self.tls_ca, self.tls_cert, self.tls_key))
+        return Connector(tls, Credentials.load(self.password_file), self.insecure, insist_on_tls=named)
+
+    def tls(self) -> TlsSettings:
+        """The TLS files that count: those that were named, and else those of the identity folder."""
+        return tls_of(self.identity, TlsSettings(self.tls_ca, self.tls_cert, self.tls_key))
 
 
 @dataclass(frozen=True, kw_only=True)

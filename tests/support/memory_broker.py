@@ -234,6 +234,11 @@ class MemorySession:
         return "connected" if self._connected else "not connected"
 
     @property
+    def problem(self) -> str:
+        """A broker in memory refuses nothing."""
+        return ""
+
+    @property
     def num_connections(self) -> int:
         """How often the broker has accepted us."""
         return self._num_connections

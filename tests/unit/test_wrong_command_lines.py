@@ -201,7 +201,17 @@ SOURCES = (
     *("%zz://", "video:///%00", "images:///%00", "folder://%00", "rtsp://[::1/x", "camera://\u2603", "=camera://0"),
 )
 BROKERS = (
-    *("", "localhost", "http://localhost", "mqtt://", "mqtt://:1883", "mqtt://localhost:0", "mqtt://localhost:65536"),
+    *(
+        "",
+        "localhost:x",
+        "broker.example",
+        "mqtts://192.0.2.7",
+        "http://localhost",
+        "mqtt://",
+        "mqtt://:1883",
+        "mqtt://localhost:0",
+        "mqtt://localhost:65536",
+    ),
     *("mqtt://localhost:x", "mqtt://user:secret@localhost", "mqtt://example.org", "mqtts://[::1", "mqtt://a b"),
 )
 
@@ -217,7 +227,7 @@ def _written() -> Iterator[Line]:
     for name in ("a b", "a/b", "+", "#", "", "x" * 65, "ä", "a\nb"):
         yield Line("edge-client", (*START, *data, f"--client-id={name}"))
         yield Line("aggregator", (*SERVE, f"--fleet={name}"))
-    for option in ("tls-ca", "tls-cert", "tls-key", "password-file"):
+    for option in ("identity", "tls-ca", "tls-cert", "tls-key", "password-file"):
         yield Line("edge-client", (*START, *data, f"--{option}", "nowhere"))
         yield Line("edge-client", (*START, *data, f"--{option}", "a-file"))
         yield Line("aggregator", (*SERVE, f"--{option}", "images"))

@@ -42,7 +42,7 @@ class BrokerAddress:
 
     @classmethod
     def parse(cls, url: str, *, insecure: bool = False) -> BrokerAddress:
-        """Return the address in ``mqtt[s]://host[:port]``.
+        """Return the address in ``mqtt[s]://host[:port]``; without a scheme it is encrypted unless on this machine.
 
         Args:
             url: what the operator wrote.
@@ -54,7 +54,7 @@ class BrokerAddress:
         """
         shown = redacted(url)
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(url if "://" in url else f"//{url}", scheme="" if "://" in url else _scheme_for(url))
             port = parts.port
         except ValueError as error:
             raise SettingsError(f"broker {shown!r} is not a URL ({error}); expected mqtts://host:port") from None
@@ -66,6 +66,10 @@ class BrokerAddress:
                 "where everybody may read and write the models"
             )
         return cls(host, _PORTS[parts.scheme] if port is None else port, encrypted)
+
+    @property
+    def on_this_machine(self) -> bool:
+        return _is_loopback(self.host)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -162,6 +166,10 @@ def _check_shape(parts: SplitResult, shown: str) -> None:
         raise SettingsError(f"broker {shown!r} names no host and port; expected mqtts://host:port")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise SettingsError(f"broker {shown!r} has more than host and port; expected mqtts://host:port")
+
+
+def _scheme_for(place: str) -> str:
+    return "mqtt" if _is_loopback(urlsplit(f"//{place}").hostname or "") else "mqtts"
 
 
 def _is_loopback(host: str) -> bool:

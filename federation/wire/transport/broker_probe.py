@@ -26,10 +26,10 @@ from replayfleet.federation.wire.transport.mqtt_connection import (
     describe_failure,
     new_client,
 )
+from replayfleet.federation.wire.transport.refusals import UNSUPPORTED_VERSION, certificate_refused, entry_refused
 
 ANSWER_S = 5.0
 NUM_ROUND_TRIPS = 5
-_UNSUPPORTED_VERSION = 132
 _PROPERTY_RESERVE_BYTES = 1 << 10
 """Room for topic and headers within the broker's packet limit, as a session leaves it."""
 
@@ -93,6 +93,7 @@ class BrokerProbe:
     _inbox: queue.Queue[_Item] = field(default_factory=queue.Queue)
     _early: list[MQTTMessage] = field(default_factory=list)
     _welcome: Welcome | None = None
+    _alert: str = ""
 
     def __enter__(self) -> BrokerProbe:
         return self
@@ -117,17 +118,17 @@ class BrokerProbe:
             began = time.monotonic()
             client = self._open(modern)
             event = self._next_event("connected", CONNECT_TIMEOUT_S)
-            if modern and event.kind == "gone":  # an old broker may close the connection instead of refusing
+            if modern and event.kind == "gone" and not self._alert:  # an old broker may close instead of refusing
                 self.close()
                 continue
-            if modern and event.code == _UNSUPPORTED_VERSION:
+            if modern and event.code == UNSUPPORTED_VERSION:
                 self.close()
                 continue
             if event.kind == "gone":
                 hint = " (does it ask for a client certificate?)" if self.context is not None else ""
-                raise BrokerProblem(f"it closed the connection before it answered{hint}")
+                raise BrokerProblem(self._alert or f"it closed the connection before it answered{hint}")
             if event.reason:
-                raise BrokerProblem(f"it refuses: {event.reason}")
+                raise BrokerProblem(entry_refused(event.code, event.reason))
             self._welcome = _welcome(client, event.properties, time.monotonic() - began, modern=modern)
             return self._welcome
         raise BrokerProblem("it speaks neither MQTT 5 nor 3.1.1")
@@ -179,6 +180,7 @@ class BrokerProbe:
         client.on_publish = lambda _c, _d, _mid, reason, _p: inbox.put(_event("published", reason))
         client.on_disconnect = lambda _c, _d, _f, reason, _p: inbox.put(_Event("gone", str(reason)))
         client.on_message = lambda _c, _d, message: inbox.put(message)
+        client.on_log = lambda _c, _d, _level, text: self._logged(text)
         try:
             client.connect(self.address.host, self.address.port)
         except (OSError, ValueError) as error:
@@ -186,6 +188,9 @@ class BrokerProbe:
         client.loop_start()
         self._client = client
         return client
+
+    def _logged(self, text: str) -> None:
+        self._alert = self._alert or certificate_refused(text)
 
     def _subscribe(self) -> None:
         if self._client is None:

@@ -49,6 +49,10 @@ class Session(Protocol):
         """One line for operators: ``connected``, ``connecting (attempt 3, next in 4 s): connection refused``."""
 
     @property
+    def problem(self) -> str:
+        """What the broker has against us, in words, with what to do: not authorized, session taken over; else empty."""
+
+    @property
     def num_connections(self) -> int:
         """How often the broker has accepted us; when it rises, the service calls ``Courier.resume``."""
 

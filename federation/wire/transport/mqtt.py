@@ -18,6 +18,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 from replayfleet.federation.wire.transport.mqtt_connection import Connection, ConnectionPlan, describe_failure
+from replayfleet.federation.wire.transport.refusals import PERHAPS_TAKEN, SESSION_TAKEN
 
 ANSWER_TIMEOUT_S = 10.0
 FLUSH_TIMEOUT_S = 2.0
@@ -25,6 +26,11 @@ MAX_OUTBOX_BYTES = 256 << 20
 MAX_OUTBOX_MESSAGES = 10_000
 PACKET_RESERVE_BYTES = 1 << 10
 """Room for topic and headers within the broker's packet limit."""
+REFUSAL_SHOWN_S = 60.0
+"""What the broker had against us counts for so long after it said so last."""
+STEADY_S = 10.0
+"""A connection that lived so long wasn't ended by another process that takes our session whenever we have it."""
+SHORT_LIVES = 3
 OPEN_LIMIT_S = 120.0
 """Looking up a name and shaking hands may take so long where the network is away; beyond it, the thread hangs."""
 GUESSED_PACKET_BYTES = 128 << 10
@@ -89,6 +95,7 @@ class MqttSession:
         self._turns = 0
         self._opening_since: float | None = None
         self._state = "not started"
+        self._refusal, self._refused_at, self._welcomed_at = "", float("-inf"), float("-inf")
         self._max_packet_bytes = GUESSED_PACKET_BYTES
 
     def start(self) -> None:
@@ -153,6 +160,10 @@ class MqttSession:
         return self._state
 
     @property
+    def problem(self) -> str:
+        return self._refusal if time.monotonic() - self._refused_at < REFUSAL_SHOWN_S else ""
+
+    @property
     def num_connections(self) -> int:
         return self._num_connections
 
@@ -178,19 +189,26 @@ class MqttSession:
         return "5" if self._plan.modern else "3.1.1"
 
     def _run(self) -> None:
-        backoff, told = fleet_backoff(), ""
+        backoff, told, short_lives = fleet_backoff(), "", 0
         while not self._stopping.is_set():
             with self._lock:
-                connection = Connection(self._plan, lambda: list(self._topics), self._on_message, self._wake)
+                connection = Connection(
+                    self._plan, lambda: list(self._topics), self._on_message, self._wake, self._tell
+                )
                 self._connection = connection
             problem = self._serve(connection)
+            if connection.ready:
+                short_lives = short_lives + 1 if time.monotonic() - self._welcomed_at < STEADY_S else 0
+                if short_lives >= SHORT_LIVES and not (connection.taken_over or self._stopping.is_set()):
+                    problem = PERHAPS_TAKEN
+                    self._tell(problem)
             if connection.speechless:  # perhaps another version helps
                 self._plan = replace(self._plan, modern=not self._plan.modern)
             if connection.unsupported:
                 self._plan = replace(self._plan, modern=False)
                 log.info("broker speaks no MQTT 5, using 3.1.1 broker=%s", self._plan.address)
                 continue
-            if connection.ready:
+            if connection.ready and short_lives < SHORT_LIVES and not connection.taken_over:
                 backoff.reset()
             delay_s = backoff.next_s()
             self._state = f"connecting (attempt {backoff.attempts + 1}, next in {delay_s:.0f} s): {problem}"
@@ -198,6 +216,10 @@ class MqttSession:
                 log.warning("broker not reached broker=%s problem=%s; keeps trying", self._plan.address, problem)
             told = problem
             self._pause(delay_s)
+
+    def _tell(self, refusal: str) -> None:
+        """The broker has this against us; called on any of the session's threads."""
+        self._refusal, self._refused_at = refusal, time.monotonic()
 
     def _pause(self, delay_s: float) -> None:
         until = time.monotonic() + delay_s
@@ -245,6 +267,9 @@ class MqttSession:
         with self._lock:
             self._max_packet_bytes = connection.max_packet_bytes
             self._connected = True
+            self._welcomed_at = time.monotonic()
+            if self._refusal not in {SESSION_TAKEN, PERHAPS_TAKEN}:
+                self._refusal = ""
             self._num_connections += 1
             self._state = "connected"
             self._flush()

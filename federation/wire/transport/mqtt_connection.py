@@ -32,6 +32,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from replayfleet.federation.wire.protocol.limits import MAX_BLOCK_BYTES
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
+from replayfleet.federation.wire.transport.refusals import (
+    SESSION_TAKEN,
+    TAKEN_OVER,
+    UNSUPPORTED_VERSION,
+    certificate_refused,
+    entry_refused,
+    topic_refused,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 1.0
@@ -42,7 +50,6 @@ USUAL_PACKET_BYTES = 1 << 20
 """For brokers that announce no limit: MQTT 3.1.1 can't, MQTT 5 means "none" by it."""
 LARGEST_PACKET_BYTES = MAX_BLOCK_BYTES + (64 << 10)
 """A broker that speaks MQTT 5 sends us no more at once: paho would read it whole before anybody looks at it."""
-_UNSUPPORTED_VERSION = 132
 
 C = TypeVar("C", bound=Client)
 
@@ -95,10 +102,16 @@ class Connection:
         topics: returns what to subscribe to as soon as the broker accepts us.
         on_message: gets (topic, payload) on paho's thread.
         wake: set whenever there is news.
+        tell: gets what the broker has against us, in words, on paho's thread.
     """
 
     def __init__(
-        self, plan: ConnectionPlan, topics: Callable[[], list[str]], on_message: OnMessage, wake: threading.Event
+        self,
+        plan: ConnectionPlan,
+        topics: Callable[[], list[str]],
+        on_message: OnMessage,
+        wake: threading.Event,
+        tell: Callable[[str], None],
     ) -> None:
         self.accepted = False
         self.ready = False
@@ -106,14 +119,17 @@ class Connection:
         self.unsupported = False
         self.session_kept = False
         self.problem = ""
+        self.taken_over = False
         self.max_packet_bytes = USUAL_PACKET_BYTES
         self.acknowledged: deque[int] = deque()
         self._opened = self._refused = False
+        self._alert = ""
         self._gone = threading.Event()
         self._plan = plan
         self._topics = topics
         self._on_message = on_message
         self._wake = wake
+        self._tell = tell
         self._client: _CountingClient = self._make_client()
 
     def open(self) -> None:
@@ -179,7 +195,7 @@ class Connection:
     @property
     def speechless(self) -> bool:
         """Whether the broker took the connection and answered nothing."""
-        return self._opened and not self.accepted and not self._refused
+        return self._opened and not (self.accepted or self._refused or self._alert)
 
     def _make_client(self) -> _CountingClient:
         plan = self._plan
@@ -200,17 +216,22 @@ class Connection:
         client.on_disconnect = self._disconnected
         client.on_publish = self._published
         client.on_message = self._received
+        if plan.context is not None:
+            client.on_log = self._logged  # until the broker accepts us
         return client
 
     def _connected(
-        self, _client: Client, _data: Any, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+        self, client: Client, _data: Any, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            self.unsupported = self._plan.modern and reason.value == _UNSUPPORTED_VERSION
-            self.problem = f"broker refuses: {reason}"
+            self.unsupported = self._plan.modern and reason.value == UNSUPPORTED_VERSION
+            self.problem = entry_refused(reason.value, str(reason))
             self._refused = True
+            if not self.unsupported:
+                self._tell(self.problem)
             return
         self.accepted = True
+        client.on_log = None
         self.session_kept = flags.session_present
         self.max_packet_bytes = int(getattr(properties, "MaximumPacketSize", 0)) or USUAL_PACKET_BYTES
         topics = self._topics()  # after ``accepted`` is set: a topic added meanwhile is asked for here or by its adder
@@ -223,9 +244,11 @@ class Connection:
     def _subscribed(
         self, _client: Client, _data: Any, _mid: int, reasons: list[ReasonCode], _properties: Properties | None
     ) -> None:
-        refused = [str(reason) for reason in reasons if reason.is_failure]
-        if refused:
-            self.problem = f"broker refuses subscriptions: {refused[0]}"
+        refused = next((reason for reason in reasons if reason.is_failure), None)
+        if refused is not None:
+            topics = " ".join(self._topics())
+            self.problem = topic_refused(refused.value, str(refused), topics, to_hear=True)
+            self._tell(self.problem)
             self.ended = True
         else:
             self.ready = True
@@ -234,11 +257,18 @@ class Connection:
     def _disconnected(
         self, _client: Client, _data: Any, _flags: DisconnectFlags, reason: ReasonCode, _properties: Properties | None
     ) -> None:
-        if not self.problem and self.accepted:
+        self.taken_over = self.accepted and reason.value == TAKEN_OVER
+        if self.taken_over:
+            self.problem = SESSION_TAKEN
+            self._tell(self.problem)
+        elif not self.problem and self.accepted:
             self.problem = f"connection lost: {reason}"
         elif not self.problem:
             hint = " (does it ask for a client certificate?)" if self._plan.context is not None else ""
             self.problem = f"broker closed the connection before it answered{hint}"
+            if self._alert:
+                self.problem = self._alert
+                self._tell(self._alert)
         self.ended = True
         self._gone.set()
         self._wake.set()
@@ -247,8 +277,12 @@ class Connection:
         self, _client: Client, _data: Any, mid: int, reason: ReasonCode, _properties: Properties | None
     ) -> None:
         if reason.is_failure:
-            log.warning("broker refuses a message broker=%s reason=%s", self._plan.address, reason)
+            self._tell(topic_refused(reason.value, str(reason), "some of its topics", to_hear=False))
         self.acknowledged.append(mid)
+
+    def _logged(self, _client: Client, _data: Any, _level: int, text: str) -> None:
+        """With TLS 1.3 the broker's no to our certificate comes after the handshake, where paho only logs it."""
+        self._alert = self._alert or certificate_refused(text)
 
     def _received(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         try:
@@ -288,7 +322,7 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failure: {error.reason or error}"
+        return certificate_refused(error) or f"TLS failure: {error.reason or error}"
     if isinstance(error, ConnectionRefusedError):
         return f"connection refused: nothing listens on {address.host}:{address.port}"
     if isinstance(error, socket.gaierror):

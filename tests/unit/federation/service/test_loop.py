@@ -26,6 +26,7 @@ class Session:
     def __init__(self, name: str, on_message: Callable[[str, bytes], None], will: Will | None) -> None:
         self.name, self.on_message, self.will = name, on_message, will
         self.connected, self.num_connections, self.turns, self.state = False, 0, 0, "connecting"
+        self.problem = ""
         self.topics: list[str] = []
         self.published: list[str] = []
 
@@ -121,6 +122,16 @@ def test_what_is_not_guarded_ends_the_service_whatever_it_raises():
     service.loop.put("job", lambda now: 1 // 0, guarded=False)
     with pytest.raises(ZeroDivisionError):
         service.loop.pump(0)
+
+
+def test_what_the_broker_has_against_us_is_what_operators_see() -> None:
+    loop = Service().loop
+    loop.control.accepted()
+    assert (loop.refusal, loop.broker) == ("", "connecting"), "the other one isn't there yet"
+    loop.data.accepted()
+    assert (loop.refusal, loop.broker) == ("", "connected")
+    loop.data.problem = "not authorized"
+    assert (loop.refusal, loop.broker) == ("not authorized", "not authorized")
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -24,6 +24,11 @@ log = logging.getLogger(__name__)
         ("mqtts://broker.example", "mqtts://broker.example:8883"),
         ("mqtt://localhost:4000/", "mqtt://localhost:4000"),
         ("mqtt://[::1]:4000", "mqtt://[::1]:4000"),
+        ("broker.example", "mqtts://broker.example:8883"),
+        ("192.0.2.7:8884", "mqtts://192.0.2.7:8884"),
+        ("localhost", "mqtt://localhost:1883"),
+        ("127.0.0.1:1884", "mqtt://127.0.0.1:1884"),
+        ("[::1]", "mqtt://[::1]:1883"),
     ],
 )
 def test_a_url_gets_its_default_port(url: str, expected: str) -> None:
@@ -34,7 +39,8 @@ def test_a_url_gets_its_default_port(url: str, expected: str) -> None:
     ("url", "text"),
     [
         ("http://127.0.0.1", "expected mqtts://host:port"),
-        ("127.0.0.1:1883", "expected mqtts://host:port"),
+        ("", "names no host"),
+        ("cam:secret@127.0.0.1", "credentials don't belong into a URL"),
         ("mqtt://", "names no host"),
         ("mqtt://127.0.0.1:99999", "not a URL"),
         ("mqtt://127.0.0.1:0", "names no host and port"),

@@ -1,0 +1,57 @@
+"""Why a broker doesn't want us, in words, with what to do about it."""
+
+from __future__ import annotations
+
+import re
+import ssl
+
+UNSUPPORTED_VERSION, BAD_LOGIN, NOT_AUTHORIZED, TAKEN_OVER = 0x84, 0x86, 0x87, 0x8E
+"""Reason codes (MQTT 5, section 2.4), also for MQTT 3.1.1. Neither that nor mosquitto 2.0.11 says the last."""
+
+SESSION_TAKEN = (
+    "session taken over: another process connected as this very member, with a copy of its key or data dir; stop one "
+    "of the two, or revoke the member and enrol it again"
+)
+PERHAPS_TAKEN = (
+    "connection lost again and again, right after it was accepted: a bad line, or the session is taken over by another "
+    "process with a copy of our key or data dir, which this broker doesn't say"
+)
+UNKNOWN_MEMBER = (
+    "not authorized: the broker doesn't know this member; enrol it (aggregator enroll), give the broker the rules that "
+    "were written then, and reload it; or user and password are wrong"
+)
+_ENROL = "enrol this member again (aggregator enroll), and bring it its new identity folder"
+_OF_CERTIFICATES = {
+    "certificate revoked": f"it was revoked; {_ENROL}",
+    "certificate expired": "it has expired; renew it (aggregator renew), and look at the broker's clock",
+    "unknown ca": f"another authority signed it than the broker's; {_ENROL}",
+    "bad certificate": f"the broker can't verify it; {_ENROL}",
+    "certificate required": "there is none; name one with --identity, or with --tls-cert and --tls-key",
+}
+_ALERT = re.compile(r"alert ([a-z ]+)")
+
+
+def entry_refused(code: int, text: str) -> str:
+    """Return why a broker answered CONNECT with no."""
+    return UNKNOWN_MEMBER if code in {BAD_LOGIN, NOT_AUTHORIZED} else f"broker refuses: {text}"
+
+
+def topic_refused(code: int, text: str, topics: str, *, to_hear: bool) -> str:
+    """Return why a broker refuses a subscription or a message. MQTT 3.1.1 gives no reason; then it is a guess."""
+    verb = "subscribe to" if to_hear else "publish on"
+    if code in {NOT_AUTHORIZED, 0x80}:
+        return (
+            f"not authorized to {verb} {topics}: the broker's access rules know nobody of this name who may; the name "
+            "in certificate or login must be the client id, and the fleet's name that of the rules"
+        )
+    return f"broker refuses to let us {verb} {topics}: {text}"
+
+
+def certificate_refused(error: Exception | str) -> str:
+    """Return why the broker refused our certificate, from the alert that TLS sends; empty if it sent none."""
+    text = (error.reason or "").replace("_", " ").lower() if isinstance(error, ssl.SSLError) else error
+    found = _ALERT.search(text) if isinstance(text, str) else None
+    if found is None:
+        return ""
+    why = next((words for alert, words in _OF_CERTIFICATES.items() if found[1].startswith(alert)), found[1].strip())
+    return f"the broker refuses our client certificate: {why}"

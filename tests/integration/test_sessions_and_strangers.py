@@ -1,0 +1,174 @@
+"""Whose session is whose at a real broker, and what a member says that the broker doesn't want."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.authority import Authority
+from support.mosquitto import mosquitto, password_file
+
+from replayfleet.federation.wire.transport.broker import find_mosquitto
+from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_probe import BrokerProbe, BrokerProblem
+from replayfleet.federation.wire.transport.connecting import Connector, secret_id
+from replayfleet.federation.wire.transport.interfaces import Session, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
+
+pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
+WILL = Will("t/will", b"gone")
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+class Yard:
+    """A broker with TLS that knows each member by its certificate; its members."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.url = folder, f"mqtts://127.0.0.1:{port}"
+        self.opened: list[Session] = []
+
+    def tls(self, name: str) -> TlsSettings:
+        return TlsSettings(self.folder / "ca.pem", self.folder / f"{name}.pem", self.folder / f"{name}.key")
+
+    def member(self, name: str, mqtt_id: str, secret: bytes) -> Session:
+        """One as the programs make it."""
+        connect = Connector(self.tls(name), None, insecure=False).to(self.url, secret)
+        return self._started(connect(mqtt_id, lambda topic, payload: None, WILL))
+
+    def stranger(self, name: str, mqtt_id: str) -> Session:
+        """One that asks for whatever id it likes."""
+        return self._started(MqttSession(self.url, mqtt_id, on_message=lambda topic, payload: None, tls=self.tls(name)))
+
+    def _started(self, session: Session) -> Session:
+        session.start()
+        self.opened.append(session)
+        return session
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    authority = Authority(tmp_path)
+    for name in ("broker", "aggregator", "cam-1", "cam-2"):
+        authority.issue(name)
+    (tmp_path / "acl").write_text("user aggregator\ntopic readwrite t/#\nuser cam-1\ntopic readwrite t/#\n")
+    lines = (f"cafile {authority.ca}", f"certfile {tmp_path}/broker.pem", f"keyfile {tmp_path}/broker.key")
+    rules = ("require_certificate true", "use_identity_as_username true", f"acl_file {tmp_path}/acl")
+    with mosquitto(tmp_path, *lines, *rules) as port:
+        found = Yard(tmp_path, port)
+        try:
+            yield found
+        finally:
+            for session in found.opened:
+                session.stop()
+
+
+def test_no_certificate_takes_another_ones_session(yard: Yard) -> None:
+    own = secrets.token_bytes(32)
+    names = ("fleet-aggregator-0a1b2c3d-control", "fleet-cam-1-control", "fleet-cam-1-data")
+    owners = ("aggregator", "cam-1", "cam-1")
+    members = [yard.member(owner, name, secrets.token_bytes(32)) for owner, name in zip(owners, names, strict=True)]
+    until(lambda: all(member.connected for member in members))
+    # all that cam-2 can know: the ids' readable parts, and its own secret
+    thieves = [yard.stranger("cam-2", mqtt_id) for name in names for mqtt_id in (name, secret_id(name, own))]
+    until(lambda: all(thief.connected for thief in thieves))
+    for member in members:
+        member.publish("t/alive", b"")
+    until(lambda: all(member.num_connections == 1 and member.connected for member in members))
+    assert [member.problem for member in members] == [""] * 3
+
+
+def test_a_restarted_member_finds_its_session_again(yard: Yard) -> None:
+    key = secrets.token_bytes(32)
+    first = yard.member("cam-1", "fleet-cam-1-control", key)
+    first.subscribe(("t/x",))
+    until(lambda: first.connected)
+    first.stop()
+    heard: list[bytes] = []
+    other = yard.member("aggregator", "fleet-aggregator-control", secrets.token_bytes(32))
+    until(lambda: other.connected)
+    other.publish("t/x", b"meanwhile")
+    connect = Connector(yard.tls("cam-1"), None, insecure=False).to(yard.url, key)
+    yard._started(connect("fleet-cam-1-control", lambda topic, payload: heard.append(payload), WILL))
+    until(lambda: heard == [b"meanwhile"])
+
+
+def test_a_copy_of_a_member_is_said_on_both_ends(yard: Yard) -> None:
+    key = secrets.token_bytes(32)
+    copies = [yard.member("cam-1", "fleet-cam-1-control", key) for _ in range(2)]
+    until(lambda: all("taken over" in copy.problem for copy in copies))
+    copies[1].stop()
+    until(lambda: copies[0].connected)
+    assert "taken over" in copies[0].problem, "it stays for a while: they took it by turns"
+
+
+SUCCESS, REFUSED, TAKEN_OVER = b"\x20\x03\x00\x00\x00", b"\x90\x04%b\x00\x87", b"\xe0\x01\x8e"
+"""CONNACK, SUBACK (not authorized) and DISCONNECT of MQTT 5."""
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [(TAKEN_OVER, "session taken over"), (REFUSED, "not authorized to subscribe to t/x")]
+)
+def test_what_brokers_say_that_mosquitto_doesn_t_is_understood_too(word: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        session = MqttSession(f"mqtt://127.0.0.1:{port}", "a", on_message=lambda topic, payload: None)
+        session.subscribe(("t/x",))
+        session.start()
+        link, _ = server.accept()
+        with link:
+            link.recv(1024)
+            link.sendall(SUCCESS)
+            number = link.recv(1024)[2:4]
+            link.sendall(word.replace(b"%b", number))
+            until(lambda: said in session.state)
+        assert said in session.problem
+        session.stop()
+
+
+def test_a_member_without_rules_is_told_so(yard: Yard) -> None:
+    session = yard.stranger("cam-2", "a")
+    until(lambda: session.connected)
+    session.publish("t/x", b"")
+    until(lambda: "not authorized to publish" in session.problem)
+    assert session.connected
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")  # paho's, after a failed handshake
+def test_a_certificate_that_the_broker_refuses_is_said_in_words(yard: Yard, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other")
+    certificate, key = stranger.issue("cam-1")
+    tls = TlsSettings(yard.folder / "ca.pem", certificate, key)
+    session = yard._started(MqttSession(yard.url, "a", on_message=lambda topic, payload: None, tls=tls))
+    until(lambda: "another authority signed it" in session.problem)
+    probe = BrokerProbe(BrokerAddress.parse(yard.url), "b", "t/x", tls.context())
+    with probe, pytest.raises(BrokerProblem, match="another authority signed it"):
+        probe.connect()
+    bare = yard._started(
+        MqttSession(yard.url, "c", on_message=lambda topic, payload: None, tls=TlsSettings(tls.ca_file))
+    )
+    until(lambda: "there is none; name one with --identity" in bare.problem)
+
+
+def test_a_wrong_password_is_said_in_words(tmp_path: Path) -> None:
+    passwords = password_file(tmp_path, cam_1="secret")
+    with mosquitto(tmp_path, "allow_anonymous false", f"password_file {passwords}") as port:
+        session = MqttSession(
+            f"mqtt://127.0.0.1:{port}",
+            "a",
+            on_message=lambda topic, payload: None,
+            credentials=Credentials("cam-1", "guess"),
+        )
+        session.start()
+        until(lambda: "not authorized: the broker doesn't know this member" in session.problem)
+        session.stop()

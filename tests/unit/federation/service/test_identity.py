@@ -1,0 +1,79 @@
+"""Identity folders, and what MQTT ids are derived from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.authority import Authority
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.identity import (
+    check_identity,
+    concerns,
+    session_secret,
+    tls_of,
+    write_identity,
+)
+from replayfleet.federation.wire.transport.broker_address import TlsSettings
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("cam-1", days=90)
+    made = tmp_path / "cam-1"
+    files = {"ca.crt": authority.ca, "member.crt": certificate, "member.key": key}
+    write_identity(made, {name: path.read_bytes() for name, path in files.items()})
+    return made
+
+
+def test_a_folder_gives_the_tls_files_that_nobody_named(folder: Path) -> None:
+    check_identity(folder)
+    own = tls_of(folder, TlsSettings())
+    assert own == TlsSettings(folder / "ca.crt", folder / "member.crt", folder / "member.key")
+    own.context()
+    other = Path("x.crt"), Path("x.key")
+    assert tls_of(folder, TlsSettings(None, *other)) == TlsSettings(folder / "ca.crt", *other)
+    assert tls_of(folder, TlsSettings(Path("ca"))).ca_file == Path("ca")
+    assert tls_of(None, TlsSettings()) == TlsSettings()
+
+
+def test_keys_are_the_owners_alone(folder: Path) -> None:
+    assert (folder / "member.key").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "member.key").unlink()
+    with pytest.raises(SettingsError, match=r"member\.key is missing"):
+        check_identity(folder)
+    with pytest.raises(SettingsError, match="no such folder"):
+        check_identity(tmp_path / "nowhere")
+
+
+def test_times_and_permissions_are_concerns(folder: Path) -> None:
+    now = (folder / "member.crt").stat().st_mtime
+    found = concerns(folder, now)
+    assert len(found) == 1
+    assert "ca.crt is valid until" in found[0]
+    later = concerns(folder, now + 100 * DAY_S)
+    assert any("member.crt expired on" in text and "aggregator renew" in text for text in later)
+    assert all("clock is wrong" in text for text in concerns(folder, 0.0))
+    (folder / "member.key").chmod(0o644)
+    assert any("chmod 600" in text for text in concerns(folder, now))
+    (folder / "member.crt").write_text("nothing")
+    assert any("holds no certificate" in text for text in concerns(folder, now))
+
+
+def test_a_secret_is_the_certificates_key_or_one_that_the_data_dir_keeps(folder: Path, tmp_path: Path) -> None:
+    assert session_secret(tmp_path, folder / "member.key") == (folder / "member.key").read_bytes()
+    made = session_secret(tmp_path, None)
+    assert session_secret(tmp_path, None) == made
+    assert len(made) == 32
+    assert (tmp_path / "keys" / "session.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "keys" / "session.key").write_bytes(b"")
+    with pytest.raises(SettingsError, match="is damaged"):
+        session_secret(tmp_path, None)
