@@ -48,7 +48,8 @@ def serve(settings: AggregatorSettings) -> bool:
         claim=settings.claim(),
     )
     connector = settings.connector()
-    connector.check(settings.broker or "mqtt://localhost")  # a private broker is met here, in plaintext
+    # a private broker is met here, in plaintext
+    connector.check("mqtt://localhost" if settings.broker is None else settings.broker)
     metrics, stop = Metrics(), threading.Event()
     with contextlib.ExitStack() as stack:
         health = HealthServer(metrics.registry, port=settings.health_port)

@@ -370,8 +370,8 @@ def test_tls_with_certificates_and_password_and_what_happens_without(tls_broker:
     session, _ = listen(url, "good", tls=good, credentials=right)
     expected = {
         "not trusted": listen(url, "a", tls=TlsSettings(None, certificate, key), credentials=right),
-        "client certificate": listen(url, "b", tls=TlsSettings(authority.ca), credentials=right),
-        "Not authorized": listen(url, "c", tls=good, credentials=wrong),
+        "there is none": listen(url, "b", tls=TlsSettings(authority.ca), credentials=right),
+        "not authorized": listen(url, "c", tls=good, credentials=wrong),
     }
     try:
         until(lambda: session.connected)
