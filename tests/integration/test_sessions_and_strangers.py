@@ -152,7 +152,7 @@ def test_a_certificate_that_the_broker_refuses_is_said_in_words(yard: Yard, tmp_
     session = yard._started(MqttSession(yard.url, "a", on_message=lambda topic, payload: None, tls=tls))
     until(lambda: "another authority signed it" in session.problem)
     probe = BrokerProbe(BrokerAddress.parse(yard.url), "b", "t/x", tls.context())
-    with probe, pytest.raises(BrokerProblem, match="another authority signed it"):
+    with probe, pytest.raises(BrokerProblem, match="another authority"):
         probe.connect()
     bare = yard._started(
         MqttSession(yard.url, "c", on_message=lambda topic, payload: None, tls=TlsSettings(tls.ca_file))

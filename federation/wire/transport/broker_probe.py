@@ -26,7 +26,13 @@ from replayfleet.federation.wire.transport.mqtt_connection import (
     describe_failure,
     new_client,
 )
-from replayfleet.federation.wire.transport.refusals import UNSUPPORTED_VERSION, certificate_refused, entry_refused
+from replayfleet.federation.wire.transport.refusals import (
+    CLOSED_UNANSWERED,
+    NO_CERTIFICATE,
+    UNSUPPORTED_VERSION,
+    certificate_refused,
+    entry_refused,
+)
 
 ANSWER_S = 5.0
 NUM_ROUND_TRIPS = 5
@@ -125,8 +131,8 @@ class BrokerProbe:
                 self.close()
                 continue
             if event.kind == "gone":
-                hint = " (does it ask for a client certificate?)" if self.context is not None else ""
-                raise BrokerProblem(self._alert or f"it closed the connection before it answered{hint}")
+                hint = NO_CERTIFICATE if self.context is not None else ""
+                raise BrokerProblem(self._alert or f"{CLOSED_UNANSWERED}{hint}")
             if event.reason:
                 raise BrokerProblem(entry_refused(event.code, event.reason))
             self._welcome = _welcome(client, event.properties, time.monotonic() - began, modern=modern)

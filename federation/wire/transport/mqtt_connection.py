@@ -33,6 +33,8 @@ from replayfleet.federation.wire.protocol.limits import MAX_BLOCK_BYTES
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
 from replayfleet.federation.wire.transport.refusals import (
+    CLOSED_UNANSWERED,
+    NO_CERTIFICATE,
     SESSION_TAKEN,
     TAKEN_OVER,
     UNSUPPORTED_VERSION,
@@ -264,8 +266,8 @@ class Connection:
         elif not self.problem and self.accepted:
             self.problem = f"connection lost: {reason}"
         elif not self.problem:
-            hint = " (does it ask for a client certificate?)" if self._plan.context is not None else ""
-            self.problem = f"broker closed the connection before it answered{hint}"
+            hint = NO_CERTIFICATE if self._plan.context is not None else ""
+            self.problem = f"broker: {CLOSED_UNANSWERED}{hint}"
             if self._alert:
                 self.problem = self._alert
                 self._tell(self._alert)

@@ -28,6 +28,9 @@ _OF_CERTIFICATES = {
     "bad certificate": f"the broker can't verify it; {_ENROL}",
     "certificate required": "there is none; name one with --identity, or with --tls-cert and --tls-key",
 }
+CLOSED_UNANSWERED = "it closed the connection before it answered"
+NO_CERTIFICATE = " (does it ask for a client certificate, or refuse ours: revoked, expired, of another authority?)"
+"""What may be said where TLS is spoken; the alert that would tell is lost where the broker closes too quickly."""
 _ALERT = re.compile(r"alert ([a-z ]+)")
 
 
