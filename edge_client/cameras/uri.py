@@ -180,7 +180,10 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
 
 
 def _place_and_query(uri: str) -> tuple[str, dict[str, str]]:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:  # of brackets, which belong around an IPv6 address
+        raise SettingsError(f"source {uri!r} is not a URI: {error}") from error
     return unquote(parts.netloc + parts.path), _query(parts.query, uri)
 
 

@@ -189,6 +189,7 @@ class WrongValueError(SettingsError):
         self.name = name
 
 
+@functools.cache  # annotations are strings, so reading them takes a while
 def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
     """Return name -> field of a dataclass, in its order."""
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -1,0 +1,8 @@
+"""All that is fuzzed, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz.files import FILES
+from tests.fuzz.strangers import STRANGERS
+
+TARGETS = {name.replace(" ", "-").lower(): target for name, target in {**STRANGERS, **FILES}.items()}
