@@ -8,7 +8,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-faults test-portable test-board mutants check fix size reference docs bench dist lock clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-faults fuzz test-portable test-board mutants check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ test-slow: setup ## End-to-end runs of minutes
 
 test-faults: setup ## A fleet that is lied to, starved, cut off and killed: everything in tests/faults, the long part included
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/faults $(ARGS)
+
+fuzz: setup ## A million inputs for every decoder; ARGS="frames graphs --inputs 50000 --seed 1" feeds some. A second call goes on
+	@$(PYTHON_BIN) -m tests.fuzz $(ARGS)
 
 test-portable: setup ## Learning tests under other processors' arithmetic, 2 threads, oldest and newest PyTorch; ARGS="--turn 3"
 	@$(PYTHON_BIN) -m tests.environments portable $(ARGS)

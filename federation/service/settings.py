@@ -189,9 +189,14 @@ class WrongValueError(SettingsError):
         self.name = name
 
 
-@functools.cache  # annotations are strings, so reading them takes a while
+_KNOWN: dict[type[Any], Mapping[str, Setting]] = {}
+"""What has been read so far; annotations are strings, so reading them takes a while."""
+
+
 def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
     """Return name -> field of a dataclass, in its order."""
+    if kind in _KNOWN:
+        return _KNOWN[kind]
     hints = typing.get_type_hints(kind, include_extras=True)
     found = {}
     for field in dataclasses.fields(kind):
@@ -206,6 +211,7 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
                 next((extra for extra in extras if isinstance(extra, Option)), None),
                 default,
             )
+    _KNOWN[kind] = found
     return found
 
 

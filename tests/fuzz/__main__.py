@@ -1,4 +1,4 @@
-"""Fuzzes every decoder: ``make fuzz``. Counts, seed, machine and findings go to a JSON file; a later call goes on there.
+"""Fuzzes every decoder: ``make fuzz``. Counts, seed and findings go to a JSON file, where a later call goes on.
 
     python -m tests.fuzz [TARGETS] [--inputs N] [--seed N] [--out FILE]
     python -m tests.fuzz TARGET --replay FILE

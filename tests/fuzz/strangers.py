@@ -440,7 +440,7 @@ STRANGERS = {
         seeds(
             lambda: [
                 b'{"camera": "front", "frame": 7, "class": "cat", "object": 1}',
-                b'{"frame": 7, "boxes": [{"class": "car", "box": [1, 2, 9, 6.5]}, {"class": "bike", "box": [0, 0, 9, 9]}]}',
+                b'{"frame":7,"boxes":[{"class":"car", "box": [1, 2, 9, 6.5]},{"class": "bike", "box": [0, 0, 9, 9]}]}',
             ]
         ),
         _feedback,
