@@ -60,3 +60,11 @@ def logging_as_before() -> Iterator[None]:
     root.setLevel(level)
     for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
         root.removeHandler(handler)
+
+
+@pytest.fixture
+def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients' models answer in this process: for tests that ask nothing of the serving process."""
+    from support.served_here import ServedHere
+
+    monkeypatch.setattr("replayfleet.edge_client.serving.model.ServingProcess", ServedHere)

@@ -16,7 +16,7 @@ from tests.support.client_world import World, events
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, served_here: None) -> Iterator[World]:
     made = World(tmp_path, num_clients=2, num_rounds=None)
     made.fleet = replace(made.fleet, claim=Claim.ASK)
     claim_data_dir(tmp_path / "aggregator", fleet="fleet", role="aggregator").close()

@@ -88,6 +88,7 @@ def test_frames_are_answered_the_whole_time_and_every_version_change_only_rises(
     assert len(set(seen)) >= 3
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_killed_training_process_costs_time_but_not_the_round(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     client = fleet.start_client("cam-0", spawn=TrainerProcess)
@@ -117,6 +118,7 @@ def test_a_client_that_comes_back_serves_from_disk_before_it_reaches_anybody(wor
     assert fleet.sources["cam-0"].asked == []
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_restarted_aggregator_gets_the_upload_that_it_did_not_acknowledge(world: Any) -> None:
     fleet = world(num_clients=2, num_rounds=1)
     fleet.start_client("cam-0")
@@ -131,6 +133,7 @@ def test_a_restarted_aggregator_gets_the_upload_that_it_did_not_acknowledge(worl
     assert len(events(fleet, "upload accepted")) == 2
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_client_that_stays_after_the_run_says_that_it_is_finished(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_a_client_that_stays_after_the_run_says_that_it_is_finished(
     assert stop.is_set()  # it did stay
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_client_that_is_stopped_early_says_that_the_run_is_not_finished(world: Any) -> None:
     fleet, stop = world("fedavg"), threading.Event()
     fleet.start_client("cam-0", 0, spawn=TrainerThread)
@@ -155,6 +159,7 @@ def test_a_client_that_is_stopped_early_says_that_the_run_is_not_finished(world:
     assert not client.run(stop)
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_client_without_data_stays_and_serves_while_the_others_learn(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=2)
     idle = fleet.start_client("cam-0", rounds=0)
@@ -164,6 +169,7 @@ def test_a_client_without_data_stays_and_serves_while_the_others_learn(world: An
     assert idle.status()["serving_version"] >= 2
 
 
+@pytest.mark.usefixtures("served_here")
 def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     client = fleet.start_client("cam-0")
@@ -181,6 +187,7 @@ def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     assert stopped.boot_id == online.boot_id
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: pytest.LogCaptureFixture) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     rules = ProbationRules(duration_s=0.3, num_answered=10)
@@ -192,6 +199,7 @@ def test_a_version_that_answers_well_passes_its_probation(world: Any, caplog: py
     assert client.status()["rollbacks"] == 0
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_roll_back_reaches_the_aggregator_and_the_disk_and_the_version_never_returns(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=1)
     client = fleet.start_client("cam-0")
@@ -213,6 +221,7 @@ def test_a_roll_back_reaches_the_aggregator_and_the_disk_and_the_version_never_r
     assert held.manifest.version == event["serving"]
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_round_that_waits_for_a_client_that_rolled_its_model_back_gives_it_another_version(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=2, deadline_s=5.0)
     client = fleet.start_client("cam-0", rounds=1)

@@ -30,6 +30,9 @@ from replayfleet.federation.wire.transport.interfaces import OnMessage, Session,
 from replayfleet.models.specs import TaskSpec
 from tests.support.memory_broker import MemoryBroker
 
+RATE_HZ = 20.0
+"""Pictures of a client's camera; each costs an inference."""
+
 TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1)
 FEDAVG = {"local_epochs": "1", "batch_size": "8"}
 PFEDGRP = {
@@ -52,7 +55,7 @@ class ToySource:
         self.rounds = rounds
         self.asked: list[int] = []
         scene = to_pixels(self.samples(999).images)
-        camera = SceneCamera(100.0)
+        camera = SceneCamera(RATE_HZ)
         camera.show(scene)
         self.source = Source(PictureSource((camera,), WholePicture(TASK), f"toy {client}"), self)
 
