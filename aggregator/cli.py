@@ -77,6 +77,19 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
     )
 
 
+@cli.command()
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
+@click.option("--root-key", type=ANY_PATH, help="The fleet's root key, if not in the data dir.")
+@click.option("--new-root-key", is_flag=True, help="Replace the root key as well.")
+def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> None:
+    """Replace the key with which the aggregator signs; the former one counts for nothing then."""
+    from replayfleet.aggregator.release import rotate_key as rotate
+    from replayfleet.federation.service.keys import KEYS
+
+    version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
+    click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
+
+
 def main() -> None:
     """Run the command; every expected error is one line on stderr: exit code 2 for settings, 1 for the rest."""
     run_command(cli, "aggregator")

@@ -321,4 +321,5 @@ def announcement(
         spec=parts.spec,
         epoch=parts.store.epoch(),
         holds=holds if state is None else b"",
+        roots=parts.releases.roots,
     )

@@ -8,10 +8,12 @@ from typing import Protocol
 
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, Blobs
+from replayfleet.aggregator.key_ring import KeyRing
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.presence import PresenceTable
+from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
@@ -54,6 +56,8 @@ class Parts:
     presence: PresenceTable
     announce: Callable[[Announcement], None]
     leadership: Leadership
+    releases: Releases
+    ring: KeyRing
     wall_clock: Callable[[], float]
     checkpoint: Checkpoint = no_checkpoint
     receiving: dict[str, Manifest] = field(default_factory=dict)

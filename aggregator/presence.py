@@ -45,6 +45,11 @@ class PresenceTable:
         """Clients that are online and heard of lately, sorted."""
         return tuple(sorted(client for client, seen in self._seen.items() if seen.live))
 
+    def is_live(self, client_id: str) -> bool:
+        """Whether a client is online and was heard of lately."""
+        seen = self._seen.get(client_id)
+        return seen is not None and seen.live
+
     def last(self, client_id: str) -> Presence | None:
         """The newest presence of a client."""
         seen = self._seen.get(client_id)

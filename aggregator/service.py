@@ -13,18 +13,21 @@ from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
+from replayfleet.aggregator.key_ring import KeyRing
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
+from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
+from replayfleet.federation.service.keys import KEYS
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.codec import encode
@@ -33,6 +36,7 @@ from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
+from replayfleet.federation.wire.transport.seal import Voices
 
 
 class AggregatorService:
@@ -46,13 +50,14 @@ class AggregatorService:
         clock: seconds; never runs backwards.
         metrics: what ``/metrics`` shows.
         jobs: makes the worker, given where outcomes go.
+        keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
 
     Raises:
         SettingsError: The data dir is of a fleet with another spec.
         ArtefactRejected: The fleet's models can't be exported.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last five have defaults
         self,
         fleet: Fleet,
         folder: Path,
@@ -62,11 +67,15 @@ class AggregatorService:
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
         jobs: Callable[[Callable[[Outcome], None]], Jobs] = Jobs,
+        keys: Path | None = None,
     ) -> None:
         self._clock = clock
         metrics = metrics or Metrics()
         disk = Disk(folder, "uploads wait", clock())
-        self.loop = Loop(self, clock, inbox=FairInbox(), disk=disk, count_error=metrics.errors.inc)
+        releases = Releases(keys or folder / KEYS)
+        self.loop = Loop(
+            self, clock, inbox=FairInbox(), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
+        )
         self._store = AggregatorStore(folder)
         self._is_new = take_up(self._store, fleet.spec)
         self._store.set_num_rounds(fleet.rules.num_rounds)
@@ -75,6 +84,8 @@ class AggregatorService:
         graphs = graphs_of(self._store, blobs, fleet.exporter)
         place = (self._store.epoch(), self._store.round().index)
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
+        presence = PresenceTable()
+        ring = KeyRing(releases.signer.public_key, self._store, presence.is_live)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
         self._parts = Parts(
             spec=fleet.spec,
@@ -89,14 +100,17 @@ class AggregatorService:
                 fleet.spec.fleet,
                 self.loop,
                 blobs,
+                Voices(releases.signer, ring),
             ),
             aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher, fleet.max_change),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes),
             metrics=metrics,
-            presence=PresenceTable(),
+            presence=presence,
             announce=self._announce,
             leadership=leadership,
+            releases=releases,
+            ring=ring,
             wall_clock=time.time,
             checkpoint=checkpoint,
         )
@@ -193,6 +207,4 @@ class AggregatorService:
         }
 
     def _announce(self, message: Announcement) -> None:
-        self.loop.control.publish(
-            topic_of(message.spec.fleet, "round"), encode(message), retain=message.state != "standby"
-        )
+        self.loop.say(topic_of(message.spec.fleet, "round"), encode(message), retain=message.state != "standby")

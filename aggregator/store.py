@@ -36,6 +36,8 @@ CREATE TABLE IF NOT EXISTS uploads (
 CREATE TABLE IF NOT EXISTS clients (
     client TEXT PRIMARY KEY, version INTEGER NOT NULL DEFAULT 0, download BLOB,
     confirmed_version INTEGER NOT NULL DEFAULT 0, holdings BLOB NOT NULL DEFAULT x'90') WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS signing_keys (
+    client TEXT PRIMARY KEY, key BLOB NOT NULL, enrolled INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quarantine (
     client TEXT PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -267,6 +269,25 @@ class AggregatorStore:
         """Clients whose upload was ever left out of a round: the newest such round, and why."""
         rows = self._db.execute("SELECT client, round, reason FROM quarantine ORDER BY client")
         return {client: (index, reason) for client, index, reason in rows}
+
+    def signing_key(self, client_id: str) -> bytes | None:
+        """The public key, 32 bytes, with which a member signs."""
+        row = self._db.execute("SELECT key FROM signing_keys WHERE client = ?", (client_id,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def is_enrolled(self, client_id: str = "") -> bool:
+        """Whether this client, or any, was enrolled by an operator."""
+        question = "SELECT 1 FROM signing_keys WHERE enrolled AND ? IN ('', client) LIMIT 1"
+        return self._db.execute(question, (client_id,)).fetchone() is not None
+
+    def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
+        """Keep a member's key; one that an operator enrolled is replaced by no other."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO signing_keys (client, key, enrolled) VALUES (?, ?, ?) ON CONFLICT (client) DO UPDATE "
+                "SET key = excluded.key, enrolled = excluded.enrolled WHERE excluded.enrolled OR NOT enrolled",
+                (client_id, key, int(enrolled)),
+            )
 
     def put_download(self, draft: Manifest) -> Manifest:
         """Keep one client's download under the next version; returns it with that version."""

@@ -31,6 +31,7 @@ from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
@@ -43,6 +44,7 @@ from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from replayfleet.federation.wire.transport.seal import Sealed, Signer, Voices
 
 FLEET = "bench"
 NUM_CLIENTS = 10
@@ -51,6 +53,13 @@ FROZEN_BYTES = 20_000_000
 FROZEN_S = 8.0
 SPAWN = multiprocessing.get_context("spawn")
 log = logging.getLogger("benchmark")
+
+
+class _Fleet:
+    """Both ends, which take each other's word."""
+
+    def takes(self, address: topics.Address, sealed: Sealed, now: float) -> bool:
+        return True
 
 
 class Member:
@@ -62,6 +71,7 @@ class Member:
         for number in range(256):  # a store that has been in use for a while
             (folder / f"{number:02x}").mkdir(exist_ok=True)
         self._inbox: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+        signer = Signer(Ed25519PrivateKey.generate())
         self.session = MqttSession(
             url, client or "aggregator", on_message=lambda topic, payload: self._inbox.put((topic, payload))
         )
@@ -74,6 +84,7 @@ class Member:
             FLEET,
             SimpleNamespace(control=self.session, data=self.session),
             self.store,
+            Voices(signer, _Fleet()),
             own_id=client,
         )
         self.session.start()

@@ -59,7 +59,7 @@ class Client:
     def notice(self) -> str:
         """What keeps this client from taking part, or what was said of its last upload; empty if all is well."""
         held = self._downloads.held
-        return self._following.notice or ("" if held is None else held.manifest.notice)
+        return self._following.notice or self._parts.trust.problem or ("" if held is None else held.manifest.notice)
 
     @property
     def serving_version(self) -> int:
@@ -179,6 +179,7 @@ class Client:
             return []
         self._following.take(announcement, now)
         parts.courier.follow(announcement.instance)
+        parts.trust.learn(announcement.roots)
         self._deadline_at = now + announcement.deadline_s if announcement.deadline_s > 0 else None
         self._uploads.heard(announcement, now)
         if announcement.state == "open" and parts.training.round == announcement.round:

@@ -31,11 +31,13 @@ from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
+from replayfleet.edge_client.sync.trust import FOLDER, FleetTrust
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs
+from replayfleet.federation.service.keys import KEYS, ROOT, signing_key
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -44,6 +46,7 @@ from replayfleet.federation.wire.protocol.topics import client_subscriptions, to
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect
+from replayfleet.federation.wire.transport.seal import Signer, Voices
 
 log = EventLogger(__name__)
 
@@ -78,9 +81,11 @@ class ClientService:
         metrics: what ``/metrics`` shows.
         spawn: starts a training process, given where its events go.
         clock: seconds; never runs backwards.
+        keys: folder with this client's ``signing.key``, made at first use, and the fleet's ``root.json`` if the device
+            was given one; ``keys`` in the data dir unless given.
     """
 
-    def __init__(  # the last three have defaults
+    def __init__(  # noqa: PLR0913  # the last four have defaults
         self,
         identity: Identity,
         folder: Path,
@@ -90,6 +95,7 @@ class ClientService:
         metrics: Metrics | None = None,
         spawn: Callable[[Callable[[TrainerEvent], None]], Trainer] = TrainerProcess,
         clock: Callable[[], float] = time.monotonic,
+        keys: Path | None = None,
     ) -> None:
         self._identity = identity
         self._folder = folder
@@ -98,6 +104,8 @@ class ClientService:
         self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        keys = keys or folder / KEYS
+        self._signer = Signer(signing_key(keys))
         self._disk = Disk(folder, "serving goes on, training waits", clock())
         self.loop = Loop(
             self,
@@ -106,6 +114,7 @@ class ClientService:
             fatal=(ReplayfleetError,),
             disk=self._disk,
             count_error=self.metrics.errors.inc,
+            signer=self._signer,
         )
         self._jobs = Jobs(lambda outcome: self.loop.put("job", lambda now: self.client.on_outcome(outcome, now)))
         self._slot = ModelSlot()
@@ -119,7 +128,14 @@ class ClientService:
         def hear(event: TrainerEvent) -> None:
             self.loop.put("training", lambda now: self.client.on_trainer(event, now))
 
-        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(hear)))
+        root = keys / ROOT
+        trust = FleetTrust(
+            folder / FOLDER,
+            identity.client_id,
+            self._signer.public_key,
+            root.read_bytes() if root.is_file() else None,
+        )
+        self._parts = self._build(folder, open_source, LocalTraining(lambda: spawn(hear)), trust)
         self.client = Client(self._parts)
         allowance = identity.compute.allowance
         self._sensors = Sensors(allowance)
@@ -236,7 +252,7 @@ class ClientService:
         if self.loop.connected:
             presence = self._presence.due(*self._state(), now)
             if presence is not None:
-                self.loop.control.publish(self._presence.topic, presence, retain=True)
+                self.loop.say(self._presence.topic, presence, retain=True)
         if now - self._status_at >= STATUS_EVERY_S:
             self._write_status(now)
 
@@ -245,7 +261,7 @@ class ClientService:
         now = self._clock()
         if self.loop.control.connected:
             goodbye = self._presence.say("stopped", self._state(), now)
-            self.loop.control.publish(self._presence.topic, goodbye, retain=True)
+            self.loop.say(self._presence.topic, goodbye, retain=True)
         self.loop.stop()
         self._frames.stop()
         if self._parts.engines is not None:
@@ -263,13 +279,15 @@ class ClientService:
         if source is not None:  # the fleet's task is known
             self._frames.follow(source.pictures, source.samples.watch)
 
-    def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining) -> Parts:
+    def _build(self, folder: Path, open_source: OpenSource, training: LocalTraining, trust: FleetTrust) -> Parts:
         identity = self._identity
         blobs = DiskBlobStore(folder / BLOBS)
         return Parts(
             client_id=identity.client_id,
             data_dir=folder,
             gate=Gate(identity.fleet, identity.client_id),
+            trust=trust,
+            boot_id=self._presence.boot_id,
             records=StateStore(folder, disk=self._disk),
             blobs=blobs,
             disk=self._disk,
@@ -278,9 +296,10 @@ class ClientService:
                 identity.fleet,
                 self.loop,
                 blobs,
+                Voices(self._signer, trust),
                 own_id=identity.client_id,
             ),
-            publish=lambda topic, payload, retain: self.loop.control.publish(topic, payload, retain=retain),
+            publish=lambda topic, payload, retain: self.loop.say(topic, payload, retain=retain),
             slot=self._slot,
             workers=Workers(
                 folder / BLOBS,

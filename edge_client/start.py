@@ -63,6 +63,7 @@ def start(settings: ClientSettings) -> bool:
             open_source,
             metrics=metrics,
             spawn=lambda on_event: TrainerProcess(on_event, trainer),
+            keys=settings.identity,
         )
         desk = service.desk
         health.answer(service.status, get={"/predictions": desk.predictions}, post={"/feedback": desk.feedback})

@@ -146,6 +146,7 @@ class DownloadDesk:
             self._sent_back.pop(event.peer, None)
             self._again.pop(event.peer, None)
             parts.store.confirm(manifest)
+            parts.ring.keep(event.peer)
             parts.journal.add(
                 "download confirmed",
                 round=manifest.round,
@@ -226,7 +227,8 @@ class DownloadDesk:
         skip = self._parts.store.holdings(client_id) | already_sent
         missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
         try:
-            self._parts.courier.send(client_id, manifest, tuple(missing), now)
+            presence, signed = self._parts.presence.last(client_id), self._parts.releases.signed(manifest)
+            self._parts.courier.send(client_id, signed, tuple(missing), now, presence.boot_id if presence else "")
         except OSError as error:
             _log.warning("download not offered", client=client_id, reason=error, next="trying again")
             self._offer_later(client_id, now)

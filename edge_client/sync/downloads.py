@@ -145,13 +145,20 @@ class DownloadDesk:
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or confirm again; returns what the courier says to it."""
         parts, offer = self._parts, event.offer
+        if event.peer != EVERYBODY and offer.answers != parts.boot_id:
+            log.debug("offer passed over", reason="it answers another process than this one")
+            return []  # the aggregator will hear of this one
         held = None if self._held is None else self._held.manifest
         if is_same(offer.manifest, held) and self._serves(offer.manifest):
             self._tell(event.peer, offer.manifest, offer.transfer_id)
             return []
         try:
             sent_away = -1 if self._sent_away is None else self._sent_away.version
+            if held is not None and not parts.trust.vouches_for(held):
+                held, sent_away = None, -1  # whoever made it counts for nothing now, and neither does its version
             parts.gate.check(event.peer, offer.manifest, held, sent_away)
+            if event.peer != EVERYBODY:
+                parts.trust.check(offer.manifest)
         except ArtefactRejected as refused:
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)

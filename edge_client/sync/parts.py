@@ -16,6 +16,7 @@ from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.download import Gate
+from replayfleet.edge_client.sync.trust import FleetTrust
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.wire.protocol.messages import Manifest
@@ -52,6 +53,8 @@ class Parts:
     """The collaborators of one running client.
 
     Attributes:
+        trust: whose word is taken, and which downloads.
+        boot_id: names this process; what the aggregator offers must answer it.
         publish: (topic, payload, retain) on the control connection.
         workers: makes served models.
         frame_measures: metrics of the serving loop for reports.
@@ -64,6 +67,8 @@ class Parts:
     data_dir: Path
     gate: Gate
     records: StateStore
+    trust: FleetTrust
+    boot_id: str
     blobs: DiskBlobStore
     disk: Disk
     courier: FleetCourier

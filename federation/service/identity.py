@@ -1,7 +1,7 @@
 """An identity folder: who a member of a fleet is, in files that `aggregator enroll` writes and both programs read.
 
 ``ca.crt``, ``member.crt`` and ``member.key`` are for TLS; ``signing.key`` signs what the member says, and on clients
-``aggregator.pub`` is whose word counts. Keys have mode 0600.
+``root.json`` says whose word counts. Keys have mode 0600.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.certificates import validities
+from replayfleet.federation.service.keys import SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 CA, CERTIFICATE, KEY = "ca.crt", "member.crt", "member.key"
-SIGNING_KEY, AGGREGATOR_KEY = "signing.key", "aggregator.pub"
 PRIVATE = frozenset({KEY, SIGNING_KEY})
 SOON_S = 30 * 86_400.0
 """A certificate that ends within this wants a new one."""

@@ -13,6 +13,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import Subscriptions
 from replayfleet.federation.wire.transport.interfaces import Connect, Session, Will
+from replayfleet.federation.wire.transport.seal import Kind, Signer
 
 log = EventLogger(__name__)
 
@@ -57,6 +58,7 @@ class Loop:
         fatal: errors of messages, connections and ticks that end the service; others are logged and counted.
         disk: of the data dir; is told its errors, which are a state and end nothing.
         count_error: called for each that is logged.
+        signer: signs what is said.
 
     Attributes:
         control: session of small messages; there after ``connect``.
@@ -76,6 +78,7 @@ class Loop:
         fatal: tuple[type[Exception], ...] = (),
         disk: Disk,
         count_error: Callable[[], None],
+        signer: Signer,
     ) -> None:
         self._served = served
         self._clock = clock
@@ -83,11 +86,14 @@ class Loop:
         self._fatal = fatal
         self.disk = disk
         self._count_error = count_error
+        self._signer = signer
         self._num_connections = (0, 0)
         self._told_at = float("-inf")
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
         """Make both sessions; they connect with ``start``. A will goes with the control session."""
+        if will is not None:
+            will = Will(will.topic, self._signer.seal(will.topic, will.payload, Kind.WILL), will.retain)
         self.control = connect(f"{name}-control", self._receive, will)
         self.data = connect(f"{name}-data", self._receive, None)
         self.control.subscribe(topics.control)
@@ -113,6 +119,10 @@ class Loop:
     def turns(self) -> dict[str, int]:
         """What the sessions have done so far, for a watchdog."""
         return {"mqtt control": self.control.turns, "mqtt data": self.data.turns}
+
+    def say(self, topic: str, frame: bytes, *, retain: bool = False) -> None:
+        """Sign a message and publish it on the control session."""
+        self.control.publish(topic, self._signer.seal(topic, frame), retain=retain)
 
     def put(self, what: str, work: Callable[[float], None], *, guarded: bool = True) -> None:
         """Have ``work`` called with ``now`` on the loop's thread; may be called on any.

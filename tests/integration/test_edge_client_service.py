@@ -23,6 +23,7 @@ from replayfleet.federation.errors import Reason
 from replayfleet.federation.wire.protocol.codec import decode
 from replayfleet.federation.wire.protocol.messages import Presence
 from replayfleet.federation.wire.protocol.topics import topic_of
+from replayfleet.federation.wire.transport.seal import unseal
 from tests.support.memory_broker import MemoryBroker
 
 
@@ -175,12 +176,12 @@ def test_presence_tells_the_provider_and_the_goodbye(world: Any) -> None:
     client = fleet.start_client("cam-0")
     topic = topic_of("fleet", "state", "cam-0")
     fleet.until(lambda: topic in fleet.broker.retained)
-    online = decode(fleet.broker.retained[topic])
+    online = decode(unseal(topic, fleet.broker.retained[topic]).frame)
     assert isinstance(online, Presence)
     assert (online.status, online.device, online.provider) == ("online", "cpu", "CPUExecutionProvider")
     fleet.until(lambda: client.client.finished)
     client.stop()
-    stopped = decode(fleet.broker.retained[topic])
+    stopped = decode(unseal(topic, fleet.broker.retained[topic]).frame)
     assert isinstance(stopped, Presence)
     assert stopped.status == "stopped"
     assert stopped.sequence > online.sequence

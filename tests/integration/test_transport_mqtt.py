@@ -29,6 +29,7 @@ from replayfleet.federation.wire.transport.broker_address import Credentials, Tl
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from tests.support.voices import Plain
 
 log = logging.getLogger(__name__)
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
@@ -62,6 +63,7 @@ class Member:
             FLEET,
             SimpleNamespace(control=self.session, data=self.session),
             self.store,
+            Plain(),
             own_id=client,
         )
         self.num_handled = 0

@@ -136,7 +136,7 @@ class World:
 
     def start_aggregator(self, name: str = "aggregator") -> AggregatorService:
         (self.folder / name).mkdir(exist_ok=True)
-        service = AggregatorService(self.fleet, self.folder / name, self._connect)
+        service = AggregatorService(self.fleet, self.folder / name, self._connect, keys=self.folder / "keys")
         service.start()
         return service
 

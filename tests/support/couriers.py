@@ -13,6 +13,7 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 from tests.support.memory_broker import MemoryBroker
+from tests.support.voices import Plain
 
 FLEET = "yard"
 
@@ -55,6 +56,7 @@ class End:
             FLEET,
             SimpleNamespace(control=self.session, data=self.session),
             self.store,
+            Plain(),
             own_id=client,
             credit=credit,
             limits=limits,

@@ -33,7 +33,9 @@ from replayfleet.federation.wire.transport.interfaces import (
     Session,
     Will,
 )
+from replayfleet.federation.wire.transport.seal import Kind
 from tests.support.memory_broker import MemoryBroker
+from tests.support.voices import Member
 
 FLEET = "tiny-fleet"
 SEED = 7
@@ -86,6 +88,7 @@ class TinyClient:
         self.client_id = client_id
         self.boot = boot
         self.blobs = DiskBlobStore(folder)
+        self.signer = (member := Member(folder)).signer
         self.announcement: Announcement | None = None
         self.manifest: Manifest | None = None
         self.verdicts: list[Any] = []
@@ -96,20 +99,19 @@ class TinyClient:
         self._sequence = 0
         self._heartbeat_at = -1e9
         topics = client_subscriptions(FLEET, client_id)
-        will = Will(topic_of(FLEET, "state", client_id), encode(self._presence("offline")))
+        topic = topic_of(FLEET, "state", client_id)
+        will = Will(topic, member.signer.seal(topic, encode(self._presence("offline")), Kind.WILL))
         self.session = broker.session(client_id, on_message=lambda t, p: self._inbox.append((t, p)), will=will)
         self.session.subscribe([*topics.control, *topics.data])
         links = SimpleNamespace(control=self.session, data=self.session)
-        self.courier = FleetCourier("client", FLEET, links, self.blobs, own_id=client_id)
+        self.courier = FleetCourier("client", FLEET, links, self.blobs, member.voices, own_id=client_id)
         self.session.start()
 
     def pump(self, now: float) -> None:
         if now - self._heartbeat_at >= 5:
             self._heartbeat_at = now
             self._sequence += 1
-            self.session.publish(
-                topic_of(FLEET, "state", self.client_id), encode(self._presence("online")), retain=True
-            )
+            self.say("state", self._presence("online"), retain=True)
         inbox, self._inbox = self._inbox, []
         events = [event for topic, payload in inbox for event in self.courier.handle(topic, payload, now)]
         events += self.courier.tick(now)
@@ -127,7 +129,7 @@ class TinyClient:
                 self.courier.conclude(peer, manifest, transfer_id, accepted=True)
                 report = Report(self.client_id, manifest.round, manifest.version, {"accuracy": 0.5})
                 if manifest.client_id == self.client_id:
-                    self.session.publish(topic_of(FLEET, "control", self.client_id), encode(report))
+                    self.say("control", report)
             case Concluded(_, _, verdict):
                 self.verdicts.append(verdict)
             case Received(_, Announcement() as announcement):
@@ -136,6 +138,10 @@ class TinyClient:
                 self.announcement = announcement
                 self.courier.follow(announcement.instance)
         return []
+
+    def say(self, channel: str, message: Any, *, retain: bool = False) -> None:
+        topic = topic_of(FLEET, channel, self.client_id)
+        self.session.publish(topic, self.signer.seal(topic, encode(message)), retain=retain)
 
     def download(self) -> TinyDownload:
         blobs = [entry for entry in self.manifest.blobs if not entry.name.startswith("graph/")]

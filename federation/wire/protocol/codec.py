@@ -1,5 +1,7 @@
 """Frames: one type byte, one version byte, then msgpack (messages) or a header and raw bytes (blocks).
 
+Messages travel in a third kind of frame, which carries who signed them: ``federation.wire.transport.seal``.
+
 Frame of a message: ``0x01, version, msgpack``. Frame of a block: ``0x02, version, transfer id (16 bytes), index
 (unsigned 32 bits, big endian), payload``. Sizes are checked before anything is decoded, meaning right after.
 """

@@ -47,6 +47,8 @@ MAX_CREDIT = 256
 MAX_COUNTER = 1 << 53
 MAX_EPOCH = (MAX_COUNTER >> COUNTER_BITS) - 1
 MAX_HOLDS = 1 << 13
+MAX_ROOTS = 8
+MAX_METADATA_BYTES = 16 << 10
 DIGEST_BYTES = 32
 
 EVERYBODY = "*"
@@ -173,14 +175,15 @@ def check_manifest(manifest: Manifest) -> None:
     _within(manifest.version, 0, MAX_COUNTER, "manifest's version")
     _within(len(manifest.blobs), 0, MAX_BLOBS, "number of blobs")
     _within(len(manifest.facts), 0, MAX_FACTS_BYTES, "size of the facts")
-    _within(len(manifest.signature), 0, 4096, "size of the signature")
-    _text(manifest.key_id, "key id")
     _text(manifest.notice, "notice")
     for entry in manifest.blobs:
         _check_blob(entry)
     _unique((entry.name for entry in manifest.blobs), "blob names")
     if manifest.serving is not None:
         _check_serving(manifest.serving, {entry.name for entry in manifest.blobs})
+    release = manifest.release
+    for metadata in () if release is None else (release.timestamp, release.snapshot, release.targets):
+        _within(len(metadata), 1, MAX_METADATA_BYTES, "size of a release's metadata")
 
 
 def _check_offer(offer: Offer) -> None:
@@ -195,6 +198,8 @@ def _check_offer(offer: Offer) -> None:
         _within(part.encoded_bytes, 0, MAX_BUNDLE_BYTES, "size of a part")
     total = sum(part.encoded_bytes for part in offer.parts)
     _within(total, 0, MAX_BUNDLE_BYTES, "size of the bundle")
+    if offer.answers:
+        check_id(offer.answers, "boot id that an offer answers")
     count = num_blocks(total, offer.block_bytes)
     _within(count, 0, MAX_BLOCKS, "number of blocks")
     check(
@@ -275,6 +280,9 @@ def _check_announcement(announcement: Announcement) -> None:
     check(len(announcement.holds) % MARK_BYTES == 0, f"what is held is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")
     _within(announcement.deadline_s, 0.0, 1e9, "deadline")
+    _within(len(announcement.roots), 0, MAX_ROOTS, "number of roots")
+    for root in announcement.roots:
+        _within(len(root), 1, MAX_METADATA_BYTES, "size of a root")
     _check_fleet_spec(announcement.spec)
 
 

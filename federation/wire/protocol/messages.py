@@ -77,6 +77,17 @@ class Serving(msgspec.Struct, frozen=True):
     probe: Probe
 
 
+class Release(msgspec.Struct, frozen=True):
+    """The Update Framework's metadata of one client's download, as files.
+
+    Its target is named by the client's id; it is the encoded ``Manifest.plain``.
+    """
+
+    timestamp: bytes
+    snapshot: bytes
+    targets: bytes
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """A complete list of what an upload or download consists of.
 
@@ -91,8 +102,7 @@ class Manifest(msgspec.Struct, frozen=True):
         facts: msgpack-encoded ``Artefacts.facts``.
         serving: downloads only.
         notice: downloads only; what the aggregator has to say of the client's last upload, for people.
-        key_id: reserved for signing: which key signed.
-        signature: reserved for signing: over the manifest with this field empty.
+        release: downloads to one client only; who answers for it, and until when.
     """
 
     direction: Literal["up", "down"]
@@ -104,13 +114,17 @@ class Manifest(msgspec.Struct, frozen=True):
     facts: bytes = b""
     serving: Serving | None = None
     notice: str = ""
-    key_id: str = ""
-    signature: bytes = b""
+    release: Release | None = None
 
     @property
     def epoch(self) -> int:
         """Of the store that made the download; an upload has that of the download it was trained from."""
         return epoch_of(self.version)
+
+    @property
+    def plain(self) -> Manifest:
+        """What a release signs."""
+        return self if self.release is None else msgspec.structs.replace(self, release=None)
 
     @property
     def mark(self) -> bytes:
@@ -147,6 +161,8 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
         parts: the bundle's blobs, concatenated in this order; may be empty.
         block_bytes: size of all blocks but the last.
         block_digests: sha256 of every block, 32 bytes each, concatenated.
+        answers: of a download: the ``Presence.boot_id`` of the client that it is made for. What was recorded before the
+            client began is of no use to anybody.
     """
 
     sender: Role
@@ -155,6 +171,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
     parts: tuple[BundlePart, ...]
     block_bytes: int
     block_digests: bytes
+    answers: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
@@ -277,6 +294,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         deadline_s: seconds from now to the round's deadline, 0 unless open.
         epoch: of the aggregator's store: raised when the store is restored or takes over, so that all know.
         holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
+        roots: the newest root metadata of The Update Framework, oldest first: whose signatures count.
     """
 
     instance: str
@@ -286,6 +304,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     spec: FleetSpec
     epoch: int = 0
     holds: bytes = b""
+    roots: tuple[bytes, ...] = ()
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
+
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol import topics
 from replayfleet.federation.wire.protocol.codec import decode, encode
@@ -32,7 +34,8 @@ from replayfleet.federation.wire.protocol.messages import (
 )
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.incoming import Incoming, TransferLimits
-from replayfleet.federation.wire.transport.interfaces import Concluded, Event, Failed, Links, Received
+from replayfleet.federation.wire.transport.interfaces import Concluded, Event, Failed, Links, Received, Seals
+from replayfleet.federation.wire.transport.seal import OVERHEAD_BYTES
 from replayfleet.federation.wire.transport.sending import Bundle, Sending
 
 BLOCK_BYTES = 256 << 10
@@ -62,6 +65,7 @@ class FleetCourier:
         fleet: fleet name; messages of other fleets are dropped.
         links: publish with QoS 1; asked at any moment of any method.
         store: where blobs come from and go to; its spool holds part files and encoded blobs.
+        voices: seals what leaves, and opens what others sealed.
         own_id: a client's id; the aggregator has none.
         credit: blocks in flight per transfer, both ways.
         limits: what we are willing to receive.
@@ -70,12 +74,13 @@ class FleetCourier:
         counters: ``COUNTERS``, since the start.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last three have defaults
         self,
         role: Role,
         fleet: str,
         links: Links,
         store: DiskBlobStore,
+        voices: Seals,
         *,
         own_id: str | None = None,
         credit: int = DEFAULT_CREDIT,
@@ -90,6 +95,7 @@ class FleetCourier:
         self._own_id = own_id
         self._links = links
         self._store = store
+        self._voices = voices
         self._credit = credit
         self._open: dict[str, _Outgoing] = {}
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
@@ -105,7 +111,10 @@ class FleetCourier:
             self._check_address(address)
             if not payload:
                 return []  # a retained message was cleared
-            message = decode(payload)
+            frame = self._voices.open(address, topic, payload, now)
+            if frame is None:
+                return []
+            message = decode(frame)
             _check_origin(address, message)
         except MalformedMessage as error:
             self.counters["malformed"] += 1
@@ -136,11 +145,14 @@ class FleetCourier:
         self._push_all(now)
         self._incoming.resume(now)
 
-    def send(self, peer: str, manifest: Manifest, presumed_missing: Sequence[str], now: float) -> str:
+    def send(
+        self, peer: str, manifest: Manifest, presumed_missing: Sequence[str], now: float, answers: str = ""
+    ) -> str:
         """Offer the manifest with a bundle of the blobs that the peer is presumed to lack; returns the transfer's id.
 
         Encodes each blob once (cached in the store's spool), pushes the first window at once, and re-offers after a
-        reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one.
+        reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one; ``answers``
+        is the boot of the client that it is made for.
 
         Raises:
             KeyError: A blob is not in the store.
@@ -154,10 +166,12 @@ class FleetCourier:
         transfer_id = bundle.transfer_id(manifest)
         current = self._open.get(peer)
         if current is not None and (current.offer.transfer_id, current.offer.manifest) == (transfer_id, manifest):
+            current.offer = msgspec.structs.replace(current.offer, answers=answers)
             current.sending.offer_again()
         else:
-            offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, bundle.block_digests())
-            size = len(encode(offer))
+            digests = bundle.block_digests()
+            offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, digests, answers)
+            size = len(encode(offer)) + OVERHEAD_BYTES
             if size > max_payload:
                 raise MalformedMessage(f"offer of {size} bytes, the broker takes {max_payload}; nothing was sent")
             sending = Sending(bundle.num_blocks, credit=self._credit, now=now, shared=peer == EVERYBODY)
@@ -224,7 +238,7 @@ class FleetCourier:
         try:
             if not wanted:
                 raise KeyError("none of the wanted blobs is in the store")
-            self.send(peer, current.offer.manifest, wanted, now)
+            self.send(peer, current.offer.manifest, wanted, now, current.offer.answers)
         except (ArtefactRejected, KeyError, MalformedMessage, OSError) as error:
             return self._fail(peer, error)
         return []
@@ -269,7 +283,7 @@ class FleetCourier:
         own = self._own_id
         topic = topics.topic_of(self._fleet, "down", peer) if own is None else topics.topic_of(self._fleet, "up", own)
         for message in chain([current.offer] if step.offer else [], blocks):
-            frame = encode(message)
+            frame = self._voices.seal(topic, encode(message))
             self.counters["bytes_sent"] += len(frame)
             self._links.data.publish(topic, frame)
             current.bytes_on_wire += len(frame)
@@ -277,9 +291,10 @@ class FleetCourier:
 
     def _answer(self, peer: str, message: Message) -> None:
         """Send on the control topic of the link to ``peer``; a client answers shared offers on its own."""
-        frame = encode(message)
+        topic = topics.topic_of(self._fleet, "control", self._own_id or peer)
+        frame = self._voices.seal(topic, encode(message))
         self.counters["bytes_sent"] += len(frame)
-        self._links.control.publish(topics.topic_of(self._fleet, "control", self._own_id or peer), frame)
+        self._links.control.publish(topic, frame)
 
     def _guarded_push(self, peer: str, now: float) -> list[Event]:
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from replayfleet.federation.wire.protocol.messages import Manifest, Message, Offer, Verdict
+from replayfleet.federation.wire.protocol.topics import Address
 
 OnMessage: TypeAlias = Callable[[str, bytes], None]
 """(topic, payload), called on a network thread: it may only enqueue."""
@@ -63,6 +64,20 @@ class Session(Protocol):
     @property
     def max_payload_bytes(self) -> int:
         """Largest payload the broker takes; known after the first connection, a safe guess before."""
+
+
+class Seals(Protocol):
+    """Signs what leaves, and says what counts of what comes."""
+
+    def seal(self, topic: str, frame: bytes) -> bytes:
+        """Return a frame as it travels on one topic."""
+
+    def open(self, address: Address, topic: str, payload: bytes, now: float) -> bytes | None:
+        """Return the frame inside, or None for what is to be passed over.
+
+        Raises:
+            MalformedMessage: Nobody whose word is taken here said so.
+        """
 
 
 class Links(Protocol):

@@ -16,10 +16,6 @@ from replayfleet.federation.service.data_dir import claim_data_dir
 def fleet(tmp_path: Path) -> TinyFleet:
     fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
     claim_data_dir(tmp_path / "fleet/aggregator", fleet="tiny-fleet", role="aggregator").close()
-    keys = tmp_path / "fleet/aggregator/keys"
-    keys.mkdir(mode=0o700)
-    (keys / "signing.key").write_bytes(b"secret")
-    (keys / "signing.key").chmod(0o600)
     fleet.run(until=lambda: fleet.rounds.index == 2)
     return fleet
 

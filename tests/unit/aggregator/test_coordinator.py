@@ -82,7 +82,7 @@ class Courier:
     def forget(self) -> None:
         self.sent.clear()
 
-    def send(self, peer: str, manifest: Manifest, digests: Any, _now: float) -> None:
+    def send(self, peer: str, manifest: Manifest, digests: Any, _now: float, answers: str = "") -> None:
         self.sent.append((peer, manifest, tuple(digests)))
 
     def accept(self, peer: str, offer: Offer, _now: float) -> list[Event]:
@@ -182,6 +182,8 @@ class Desk:
             presence=self.presence,
             announce=self.announced.append,
             leadership=self.leadership,
+            releases=cast("Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest)),
+            ring=cast("Any", SimpleNamespace(keep=lambda client: None)),
             wall_clock=lambda: 0.0,
         )
         self.coordinator = Coordinator(parts, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -144,10 +144,28 @@ def report_of(payload: bytes) -> Report:
     return message
 
 
+class Trusting:
+    """Takes every download, and no root."""
+
+    problem = ""
+    refused = ""
+
+    def check(self, manifest: Manifest) -> None:
+        if self.refused:
+            raise ArtefactRejected(Reason.UNTRUSTED, self.refused)
+
+    def vouches_for(self, manifest: Manifest) -> bool:
+        return True
+
+    def learn(self, roots: Any) -> None:
+        pass
+
+
 class Harness:
     def __init__(self, folder: Path) -> None:
         self.courier, self.trainer, self.source, self.blobs = Courier(), Trainer(), ScriptedSource(), Blobs()
         self.reports: list[Report] = []
+        self.trust = Trusting()
         self.rollbacks: list[RolledBack] = []
         self.outcomes: list[Outcome] = []
         self.tasks: list[TaskSpec] = []
@@ -159,6 +177,8 @@ class Harness:
             data_dir=folder,
             gate=Gate("fleet", "c1"),
             records=self.records,
+            trust=cast("Any", self.trust),
+            boot_id="b1",
             blobs=self.blobs,  # type: ignore[arg-type]
             disk=self.disk,
             courier=self.courier,
@@ -218,8 +238,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
     return Harness(tmp_path)
 
 
-def offered(version: int) -> Event:
-    return Offered("c1", Offer("aggregator", f"{version:032x}", manifest(version), (), 1024, b""))
+def offered(version: int, boot: str = "b1") -> Event:
+    return Offered("c1", Offer("aggregator", f"{version:032x}", manifest(version), (), 1024, b"", boot))
 
 
 def verdict(version: int, *, accepted: bool = True, reason: str = "") -> Event:
@@ -272,6 +292,19 @@ def test_a_download_that_fails_its_probe_is_refused_and_the_old_one_stays(made: 
     held = made.records.held()
     assert held is not None
     assert held.manifest.version == made.client.serving_version == 1
+
+
+def test_a_download_that_nobody_answers_for_is_refused(made: Harness) -> None:
+    made.trust.refused = "nobody signed for it"
+    made.hear(announcement(0), offered(1))
+    assert (made.courier.accepted, made.courier.refused) == ([], ["untrusted"])
+
+
+def test_an_offer_that_was_made_for_an_earlier_process_is_passed_over(made: Harness) -> None:
+    made.hear(announcement(0), offered(1, "b0"))
+    assert (made.courier.accepted, made.courier.refused) == ([], [])
+    made.hear(offered(1))
+    assert made.courier.accepted == [1]
 
 
 def test_an_old_download_is_refused_before_it_is_received(made: Harness) -> None:
@@ -441,7 +474,7 @@ def test_a_client_goes_back_to_a_restored_aggregators_round_and_says_so(made: Ha
     assert made.hear(back) is Step.WAIT_DOWNLOAD
     assert "restored to round 1" in made.client.notice
     again = msgspec.structs.replace(manifest(2), version=(1 << 32) + 2)
-    assert made.hear(Offered("c1", Offer("aggregator", "2" * 32, again, (), 1024, b""))) is Step.TRAINING
+    assert made.hear(Offered("c1", Offer("aggregator", "2" * 32, again, (), 1024, b"", "b1"))) is Step.TRAINING
     job = made.trainer.jobs[-1]
     assert (job.manifest.round, job.version) == (1, (1 << 32) + 3)
 

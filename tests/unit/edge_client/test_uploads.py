@@ -18,6 +18,7 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Concluded
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 from replayfleet.federation.wire.transport.mqtt_connection import Connection
+from tests.support.voices import Member
 
 TASK, KNOWN = BlobEntry("task", "a" * 64, 10), BlobEntry("sub-generator/1", "b" * 64, 10)
 HERE = Place(0, 3)
@@ -168,8 +169,9 @@ def test_an_upload_comes_to_the_socket_in_six_calls(tmp_path: Path, monkeypatch:
         return MQTTMessageInfo(len(walks))
 
     monkeypatch.setattr(Client, "publish", publish)
+    member = Member(tmp_path)
     session = MqttSession("mqtt://127.0.0.1:1", "c1", on_message=lambda *_: None)
-    session._connection = Connection(session._plan, list, lambda *_: None, session._wake)
+    session._connection = Connection(session._plan, list, lambda *_: None, session._wake, lambda _: None)
     session._connected = True
     store = DiskBlobStore(tmp_path / "blobs")
     blob = store.put(b"parameters" * 1000)
@@ -181,7 +183,7 @@ def test_an_upload_comes_to_the_socket_in_six_calls(tmp_path: Path, monkeypatch:
         client_id="c1",
         gate=Gate("fleet", "c1"),
         records=records,
-        courier=FleetCourier("client", "fleet", links, store, own_id="c1"),
+        courier=FleetCourier("client", "fleet", links, store, member.voices, own_id="c1"),
     )
     UploadDesk(parts).offer("e1", None, 0.0)
     assert len(walks) == 2, "the offer, and the one block"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import Disk
@@ -20,6 +21,7 @@ from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.topics import client_subscriptions
 from replayfleet.federation.wire.transport.interfaces import Will
+from replayfleet.federation.wire.transport.seal import Signer
 
 
 class Session:
@@ -56,6 +58,7 @@ class Service:
             count_error=self.count,
             fatal=(SettingsError,),
             disk=Disk(Path("/tmp"), "training waits", 0.0),
+            signer=Signer(Ed25519PrivateKey.generate()),
         )
         self.loop.connect(Session, "fleet-cam", client_subscriptions("fleet", "cam"), Will("t", b""))
         self.fails: Exception | None = None

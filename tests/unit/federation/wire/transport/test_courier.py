@@ -27,6 +27,7 @@ from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Offered
 from tests.support.memory_broker import MemoryBroker
+from tests.support.voices import Plain
 
 BLOCK = 256 << 10
 
@@ -606,4 +607,4 @@ def test_offers_and_blocks_go_one_way_and_answers_the_other_so_that_blocks_delay
 def test_a_courier_knows_which_end_it_is(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with pytest.raises(ValueError, match="own_id"):
-        FleetCourier("client", FLEET, SimpleNamespace(), yard.aggregator.store)
+        FleetCourier("client", FLEET, SimpleNamespace(), yard.aggregator.store, Plain())

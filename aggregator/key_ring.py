@@ -1,0 +1,80 @@
+"""Whose word an aggregator takes: each client's own, signed with the key that it was enrolled with, or came with.
+
+A fleet is open until its first client is enrolled: who comes is taken at its first word, and keeps its name while it
+lives. From then on only those count who were enrolled.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.wire.protocol.limits import EVERYBODY, check
+from replayfleet.federation.wire.protocol.topics import Address
+from replayfleet.federation.wire.transport.seal import Kind, Sealed
+
+MAX_MET = 1024
+"""Strangers whose key is remembered until they are members."""
+
+
+class Pins(Protocol):
+    """Keys of members, on disk."""
+
+    def signing_key(self, client_id: str) -> bytes | None:
+        """Return a member's public key, 32 bytes."""
+
+    def is_enrolled(self, client_id: str = "") -> bool:
+        """Whether this client, or any, was enrolled by an operator."""
+
+    def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
+        """Keep a member's key."""
+
+
+class KeyRing:
+    """Implements ``Trust``.
+
+    Args:
+        own: the fleet's key, which another of its aggregators has too.
+        pins: keys of members.
+        lives: whether a client is there now.
+    """
+
+    def __init__(self, own: bytes, pins: Pins, lives: Callable[[str], bool]) -> None:
+        self._own = own
+        self._pins = pins
+        self._lives = lives
+        self._met: OrderedDict[str, bytes] = OrderedDict()
+
+    def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
+        if sealed.key == self._own:
+            return address.peer == EVERYBODY  # on a client's topics: another aggregator's word to it
+        check(address.peer != EVERYBODY, "an announcement that another key than this fleet's signed")
+        client, known = address.peer, self._key_of(address.peer)
+        if known == sealed.key:
+            return True
+        if known is None and self._pins.is_enrolled():
+            raise MalformedMessage(f"client {client!r} isn't enrolled; `aggregator enroll {client}` lets it in")
+        greets = address.channel == "state" and sealed.kind is Kind.SAID
+        if known is None and not greets:
+            return False  # it introduces itself with its presence, on another connection
+        if known is not None and (self._pins.is_enrolled(client) or self._lives(client) or not greets):
+            raise MalformedMessage(
+                f"signed with another key than that of client {client!r}; if its disk was lost, stop the one that has "
+                "the former key, or enroll it again"
+            )
+        self._met[client] = sealed.key
+        self._met.move_to_end(client)
+        if len(self._met) > MAX_MET:
+            self._met.popitem(last=False)
+        return True
+
+    def keep(self, client_id: str) -> None:
+        """This client is a member from now on: its key outlives this process."""
+        key = self._met.pop(client_id, None)
+        if key is not None and key != self._pins.signing_key(client_id):
+            self._pins.pin(client_id, key, enrolled=False)
+
+    def _key_of(self, client_id: str) -> bytes | None:
+        return self._met.get(client_id) or self._pins.signing_key(client_id)

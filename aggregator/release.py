@@ -1,0 +1,204 @@
+"""What an aggregator answers for, after The Update Framework: a root that may lie offline, one online key for the rest.
+
+Every client has a small repository of its own, whose only target is its download. A release's timestamp rises with the
+signer's time, snapshot and targets with the download's version. Whoever holds ``root.key`` replaces the online key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib.signer import CryptoSigner
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (
+    TOP_LEVEL_ROLE_NAMES,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+from tuf.api.serialization.json import JSONSerializer
+
+from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service.keys import SIGNING_KEY, read_key, signing_key, write_key
+from replayfleet.federation.wire.protocol.codec import encode_manifest
+from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
+from replayfleet.federation.wire.protocol.messages import Manifest, Release
+from replayfleet.federation.wire.transport.seal import Signer
+
+ROOT_KEY = "root.key"
+FLOOR = "clock"
+EXPIRES_S = 7 * 86400
+"""A release that nobody renewed for so long is taken by no client any more; what it serves, it serves on."""
+RENEW_S = 86400
+ROOT_EXPIRES = datetime.datetime(9999, 1, 1, tzinfo=datetime.timezone.utc)
+"""A root counts until another one replaces it, wherever clocks are put."""
+_ROOT_FILE = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
+_JSON = JSONSerializer(compact=True)
+
+
+class Releases:
+    """Signs downloads, and says whose signatures count.
+
+    Args:
+        keys: folder of keys and roots; both are made at first use.
+
+    Attributes:
+        signer: signs messages too, with the online key.
+        roots: the newest root metadata, oldest first.
+
+    Raises:
+        SettingsError: The online key isn't one that the newest root names, or a file can't be used.
+        ReplayfleetError: The disk doesn't take a new key.
+    """
+
+    def __init__(self, keys: Path) -> None:
+        _finish_rotation(keys)
+        key = signing_key(keys)
+        self.signer = Signer(key, keys / FLOOR)
+        self._signs = CryptoSigner(key)
+        if not _numbers(keys):
+            _write_root(keys, *_first_root(key, signing_key(keys, ROOT_KEY)))
+        self.roots = tuple(_root_path(keys, number).read_bytes() for number in _numbers(keys)[-MAX_ROOTS:])
+        newest = _read_root(keys).signed
+        if self._signs.public_key.keyid not in newest.roles[Timestamp.type].keyids:
+            raise SettingsError(
+                f"key {keys / SIGNING_KEY} isn't the one that root {newest.version} of this fleet names; put that one "
+                "back, or replace it with `aggregator rotate-key`"
+            )
+        self._given: dict[str, tuple[Manifest, int, Release]] = {}
+
+    def signed(self, manifest: Manifest) -> Manifest:
+        """Return a client's download with a release, the same until it gets old."""
+        plain, now_us = manifest.plain, self.signer.now_us()
+        before = self._given.get(plain.client_id)
+        if before is None or before[0] != plain or now_us - before[1] > RENEW_S * 1_000_000:
+            before = (plain, now_us, self._release(plain, now_us))
+            self._given[plain.client_id] = before
+        return msgspec.structs.replace(plain, release=before[2])
+
+    def _release(self, plain: Manifest, now_us: int) -> Release:
+        version = plain.version + 1
+        until_s = now_us // 1_000_000 + EXPIRES_S
+        expires = datetime.datetime.fromtimestamp(until_s, datetime.timezone.utc)
+        content = TargetFile.from_data(plain.client_id, encode_manifest(plain), ["sha256"])
+        targets = Targets(version, None, expires, {plain.client_id: content})
+        snapshot = Snapshot(version, None, expires, {"targets.json": MetaFile(version)})
+        timestamp = Timestamp(now_us, None, expires, MetaFile(version))
+        return Release(*(self._sign(role) for role in (timestamp, snapshot, targets)))
+
+    def _sign(self, role: Any) -> bytes:
+        metadata: Metadata[Any] = Metadata(role)
+        metadata.sign(self._signs)
+        return metadata.to_bytes(_JSON)
+
+
+def rotate_key(keys: Path, root_key: Path | None = None, *, new_root_key: bool = False) -> int:
+    """Replace the online key, and the root key too if asked for; returns the new root's version.
+
+    Clients learn of it from the announcements of an aggregator that is started with the new key; the former one counts
+    for nothing then, and whatever it signed neither.
+
+    Args:
+        keys: folder of an aggregator's keys.
+        root_key: the root key, if it isn't in ``keys``.
+        new_root_key: make another root key, which the present one signs for, beside the online one.
+
+    Raises:
+        SettingsError: No such folder, or the root key isn't the one that the newest root names.
+        ReplayfleetError: The disk doesn't take it.
+    """
+    if not _numbers(keys):
+        raise SettingsError(f"{keys}: no aggregator's keys; expected the folder `keys` of its data dir")
+    root_path = root_key or keys / ROOT_KEY
+    holder, fresh = CryptoSigner(read_key(root_path)), Ed25519PrivateKey.generate()
+    root = _read_root(keys).signed
+    if holder.public_key.keyid not in root.roles[Root.type].keyids:
+        raise SettingsError(f"key {root_path} isn't the root key of this fleet")
+    signers, replacement = [holder], None
+    if new_root_key:
+        replacement = Ed25519PrivateKey.generate()
+        signers.append(CryptoSigner(replacement))
+    root.version += 1
+    _appoint(root, CryptoSigner(fresh), signers[-1])
+    try:
+        # The new keys lie beside the former ones until the root that names them is there.
+        write_key(_next(keys / SIGNING_KEY), fresh)
+        if replacement is not None:
+            write_key(_next(root_path), replacement)
+        _write_root(keys, Metadata(root), signers)
+        if replacement is not None:
+            _next(root_path).replace(root_path)
+        _finish_rotation(keys)
+    except OSError as error:
+        raise ReplayfleetError(f"{keys}: {error.strerror or error}") from error
+    return int(root.version)
+
+
+def anchor(keys: Path) -> bytes:
+    """Return the newest root, which tells a device whose word to take.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    if not _numbers(keys):
+        raise SettingsError(f"{keys}: no aggregator's keys yet")
+    return _root_path(keys, _numbers(keys)[-1]).read_bytes()
+
+
+def _first_root(online: Ed25519PrivateKey, holder: Ed25519PrivateKey) -> tuple[Metadata[Root], list[CryptoSigner]]:
+    root = Root(1, None, ROOT_EXPIRES, consistent_snapshot=False)
+    signer = CryptoSigner(holder)
+    _appoint(root, CryptoSigner(online), signer)
+    return Metadata(root), [signer]
+
+
+def _appoint(root: Root, online: CryptoSigner, holder: CryptoSigner) -> None:
+    """Name the keys of all roles, and no others."""
+    for role in TOP_LEVEL_ROLE_NAMES:
+        for key_id in list(root.roles[role].keyids):
+            root.revoke_key(key_id, role)
+        root.add_key((holder if role == Root.type else online).public_key, role)
+
+
+def _finish_rotation(keys: Path) -> None:
+    """Put the next online key in place if the newest root names it: a rotation was interrupted there."""
+    fresh = _next(keys / SIGNING_KEY)
+    if fresh.exists() and CryptoSigner(read_key(fresh)).public_key.keyid in _read_root(keys).signed.keys:
+        fresh.replace(keys / SIGNING_KEY)
+
+
+def _next(key: Path) -> Path:
+    return key.with_name(f"{key.name}.next")
+
+
+def _write_root(keys: Path, metadata: Metadata[Root], signers: list[CryptoSigner]) -> None:
+    for signer in signers:
+        metadata.sign(signer, append=signer is not signers[0])
+    write_atomic(_root_path(keys, metadata.signed.version), metadata.to_bytes(_JSON))
+
+
+def _read_root(keys: Path) -> Metadata[Root]:
+    path = _root_path(keys, _numbers(keys)[-1])
+    try:
+        return Metadata[Root].from_file(str(path))
+    except RepositoryError as error:
+        raise SettingsError(f"{path}: not root metadata ({error})") from error
+
+
+def _root_path(keys: Path, number: int) -> Path:
+    return keys / f"{number}.root.json"
+
+
+def _numbers(keys: Path) -> list[int]:
+    found = (_ROOT_FILE.fullmatch(path.name) for path in keys.glob("*.root.json"))
+    return sorted(int(match[1]) for match in found if match)

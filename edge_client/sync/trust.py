@@ -1,0 +1,220 @@
+"""Whose word a client takes, and which downloads: what the fleet's root says, after The Update Framework.
+
+The root comes with the device's identity, or with the first announcement. Time is the aggregator's, signed: a device
+needs no clock. What the aggregator says must answer this process, so nothing that was recorded earlier counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from tuf.api.exceptions import DownloadError, DownloadHTTPError, RepositoryError
+from tuf.api.metadata import Metadata, Root, Timestamp
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
+
+from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.protocol.codec import decode, encode_manifest
+from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_METADATA_BYTES, check
+from replayfleet.federation.wire.protocol.messages import Announcement, Manifest
+from replayfleet.federation.wire.protocol.topics import Address
+from replayfleet.federation.wire.transport.seal import Kind, Sealed
+
+FOLDER = "trust"
+SLACK_US = 120_000_000
+"""Two aggregators' clocks may differ so much."""
+KEEP_HEARD_EVERY_US = 600_000_000
+"""How often the time that was heard is written down; flash memory wears."""
+MAX_REFUSED = 64
+UNNAMED = "signed with a key that this fleet's root doesn't name"
+
+log = EventLogger(__name__)
+_CONFIG = UpdaterConfig(
+    max_root_rotations=32,
+    root_max_length=MAX_METADATA_BYTES,
+    timestamp_max_length=MAX_METADATA_BYTES,
+    snapshot_max_length=MAX_METADATA_BYTES,
+    targets_max_length=MAX_METADATA_BYTES,
+)
+
+
+class FleetTrust:
+    """Implements ``Trust``, and says which downloads may be served.
+
+    Args:
+        folder: where the root and what was seen are kept; belongs to this.
+        client_id: whose downloads.
+        own: this client's public key.
+        root: root metadata that the device was given; without it the first announcement's is taken.
+
+    Attributes:
+        problem: why the newest announcement wasn't heard; empty if it was.
+    """
+
+    def __init__(self, folder: Path, client_id: str, own: bytes, root: bytes | None = None) -> None:
+        self._folder = folder
+        self._client_id = client_id
+        self._own = own
+        self._given = root
+        self.problem = ""
+        self._keys: Mapping[bytes, str] = {}
+        self._roots: tuple[bytes, ...] = ()
+        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self._heard_us = self._kept_us = 0
+        self._load()
+
+    def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
+        if sealed.key == self._own:
+            return False  # an earlier process of ours
+        announces = address.peer == EVERYBODY and address.channel == "round"
+        if sealed.key not in self._keys and announces:
+            self._introduced(sealed)
+        trusted = sealed.key in self._keys
+        if announces:
+            self.problem = "" if trusted else f"an aggregator announces itself, {UNNAMED}; what is served stays"
+        check(trusted, UNNAMED)
+        if sealed.kind is Kind.SAID:
+            check(sealed.time_us >= self._heard_us - SLACK_US, "said long ago, and recorded")
+            self._heard_us = max(self._heard_us, sealed.time_us)
+            if self._heard_us - self._kept_us >= KEEP_HEARD_EVERY_US:
+                self._keep_heard()
+        return True
+
+    def learn(self, roots: Sequence[bytes]) -> None:
+        """Take newer roots, if the one that is trusted leads to them."""
+        if tuple(roots) == self._roots:
+            return
+        self._roots = tuple(roots)
+        with contextlib.suppress(OSError, RepositoryError, DownloadError):
+            self._updater(_named(roots)).refresh()  # it ends where the timestamp is missing; roots are kept before
+        self._load()
+
+    def check(self, manifest: Manifest) -> None:
+        """Decide whether a download may be received.
+
+        Raises:
+            ArtefactRejected: No release, not signed as the root wants, older than what was seen, expired, or for
+                another client or content.
+            OSError: The disk doesn't take what was seen.
+        """
+        release = manifest.release
+        if release is None:
+            raise ArtefactRejected(Reason.UNTRUSTED, "nobody signed for it")
+        files = {f"{name}.json": data for name, data in msgspec.structs.asdict(release).items()}
+        try:
+            updater = self._updater(files)
+            updater.refresh()
+            target = updater.get_targetinfo(self._client_id)
+            if target is None:
+                raise ArtefactRejected(Reason.UNTRUSTED, f"its release isn't for {self._client_id!r}")
+            target.verify_length_and_hashes(encode_manifest(manifest.plain))
+        except (RepositoryError, DownloadError) as error:
+            raise ArtefactRejected(Reason.UNTRUSTED, " ".join(str(error).split())[:300]) from error
+
+    def vouches_for(self, manifest: Manifest) -> bool:
+        """Whether keys that count today signed for a download that was taken before."""
+        if manifest.release is None:
+            return True
+        try:
+            signed = Metadata[Timestamp].from_bytes(manifest.release.timestamp).signatures
+        except RepositoryError:
+            return False
+        return not self._keys or any(key_id in signed for key_id in self._keys.values())
+
+    def _introduced(self, sealed: Sealed) -> None:
+        """An announcement with an unknown key may bring the root that names it."""
+        if sealed.key in self._refused:
+            raise MalformedMessage(UNNAMED)
+        said = decode(sealed.frame)
+        roots = said.roots if isinstance(said, Announcement) else ()
+        if not self._keys and self._given is None and roots:
+            self._adopt(roots[-1], sealed.key)
+        else:
+            self._roots = ()
+            self.learn(roots)
+        if sealed.key not in self._keys:
+            self._refused[sealed.key] = None
+            if len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _adopt(self, root: bytes, key: bytes) -> None:
+        """Trust at first sight."""
+        try:
+            names = _online_keys(Metadata[Root].from_bytes(root))
+            if key in names:
+                self._updater({}, root)
+                self._load()
+                log.warning("fleet trusted at first sight", root=next(iter(names.values()))[:16])
+        except RepositoryError as error:
+            raise MalformedMessage(f"its root can't be used: {error}") from error
+
+    def _updater(self, files: Mapping[str, bytes], root: bytes | None = None) -> Updater:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        first = root or self._given
+        updater = Updater(
+            str(self._folder), "mqtt:", fetcher=_Delivered(files), config=_CONFIG, bootstrap=first or self._newest()
+        )
+        heard = datetime.datetime.fromtimestamp(self._heard_us / 1e6, datetime.timezone.utc)
+        updater._trusted_set.reference_time = heard  # the fleet's time, in place of this device's clock
+        return updater
+
+    def _newest(self) -> bytes:
+        return (self._folder / "root.json").read_bytes()
+
+    def _load(self) -> None:
+        """Read what is trusted; a root that came with the device and leads nowhere newer counts itself."""
+        try:
+            if self._given is not None:
+                with contextlib.suppress(DownloadError):  # newer roots are here, the rest isn't
+                    self._updater({}).refresh()
+            self._keys = _online_keys(Metadata[Root].from_bytes(self._newest()))
+        except (OSError, RepositoryError, DownloadError):
+            self._keys = {} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given))
+        heard = self._read_heard()
+        self._heard_us = self._kept_us = max((heard.get(key.hex(), 0) for key in self._keys), default=0)
+
+    def _keep_heard(self) -> None:
+        self._kept_us = self._heard_us
+        with contextlib.suppress(OSError):  # it is written again later
+            times = {key.hex(): self._heard_us for key in self._keys}
+            write_atomic(self._folder / "heard.json", msgspec.json.encode(times))
+
+    def _read_heard(self) -> dict[str, int]:
+        try:
+            return msgspec.json.decode((self._folder / "heard.json").read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+
+class _Delivered(FetcherInterface):
+    """Gives The Update Framework the files that came with a message."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        data = self._files.get(url.removeprefix("mqtt:/"))
+        if data is None:
+            raise DownloadHTTPError("not delivered", 404)
+        return iter((data,))
+
+
+def _named(roots: Sequence[bytes]) -> dict[str, bytes]:
+    named = {}
+    for root in roots:
+        with contextlib.suppress(RepositoryError):
+            named[f"{Metadata[Root].from_bytes(root).signed.version}.root.json"] = root
+    return named
+
+
+def _online_keys(root: Metadata[Root]) -> dict[bytes, str]:
+    """Public key, 32 bytes -> its id, of those who sign messages and releases."""
+    named = root.signed.roles[Timestamp.type].keyids
+    keys = {key_id: root.signed.keys[key_id] for key_id in named}
+    return {bytes.fromhex(key.keyval["public"]): key_id for key_id, key in keys.items() if key.scheme == "ed25519"}

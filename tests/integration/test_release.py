@@ -1,0 +1,281 @@
+"""Releases after The Update Framework, from an aggregator's keys to a client's decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from replayfleet.aggregator.release import EXPIRES_S, RENEW_S, Releases, anchor, rotate_key
+from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, SettingsError
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Release
+from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
+from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal
+
+ROUND = topic_of("yard", "round")
+CONTROL = topic_of("yard", "control", "cam-1")
+SPEC = FleetSpec("yard", "fedavg", {}, {}, 0)
+DAY_US = 86_400_000_000
+
+
+class Aggregator:
+    """Keys in a folder, and a clock that the test sets."""
+
+    def __init__(self, keys: Path) -> None:
+        self.keys, self.now_us = keys, 1_800_000_000_000_000
+        self.begin()
+
+    def begin(self) -> None:
+        self.releases = Releases(self.keys)
+        self.releases.signer._clock_us = lambda: self.now_us
+
+    def release(self, version: int, client: str = "cam-1", digest: str = "a") -> Manifest:
+        blobs = (BlobEntry("task", digest * 64, 10),)
+        return self.releases.signed(Manifest("down", "yard", client, 0, version, blobs))
+
+    def announcement(self) -> bytes:
+        said = Announcement("a-1", 0, "open", 1.0, SPEC, roots=self.releases.roots)
+        return self.releases.signer.seal(ROUND, encode(said))
+
+
+class Device:
+    """A client's trust, which a restart reads again."""
+
+    def __init__(self, folder: Path, root: bytes | None = None) -> None:
+        self.folder, self.root = folder, root
+        self.restart()
+
+    def restart(self) -> None:
+        self.trust = FleetTrust(self.folder, "cam-1", Signer(Ed25519PrivateKey.generate()).public_key, self.root)
+
+    def hears(self, payload: bytes, topic: str = ROUND) -> bool:
+        return self.trust.takes(parse_topic(topic), unseal(topic, payload), 0.0)
+
+    def refuses(self, manifest: Manifest) -> str:
+        with pytest.raises(ArtefactRejected) as refused:
+            self.trust.check(manifest)
+        assert refused.value.reason is Reason.UNTRUSTED
+        return refused.value.detail
+
+
+@pytest.fixture
+def aggregator(tmp_path: Path) -> Aggregator:
+    return Aggregator(tmp_path / "keys")
+
+
+@pytest.fixture
+def device(tmp_path: Path, aggregator: Aggregator) -> Device:
+    made = Device(tmp_path / "trust")
+    assert made.hears(aggregator.announcement())
+    return made
+
+
+def test_what_the_fleets_aggregator_releases_is_taken_also_after_restarts(
+    aggregator: Aggregator, device: Device
+) -> None:
+    device.trust.check(aggregator.release(1))
+    aggregator.begin()
+    device.restart()
+    device.trust.check(aggregator.release(1))
+    device.trust.check(aggregator.release(2))
+
+
+def test_a_foreign_aggregator_is_neither_heard_nor_believed(
+    aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    foreign = Aggregator(tmp_path / "foreign")
+    for _ in range(2):
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(foreign.announcement())
+    assert "root doesn't name; what is served stays" in device.trust.problem
+    assert "was signed by 0/1 keys" in device.refuses(foreign.release(9))
+    assert device.hears(aggregator.announcement())
+    assert not device.trust.problem
+
+
+def test_a_device_that_was_given_a_root_trusts_nobody_else_at_first_sight(
+    aggregator: Aggregator, tmp_path: Path
+) -> None:
+    device = Device(tmp_path / "given", anchor(aggregator.keys))
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert device.hears(aggregator.announcement())
+
+
+def test_nothing_but_an_announcement_introduces_an_aggregator(aggregator: Aggregator, tmp_path: Path) -> None:
+    device = Device(tmp_path / "new")
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(aggregator.releases.signer.seal(CONTROL, b"\x01"), CONTROL)
+
+
+def parts_of(manifest: Manifest) -> dict[str, Any]:
+    return msgspec.structs.asdict(manifest.release)
+
+
+def test_a_manifest_that_nobody_signed_or_that_was_changed_is_refused(aggregator: Aggregator, device: Device) -> None:
+    signed = aggregator.release(1)
+    assert device.refuses(signed.plain) == "nobody signed for it"
+    changed = msgspec.structs.replace(signed, round=7)
+    assert "does not match" in device.refuses(changed)
+    device.trust.check(signed)
+
+
+def test_an_older_release_is_refused(aggregator: Aggregator, device: Device) -> None:
+    old, new = aggregator.release(1), aggregator.release(2)
+    device.trust.check(new)
+    assert "version" in device.refuses(old)
+
+
+def test_parts_of_two_releases_dont_mix(aggregator: Aggregator, device: Device) -> None:
+    first, second = aggregator.release(1), aggregator.release(2)
+    mixed = Release(**{**parts_of(second), "targets": parts_of(first)["targets"]})
+    device.refuses(msgspec.structs.replace(first, release=mixed))
+    mixed = Release(**{**parts_of(second), "snapshot": parts_of(first)["snapshot"]})
+    device.refuses(msgspec.structs.replace(first, release=mixed))
+
+
+def test_another_clients_release_is_refused(aggregator: Aggregator, device: Device) -> None:
+    assert "isn't for 'cam-1'" in device.refuses(aggregator.release(1, client="cam-2"))
+
+
+def test_a_release_that_nobody_renewed_is_refused_by_the_fleets_own_time(
+    aggregator: Aggregator, device: Device
+) -> None:
+    frozen = aggregator.release(1)
+    aggregator.now_us += (EXPIRES_S + 60) * 1_000_000
+    device.trust.check(frozen)  # nobody told the device how late it is, and its clock isn't asked
+    assert device.hears(aggregator.announcement())
+    newer = Device(device.folder)
+    newer.hears(aggregator.announcement())
+    assert "expired" in newer.refuses(frozen)
+    newer.trust.check(aggregator.release(1))  # renewed, for it is old
+
+
+def test_a_release_is_the_same_until_it_gets_old(aggregator: Aggregator) -> None:
+    first = aggregator.release(1)
+    assert aggregator.release(1) == first
+    aggregator.now_us += (RENEW_S + 1) * 1_000_000
+    assert aggregator.release(1) != first
+    assert aggregator.release(1).plain == first.plain
+
+
+def test_data_without_end_or_sense_is_refused(aggregator: Aggregator, device: Device) -> None:
+    signed = aggregator.release(1)
+    for data in (b"{" * (16 << 10), b"[" * 9999, b"\xff", b"{}", b"null", b'{"signed": 1, "signatures": []}'):
+        device.refuses(msgspec.structs.replace(signed, release=Release(**{**parts_of(signed), "timestamp": data})))
+    device.trust.check(signed)
+
+
+def test_what_was_recorded_long_ago_is_passed_over_also_by_a_restarted_device(
+    aggregator: Aggregator, device: Device
+) -> None:
+    recorded = aggregator.announcement()
+    aggregator.now_us += DAY_US
+    assert device.hears(aggregator.announcement())
+    device.restart()
+    with pytest.raises(MalformedMessage, match="long ago"):
+        device.hears(recorded)
+    assert device.hears(aggregator.releases.signer.seal(ROUND, b"\x01", Kind.WILL)), "a will is as old as its process"
+
+
+def test_two_aggregators_whose_clocks_differ_a_little_are_both_heard(aggregator: Aggregator, device: Device) -> None:
+    other = Aggregator(aggregator.keys)
+    other.now_us = aggregator.now_us - SLACK_US + 1_000_000
+    assert device.hears(other.announcement())
+
+
+def test_a_rotated_key_is_followed_and_the_former_one_counts_for_nothing(
+    aggregator: Aggregator, device: Device
+) -> None:
+    stolen = Aggregator(aggregator.keys)
+    held = aggregator.release(1)
+    assert device.trust.vouches_for(held)
+    assert rotate_key(aggregator.keys) == 2
+    aggregator.begin()
+    assert device.hears(aggregator.announcement())
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(stolen.announcement())
+    assert not device.trust.vouches_for(held)
+    device.refuses(stolen.release(2))
+    device.restart()
+    device.trust.check(aggregator.release(2))
+
+
+def test_after_a_thief_ran_ahead_a_rotated_key_brings_the_fleet_back(aggregator: Aggregator, device: Device) -> None:
+    thief = Aggregator(aggregator.keys)
+    thief.now_us += 100 * 365 * DAY_US
+    assert device.hears(thief.announcement())
+    device.trust.check(thief.release((1 << 53) - 1))
+    with pytest.raises(MalformedMessage, match="long ago"):
+        device.hears(aggregator.announcement())
+    rotate_key(aggregator.keys)
+    (aggregator.keys / "clock").unlink(missing_ok=True)
+    aggregator.begin()
+    device.restart()
+    assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(2))
+
+
+def test_a_device_that_was_off_for_many_rotations_follows_the_chain_of_roots(
+    aggregator: Aggregator, device: Device
+) -> None:
+    for number in range(5):
+        rotate_key(aggregator.keys, new_root_key=number % 2 == 1)
+    aggregator.begin()
+    device.restart()
+    assert device.hears(aggregator.announcement())
+    device.trust.check(aggregator.release(3))
+
+
+def test_a_root_that_the_former_root_key_didnt_sign_leads_nowhere(
+    aggregator: Aggregator, device: Device, tmp_path: Path
+) -> None:
+    foreign = Aggregator(tmp_path / "foreign")
+    rotate_key(foreign.keys)
+    foreign.begin()
+    device.trust.learn(foreign.releases.roots)
+    with pytest.raises(MalformedMessage, match="root doesn't name"):
+        device.hears(foreign.announcement())
+    assert device.hears(aggregator.announcement())
+
+
+def test_the_root_key_may_lie_elsewhere_and_the_aggregator_serves_without_it(
+    aggregator: Aggregator, tmp_path: Path
+) -> None:
+    safe = tmp_path / "safe.key"
+    (aggregator.keys / "root.key").rename(safe)
+    aggregator.begin()
+    with pytest.raises(SettingsError, match="expected an unencrypted Ed25519 private key"):
+        rotate_key(aggregator.keys)
+    assert rotate_key(aggregator.keys, safe, new_root_key=True) == 2
+    assert rotate_key(aggregator.keys, safe) == 3
+    foreign = Aggregator(tmp_path / "foreign")
+    with pytest.raises(SettingsError, match="isn't the root key of this fleet"):
+        rotate_key(aggregator.keys, foreign.keys / "root.key")
+
+
+def test_a_rotation_that_was_interrupted_is_done_or_not_done(
+    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("_write_root", "_finish_rotation"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"replayfleet.aggregator.release.{step}", dies)
+            with pytest.raises(KeyboardInterrupt):
+                rotate_key(aggregator.keys)
+        aggregator.begin()
+        assert len(aggregator.releases.roots) == (1 if step == "_write_root" else 2)
+
+
+def test_another_fleets_signing_key_is_refused_at_the_start(aggregator: Aggregator, tmp_path: Path) -> None:
+    foreign = Aggregator(tmp_path / "foreign")
+    (aggregator.keys / "signing.key").write_bytes((foreign.keys / "signing.key").read_bytes())
+    with pytest.raises(SettingsError, match="isn't the one that root 1 of this fleet names"):
+        aggregator.begin()

@@ -1,0 +1,89 @@
+"""Whose word an aggregator takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from replayfleet.aggregator.key_ring import MAX_MET, KeyRing
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
+from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal
+
+
+class Fleet:
+    """A ring over a store on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.live, self.own = AggregatorStore(folder), set[str](), a_signer()
+        self.ring = KeyRing(self.own.public_key, self.store, self.live.__contains__)
+
+    def takes(self, signer: Signer, channel: str, client: str = "cam-1", kind: Kind = Kind.SAID) -> bool:
+        topic = topic_of("yard", "round") if channel == "round" else topic_of("yard", channel, client)
+        return self.ring.takes(parse_topic(topic), unseal(topic, signer.seal(topic, b"\x01", kind)), 0.0)
+
+
+def a_signer() -> Signer:
+    return Signer(Ed25519PrivateKey.generate())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+def test_who_comes_first_has_the_name_while_it_lives(fleet: Fleet) -> None:
+    cam, thief = a_signer(), a_signer()
+    assert not fleet.takes(cam, "up"), "it introduces itself with its presence"
+    assert not fleet.takes(cam, "state", kind=Kind.WILL)
+    assert fleet.takes(cam, "state")
+    assert fleet.takes(cam, "up")
+    fleet.live.add("cam-1")
+    for channel in ("state", "up", "control"):
+        with pytest.raises(MalformedMessage, match="another key than that of client 'cam-1'"):
+            fleet.takes(thief, channel)
+
+
+def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former_is_gone(fleet: Fleet) -> None:
+    before, after = a_signer(), a_signer()
+    assert fleet.takes(before, "state")
+    fleet.ring.keep("cam-1")
+    assert fleet.store.signing_key("cam-1") == before.public_key
+    assert fleet.takes(after, "state")
+    fleet.ring.keep("cam-1")
+    assert fleet.store.signing_key("cam-1") == after.public_key
+
+
+def test_the_key_of_who_was_enrolled_is_replaced_by_nobody_but_the_operator(fleet: Fleet) -> None:
+    cam, thief = a_signer(), a_signer()
+    fleet.store.pin("cam-1", cam.public_key)
+    with pytest.raises(MalformedMessage, match="another key"):
+        fleet.takes(thief, "state")
+    fleet.store.pin("cam-1", thief.public_key, enrolled=False)
+    assert fleet.takes(cam, "up")
+    fleet.store.pin("cam-1", thief.public_key)
+    assert fleet.takes(thief, "up")
+
+
+def test_a_fleet_whose_first_client_was_enrolled_takes_no_strangers(fleet: Fleet) -> None:
+    fleet.store.pin("cam-1", a_signer().public_key)
+    with pytest.raises(MalformedMessage, match="isn't enrolled; `aggregator enroll cam-2`"):
+        fleet.takes(a_signer(), "state", "cam-2")
+
+
+def test_only_the_fleets_own_key_announces_and_it_speaks_for_no_client(fleet: Fleet) -> None:
+    assert fleet.takes(fleet.own, "round")
+    assert not fleet.takes(fleet.own, "control")
+    with pytest.raises(MalformedMessage, match="another key than this fleet's"):
+        fleet.takes(a_signer(), "round")
+
+
+def test_strangers_cost_no_row_and_a_bounded_place(fleet: Fleet) -> None:
+    stranger = a_signer()
+    for number in range(MAX_MET + 100):
+        assert fleet.takes(stranger, "state", f"ghost-{number}")
+    assert len(fleet.ring._met) == MAX_MET
+    assert fleet.store.signing_key("ghost-1100") is None
