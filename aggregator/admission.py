@@ -150,8 +150,3 @@ def what_next(rounds: Rounds) -> str:
     if rounds.is_open:
         return f"the round goes on with {len(rounds.accepted)} of {rounds.rules.num_clients} clients"
     return f"round {rounds.index} is {rounds.phase.value}, the next download brings the client up to date"
-
-
-def rejection_line(peer: str, rejected: UploadRejected, rounds: Rounds) -> str:
-    """One line for operators: subject, reason, expectation, and what happens next."""
-    return f"upload from {peer!r} rejected {rejected}; {what_next(rounds)}"

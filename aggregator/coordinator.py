@@ -9,7 +9,7 @@ from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
 from replayfleet.aggregator.leading import Deed
 from replayfleet.aggregator.parts import Parts
-from replayfleet.aggregator.presence import Change
+from replayfleet.aggregator.presence import DEAD_AFTER_S, Change
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
@@ -59,7 +59,9 @@ class Coordinator:
         self._downloads = DownloadDesk(parts, self.rounds)
         self._chronicle = Chronicle(parts, self.rounds, now)
         self._announced_at = now
-        self._listed_at = float("-inf")
+        parts.presence.members = parts.store.members()
+        self._listed_at = now
+        self._began_at = now
         self._answer_due = False
         self._collect_due = True
         self._aggregation_waits = False
@@ -101,6 +103,7 @@ class Coordinator:
         self._do(parts.leadership.tick(now), now)
         if now - self._listed_at >= LIST_EVERY_S:
             self._listed_at, parts.presence.members = now, parts.store.members()
+            self._forget_ghosts(now)
         if parts.disk.tick(now):
             self._on_disk(now)
         if not parts.leadership.leads:
@@ -193,6 +196,21 @@ class Coordinator:
             case _:
                 _log.debug("message ignored", kind=type(event).__name__)
         return []
+
+    def _forget_ghosts(self, now: float) -> None:
+        """Take places back from newcomers that confirm nothing, so that they keep no others out."""
+        parts = self._parts
+        if not parts.leadership.leads or parts.disk.problem:
+            return
+        ghosts = parts.presence.ghosts(parts.courier.advanced_at, now)
+        for client_id in ghosts:
+            parts.presence.forget(client_id)
+        if now - self._began_at >= DEAD_AFTER_S:  # until then those of before a restart come back
+            ghosts += [client_id for client_id in parts.store.clients() if not parts.presence.knows(client_id)]
+        for client_id in ghosts:
+            self._downloads.forget(client_id)
+        if ghosts:
+            _log.info("newcomers forgotten", count=len(ghosts), reason="they confirmed no download")
 
     def _on_presence(self, presence: Presence, now: float) -> None:
         change = self._parts.presence.heard(presence, now)

@@ -1,15 +1,28 @@
-"""Which clients are there: the age of their heartbeats decides, never the broker's last will alone."""
+"""Which clients are there: the age of their heartbeats decides, never the broker's last will alone.
+
+Whoever may publish can make ids up, so an id costs nothing until it is taken in: members always are, of others a few at
+a time, until they confirm what they were sent. A newcomer that confirms nothing is a ghost and gives its place up.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from replayfleet.federation.service.quotas import TokenBucket
 from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S
 from replayfleet.federation.wire.protocol.messages import Presence
 
 DEAD_AFTER_S = 3 * HEARTBEAT_S
 """Silence after which a client counts as gone."""
+MAX_NEWCOMERS = 32
+"""Clients that never confirmed anything and are provided for at a time."""
+GHOST_S = 15.0
+"""A newcomer that received nothing new for so long gives its place to one that was turned away."""
+MAX_RETURNS = 8
+RETURNS_PER_S = 0.2
+"""How often a client may come online again: each time it is offered its download, with a first window of blocks."""
 
 
 class Change(str, enum.Enum):
@@ -26,6 +39,8 @@ class _Seen:
     presence: Presence
     heard_at: float
     live: bool
+    since: float
+    returns: TokenBucket
 
 
 class PresenceTable:
@@ -33,12 +48,15 @@ class PresenceTable:
 
     Attributes:
         members: clients that confirmed or uploaded something once, whether they are there or not.
+        num_turned_away: presences of clients that found no place; they are repeated.
     """
 
     def __init__(self, dead_after_s: float = DEAD_AFTER_S) -> None:
         self._dead_after_s = dead_after_s
         self._seen: dict[str, _Seen] = {}
         self.members: frozenset[str] = frozenset()
+        self.num_turned_away = 0
+        self._told_ghosts_at = 0
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -56,24 +74,56 @@ class PresenceTable:
         return seen.presence if seen else None
 
     def ages_s(self, now: float) -> dict[str, float]:
-        """Seconds since each client was heard of."""
-        return {client: now - seen.heard_at for client, seen in sorted(self._seen.items())}
+        """Seconds since each member was heard of."""
+        return {client: now - seen.heard_at for client, seen in sorted(self._seen.items()) if client in self.members}
+
+    @property
+    def newcomers(self) -> list[str]:
+        """Clients that are taken in and are no members yet."""
+        return [client for client in self._seen if client not in self.members]
+
+    def knows(self, client_id: str) -> bool:
+        """Whether a client is taken in or a member."""
+        return client_id in self._seen or client_id in self.members
+
+    def ghosts(self, advanced_at: Callable[[str], float], now: float) -> list[str]:
+        """Return newcomers that are gone, and, if others were turned away, those that get nowhere.
+
+        Args:
+            advanced_at: when a client last said that it received something new.
+            now: seconds.
+        """
+        others_wait, self._told_ghosts_at = self.num_turned_away > self._told_ghosts_at, self.num_turned_away
+        return [
+            client
+            for client in self.newcomers
+            if not self._seen[client].live
+            or (others_wait and now - max(self._seen[client].since, advanced_at(client)) >= GHOST_S)
+        ]
+
+    def forget(self, client_id: str) -> None:
+        """A client gives its place up."""
+        self._seen.pop(client_id, None)
 
     def heard(self, presence: Presence, now: float) -> Change:
         """Take a presence message; one that is older than the newest of the same boot changes nothing.
 
         A last will carries the boot id it was made for, so the late will of an earlier boot is ignored.
         """
-        before = self._seen.get(presence.client_id)
-        if before is not None and not self._is_news(before.presence, presence):
+        client, live = presence.client_id, presence.status == "online"
+        before = self._seen.get(client)
+        if before is None:
+            if client not in self.members and not (live and self._has_room()):
+                return Change.NONE
+            self._seen[client] = _Seen(presence, now, live, now, TokenBucket(RETURNS_PER_S, MAX_RETURNS))
+            return Change.ONLINE if live else Change.NONE
+        if not self._is_news(before.presence, presence):
             return Change.NONE
-        live = presence.status == "online"
-        self._seen[presence.client_id] = _Seen(presence, now, live)
-        was_live = before is not None and before.live
-        same_boot = before is not None and before.presence.boot_id == presence.boot_id
-        if live and not (was_live and same_boot):
-            return Change.ONLINE
-        return Change.GONE if was_live and not live else Change.NONE
+        returns = live and not (before.live and before.presence.boot_id == presence.boot_id)
+        if returns and not before.returns.take(1, now):
+            return Change.NONE  # as if it was never said; heartbeats repeat it
+        was_live, before.presence, before.heard_at, before.live = before.live, presence, now, live
+        return Change.ONLINE if returns else Change.GONE if was_live and not live else Change.NONE
 
     def expire(self, now: float) -> list[str]:
         """Mark clients that fell silent as gone; returns those that were live until now."""
@@ -81,6 +131,12 @@ class PresenceTable:
         for client in silent:
             self._seen[client].live = False
         return sorted(silent)
+
+    def _has_room(self) -> bool:
+        if len(self.newcomers) < MAX_NEWCOMERS:
+            return True
+        self.num_turned_away += 1
+        return False
 
     @staticmethod
     def _is_news(old: Presence, new: Presence) -> bool:

@@ -339,6 +339,16 @@ class AggregatorStore:
         rows = self._db.execute("SELECT client FROM clients WHERE confirmed_version > 0 OR holdings != x'90'")
         return frozenset(client for (client,) in rows)
 
+    def forget(self, client_id: str) -> None:
+        """Forget a client that never was a member; whoever comes next begins with a higher version than it had."""
+        with self._transaction():
+            row = self._db.execute(
+                "DELETE FROM clients WHERE client = ? AND confirmed_version = 0 AND holdings = x'90' RETURNING version",
+                (client_id,),
+            ).fetchone()
+            if row is not None:
+                self._set_fact("lowest_version", max(row[0], self._fact("lowest_version", int) or 0))
+
     def referenced(self) -> set[str]:
         """Digests of all blobs that must stay: state, graphs, downloads, uploads of the current round."""
         keep = {entry.digest for entry in self.graphs()}
@@ -371,7 +381,8 @@ class AggregatorStore:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, msgspec.msgpack.encode(value)))
 
     def _meet(self, client_id: str) -> None:
-        self._db.execute("INSERT OR IGNORE INTO clients (client) VALUES (?)", (client_id,))
+        lowest = self._fact("lowest_version", int) or 0
+        self._db.execute("INSERT OR IGNORE INTO clients (client, version) VALUES (?, ?)", (client_id, lowest))
 
     def _hold(self, client_id: str, digests: set[str]) -> None:
         self._db.execute(

@@ -1,21 +1,26 @@
 """``events.jsonl``: what happened in the fleet, one JSON object a line; the live table and the report read it.
 
 A statistic, not a store: losing its last line in a crash loses no upload. Kinds and fields: ``docs/architecture.md``.
+A full file becomes ``events.jsonl.1``, in place of the one before. What a client can bring about as often as it likes
+is written a few times; ``more of these`` says how often it happened besides.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from replayfleet.federation.errors import UNREADABLE
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.quotas import Limiter
 
 JOURNAL = "events.jsonl"
+MAX_BYTES = 64 << 20
+"""Of one file. A round with 10 clients takes about 10 kB."""
 
 _log = EventLogger("aggregator")
 _WARNINGS = frozenset(
@@ -31,6 +36,20 @@ _WARNINGS = frozenset(
     }
 )
 
+_AT_WILL = frozenset(
+    {
+        "client online",
+        "client gone",
+        "client ahead",
+        "upload rejected",
+        "transfer failed",
+        "download failed",
+        "download refused",
+    }
+)
+_LINES_PER_S = 0.2
+_LINES_AT_ONCE = 10
+
 
 class Journal:
     """Appends events to ``<folder>/events.jsonl`` and tells the log about them.
@@ -39,6 +58,7 @@ class Journal:
         folder: a claimed data dir.
         refused: told what the disk says to an event that it doesn't take; the event is in the log only then.
         wall_clock: seconds since 1970.
+        max_bytes: of one file.
     """
 
     def __init__(
@@ -46,14 +66,15 @@ class Journal:
         folder: Path,
         refused: Callable[[OSError], object] = lambda error: None,
         wall_clock: Callable[[], float] = time.time,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
-        path = folder / JOURNAL
-        self._torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        # Unbuffered: what a full disk doesn't take is gone, and doesn't come up again later.
-        self._file = path.open("ab", buffering=0)
         self._folder = folder
         self._refused = refused
         self._wall_clock = wall_clock
+        self._max_bytes = max_bytes
+        self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE)
+        self._size, self._torn = 0, False
+        self._open()
 
     def add(self, event: str, *, details: dict[str, Any] | None = None, **fields: Any) -> None:
         """Append one event.
@@ -63,13 +84,37 @@ class Journal:
             details: fields too long for the log line; they go to the file only.
             fields: JSON values.
         """
-        entry = {"time": round(self._wall_clock(), 3), "event": event, **fields, **(details or {})}
+        now = self._wall_clock()
+        for key, count in self._limiter.left_out(now):
+            kind, client = cast(tuple[str, str], key)
+            self._write(now, "more of these", {"of": kind, "client": client, "count": count})
+        if event in _AT_WILL and not self._limiter.admit((event, str(fields.get("client", ""))), now):
+            return
+        self._write(now, event, fields, details or {})
+
+    def _write(
+        self, now: float, event: str, fields: Mapping[str, Any], details: Mapping[str, Any] | None = None
+    ) -> None:
+        entry = {"time": round(now, 3), "event": event, **fields, **(details or {})}
         line = b"\n" * self._torn + json.dumps(entry, default=str).encode() + b"\n"
         try:
-            self._torn = self._file.write(line) != len(line)
+            if self._size + len(line) > self._max_bytes and self._size:
+                self._file.close()
+                path = self._folder / JOURNAL
+                path.replace(rotated(path))
+                self._open()
+            written = self._file.write(line) or 0
+            self._torn, self._size = written != len(line), self._size + written
         except OSError as error:
             self._refused(error)
         (_log.warning if event in _WARNINGS else _log.info)(event, **fields)
+
+    def _open(self) -> None:
+        # Unbuffered: what a full disk doesn't take is gone, and doesn't come up again later.
+        self._file = (self._folder / JOURNAL).open("a+b", buffering=0)
+        self._size = self._file.seek(0, 2)
+        self._file.seek(max(0, self._size - 1))
+        self._torn = self._file.read(1) not in {b"\n", b""}
 
     def has(self, event: str, round_index: int) -> bool:
         """Whether an event of this kind and round was ever noted."""
@@ -90,14 +135,19 @@ class Journal:
 
 def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of ``folder``, oldest first; lines torn by a crash are skipped."""
-    path = folder / JOURNAL
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except UNREADABLE:
-                continue
-            if isinstance(entry, dict):
-                yield entry
+    for path in (rotated(folder / JOURNAL), folder / JOURNAL):
+        if not path.exists():
+            continue
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                except UNREADABLE:
+                    continue
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def rotated(path: Path) -> Path:
+    """Return where the lines before those of a journal are."""
+    return path.with_name(f"{path.name}.1")

@@ -13,6 +13,7 @@ from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.fleet.presets import stores_data
+from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
 
 
@@ -63,7 +64,7 @@ class Status:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
         if self.last_event:
             lines.append(f"last event: {self.last_event.get('event')}")
-        return lines
+        return [visible(line) for line in lines]
 
 
 def read_status(folder: Path) -> Status:

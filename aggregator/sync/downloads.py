@@ -16,6 +16,9 @@ from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
 from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 
+MAX_PREPARING = 4
+"""Downloads made for newcomers at a time: they share a worker with the rounds' aggregation."""
+
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
 
@@ -42,7 +45,15 @@ class DownloadDesk:
         if manifest is not None and manifest.round == self._rounds.index:
             self._offer(manifest, now)
             return
-        self._prepare(client_id)
+        self._prepare(client_id, now)
+
+    def forget(self, client_id: str) -> None:
+        """A newcomer never confirmed anything: keep nothing of it."""
+        self._again.pop(client_id, None)
+        self._sent_back.pop(client_id, None)
+        self._parts.courier.forget(client_id)
+        self._parts.receiving.pop(client_id, None)
+        self._parts.store.forget(client_id)
 
     def _catch_up(self, client_id: str) -> None:
         """A client that serves what this store never sent is ahead of it: the store is older than the fleet."""
@@ -56,17 +67,18 @@ class DownloadDesk:
                 detail="it serves what this store never sent; it gets the open round's download as a newer version",
             )
 
-    def _prepare(self, client_id: str) -> None:
+    def _prepare(self, client_id: str, now: float) -> None:
         parts = self._parts
         known = parts.store.clients()
         others = {*known, *self._preparing} - {client_id}  # strangers that come at the same time count too
         if client_id not in known and len(others) >= parts.gate.caps.max_clients:
-            _log.warning(
-                f"client {client_id!r} is not served: the fleet already has its {parts.gate.caps.max_clients} clients"
-            )
+            _log.warning("client not served", client=client_id, reason=f"the fleet has its {len(others)} clients")
             return
         if client_id in self._preparing or not self._rounds.takes_downloads:
             return  # while a round is aggregated its commit makes downloads for all, and then this is called again
+        if client_id not in parts.presence.members and len(self._preparing) >= MAX_PREPARING:
+            self._offer_later(client_id, now)
+            return
         self._preparing.add(client_id)
         work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state())
 
@@ -81,6 +93,8 @@ class DownloadDesk:
     def _prepared(self, draft: Manifest, now: float) -> None:
         """Keep and offer a download that was made; if its round has passed meanwhile, begin again."""
         self._preparing.discard(draft.client_id)
+        if not self._parts.presence.knows(draft.client_id):
+            return  # it gave its place up meanwhile
         current = self._parts.store.download(draft.client_id)
         if draft.round == self._rounds.index and (current is None or current.round != draft.round):
             self._parts.store.put_download(draft)
@@ -219,7 +233,7 @@ class DownloadDesk:
                 blobs=len(event.manifest.blobs),
                 bytes=event.bytes_on_wire,
             )
-        if event.verdict.accepted:
+        if event.verdict.accepted and self._parts.presence.knows(event.peer):
             self._parts.store.hold(event.peer, digests_of(event.manifest))
 
     def _offer(self, manifest: Manifest, now: float, already_sent: frozenset[str] = frozenset()) -> None:
@@ -237,4 +251,4 @@ class DownloadDesk:
             if (client_id, manifest.round) not in self._repaired:  # a blob was damaged on our disk: make it again
                 self._repaired.add((client_id, manifest.round))
                 self._parts.store.drop_download(client_id)
-                self._prepare(client_id)
+                self._prepare(client_id, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replayfleet.aggregator.admission import decode_upload, rejection_line, what_next
+from replayfleet.aggregator.admission import decode_upload, what_next
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.rounds import Rounds
 from replayfleet.aggregator.steps import Step
@@ -31,6 +31,9 @@ class UploadDesk:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
         parts, offer = self._parts, event.offer
         manifest = offer.manifest
+        if not parts.presence.knows(event.peer):
+            parts.courier.refuse(event.peer, offer, Reason.BUSY.value, "not known yet; say that you are there", now)
+            return []
         if parts.disk.problem:
             parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
             return []
@@ -111,7 +114,6 @@ class UploadDesk:
         parts = self._parts
         parts.metrics.uploads.labels("rejected").inc()
         parts.metrics.bytes.labels("up").inc(bytes_on_wire)
-        _log.warning(rejection_line(peer, rejected, self._rounds))
         parts.journal.add(
             "upload rejected",
             round=manifest.round,
@@ -119,6 +121,7 @@ class UploadDesk:
             reason=rejected.reason.value,
             detail=rejected.detail,
             bytes=bytes_on_wire,
+            next=what_next(self._rounds),
         )
         return f"{rejected.detail}; {what_next(self._rounds)}"[:1000]
 

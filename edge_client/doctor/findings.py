@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.federation.service.words import visible
+
 FORMAT_VERSION = 1
 """Of the JSON. Keys are added without a new one; what is there keeps its meaning."""
 
@@ -105,7 +107,7 @@ class Report:
             )
             head = f"{finding.check.ljust(names)}  {finding.status.value.ljust(statuses)}  "
             lines += [(head if number == 0 else " " * margin) + line for number, line in enumerate(text)]
-        return [*lines, "", self.summary()]
+        return [*map(visible, lines), "", self.summary()]
 
     def summary(self) -> str:
         counts = {status: sum(finding.status == status for finding in self.findings) for status in reversed(Status)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.service.words import visible
 
 STATUS_FILE = "status.json"
 
@@ -35,7 +36,7 @@ def read_status(data_dir: Path) -> dict[str, Any]:
 def lines(status: dict[str, Any]) -> list[str]:
     """Return a status for people."""
     width = max(len(key) for key in status)
-    return [f"{key.ljust(width)}  {_text(value)}".rstrip() for key, value in status.items()]
+    return [visible(f"{key.ljust(width)}  {_text(value)}".rstrip()) for key, value in status.items()]
 
 
 def _text(value: object) -> str:

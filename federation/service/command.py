@@ -15,6 +15,7 @@ from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
+from replayfleet.federation.service.words import visible
 
 _METAVARS = {int: "N", float: "NUMBER", str: "NAME", Path: "PATH"}
 
@@ -127,7 +128,7 @@ def run_command(command: click.Command, name: str, handed: object = None) -> NoR
 def fail(name: str, error: Exception) -> NoReturn:
     """End a program with one line on stderr and its exit code; an error that nobody expected is raised again."""
     text, code = explained(name, error)
-    click.echo(f"{name}: {' '.join(text.split())}", err=True)
+    click.echo(visible(f"{name}: {' '.join(text.split())}"), err=True)
     sys.exit(code)
 
 

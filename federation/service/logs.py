@@ -1,4 +1,8 @@
-"""Logs as lines of ``event key=value``, or of JSON; credentials in URLs never reach them."""
+"""Logs as lines of ``event key=value``, or of JSON; credentials in URLs never reach them.
+
+Some of what is logged others can bring about, and some of its words are theirs: a flood of one event becomes a few
+lines, and characters that a terminal would obey are written out.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ import json
 import logging
 import re
 import sys
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
+from replayfleet.federation.service.quotas import Limiter
+from replayfleet.federation.service.words import visible
+
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
 _TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
+_STORY = (5.0, 100.0)  # lines a second and at once, of one event about one client
+_TROUBLE = (0.2, 5.0)
 _NEEDS_QUOTES = re.compile(r"[\s\"=]|^$")
 
 
@@ -57,10 +68,10 @@ class TextFormatter(logging.Formatter):
         """Return one line, or more where a traceback belongs to it."""
         words = [_timestamp(record), record.levelname, record.getMessage()]
         words += [f"{key}={_plain(value)}" for key, value in _fields(record).items()]
-        line = " ".join(words)
+        lines = [" ".join(words)]
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return redact(line)
+            lines += [f"  {line}" for line in self.formatException(record.exc_info).split("\n")]
+        return redact("\n".join(map(visible, lines)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -77,16 +88,52 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return redact(json.dumps(entry, default=str))
+        return redact(json.dumps(entry, default=str).replace("\x7f", "\\u007f"))
+
+
+class FewLines(logging.StreamHandler[TextIO]):
+    """Writes a flood of one event about one client as a few lines, and then says how many there were.
+
+    Args:
+        stream: where to.
+        clock: seconds.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._story, self._trouble = Limiter(*_STORY), Limiter(*_TROUBLE)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, unless there were many like it; first those numbers that are due."""
+        now = self._clock()
+        for limiter in (self._story, self._trouble):
+            for key, count in limiter.left_out(now):
+                super().emit(_more(record, key, count))
+        limiter = self._story if record.levelno <= logging.INFO else self._trouble
+        if record.levelno <= logging.DEBUG or limiter.admit(_kind(record), now):
+            super().emit(record)
 
 
 def configure_logging(*, as_json: bool = False, level: str = "INFO", stream: TextIO | None = None) -> None:
     """Send all logs of this process to ``stream`` (standard error), replacing earlier handlers."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = FewLines(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _kind(record: logging.LogRecord) -> tuple[str, str]:
+    """Event and client; of records of others, the text before its values are put in."""
+    return (str(record.msg), str(_fields(record).get("client", "")))
+
+
+def _more(record: logging.LogRecord, key: Any, count: int) -> logging.LogRecord:
+    event, client = key
+    told = logging.LogRecord(record.name, logging.WARNING, "", 0, "more of these", None, None)
+    told.fields = {"of": event, **({"client": client} if client else {}), "count": count}
+    return told
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as people read them; "·" where nothing is known yet."""
+"""Numbers as people read them, "·" where nothing is known yet; and text that others wrote, safe to show."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def milliseconds(seconds: float | None) -> str:
 def clock(seconds: float) -> str:
     """Return ``4:07`` minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def visible(text: str) -> str:
+    r"""Return one line in which everything can be seen: line ends, escapes and marks of direction as ``\x1b``.
+
+    A terminal obeys such characters, wherever they came from.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def short_name(client_id: str) -> str:

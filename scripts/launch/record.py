@@ -7,12 +7,14 @@ belong to round r - 1 here; those for round 0 come before any training.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.words import visible
 
 JOURNAL = "events.jsonl"
 _STREAM = "stream_accuracy"
@@ -176,7 +178,9 @@ class FleetRecord:
 
     def _upload_rejected(self, event: Mapping[str, Any]) -> None:
         reason = event.get("detail") or event.get("reason") or "no reason given"
-        self.troubles.append(f"round {event.get('round')}, {event.get('client')}: {event.get('event')} ({reason})")
+        self.troubles.append(
+            visible(f"round {event.get('round')}, {event.get('client')}: {event.get('event')} ({reason})")
+        )
         self._client(event).state = str(event["event"])
 
     _download_refused = _download_failed = _upload_rejected
@@ -231,22 +235,32 @@ def read_record(data_dir: Path) -> FleetRecord:
 
 
 class JournalTail:
-    """Reads what was appended to a journal since the last look; a line still being written waits."""
+    """Reads what was appended to a journal since the last look; a line still being written waits.
+
+    A journal that is full is put aside as ``<name>.1`` and begun again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file = -1  # inode of what was read
         self._offset = 0
 
     def new_events(self) -> list[dict[str, Any]]:
         """Return the events of all lines completed since the last call."""
+        data = b""
         try:
             with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._file:
+                    data = self._put_aside()
+                    self._file, self._offset = inode, 0
                 file.seek(self._offset)
-                data = file.read()
+                new = file.read()
         except FileNotFoundError:
             return []
-        complete = data[: data.rfind(b"\n") + 1]
+        complete = new[: new.rfind(b"\n") + 1]
         self._offset += len(complete)
+        complete = data + complete
         events = []
         for line in complete.splitlines():
             try:
@@ -256,3 +270,12 @@ class JournalTail:
             if isinstance(event, dict):
                 events.append(event)
         return events
+
+    def _put_aside(self) -> bytes:
+        """What stood in the file before after the place that was read, or all of it."""
+        try:
+            with self._path.with_name(f"{self._path.name}.1").open("rb") as file:
+                file.seek(self._offset if os.fstat(file.fileno()).st_ino == self._file else 0)
+                return file.read()
+        except FileNotFoundError:
+            return b""

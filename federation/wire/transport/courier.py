@@ -129,10 +129,16 @@ class FleetCourier:
         if self._role == "aggregator":
             self._incoming.instance = instance
 
-    def forget(self) -> None:
-        """Let go of every transfer, both ways; what arrived stays for later offers."""
-        self._open.clear()
-        self._incoming.forget()
+    def forget(self, peer: str | None = None) -> None:
+        """Let go of every transfer, both ways, or of those with one peer; what arrived stays for later offers."""
+        for link in [peer] if peer is not None else list(self._open):
+            self._open.pop(link, None)
+        self._incoming.forget(peer)
+
+    def advanced_at(self, peer: str) -> float:
+        """When a peer last said that it received something new of what we send it; minus infinity for never."""
+        current = self._open.get(peer)
+        return float("-inf") if current is None else current.sending.advanced_at
 
     def tick(self, now: float) -> list[Event]:
         """Re-send after stalls, report progress, give up on the dead. Call at least every 0.2 s."""

@@ -194,11 +194,12 @@ class Incoming:
                 self._report(peer, current, now)
         return events
 
-    def forget(self) -> None:
-        """Let go of every transfer; part files stay."""
-        self._pending.clear()
-        for peer in list(self._open):
-            self._drop(peer, keep_part=True)
+    def forget(self, only: str | None = None) -> None:
+        """Let go of every transfer, or of those with one peer; part files stay."""
+        for peer in [peer for peer in (*self._pending, *self._open) if only in {None, peer}]:
+            self._pending.pop(peer, None)
+            if peer in self._open:
+                self._drop(peer, keep_part=True)
 
     def resume(self, now: float) -> None:
         """The sender may have forgotten: tell it what we have."""

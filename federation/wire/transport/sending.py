@@ -23,6 +23,8 @@ MAX_STALL_S = 60.0
 RESEND_S = 0.5
 LAGGARD_S = 1.0
 MAX_SHARED_OFFERS = 4
+MAX_RECEIVERS = 4096
+"""Of one shared transfer; others ask for what they lack."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,8 @@ class Sending:
 
     def on_progress(self, peer: str, progress: Progress, now: float) -> None:
         """Take a receiver's word on what it has."""
+        if peer not in self._receivers and len(self._receivers) >= MAX_RECEIVERS:
+            return
         receiver = self._receivers.setdefault(peer, _Receiver(advanced_at=now))
         next_missing = min(progress.next_missing, self.num_blocks)
         gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]
@@ -93,8 +97,15 @@ class Sending:
             self._cursor = max(self._cursor, next_missing)
             self._lost = {index for index in self._lost if index >= next_missing}
 
+    @property
+    def advanced_at(self) -> float:
+        """When a receiver last said that it has more than before; the beginning, if none did."""
+        return self._advanced_at
+
     def on_verdict(self, peer: str) -> bool:
         """A receiver of a shared transfer is done: it no longer sets the pace. Returns whether this is news."""
+        if peer not in self._receivers and len(self._receivers) >= MAX_RECEIVERS:
+            return False
         receiver = self._receivers.setdefault(peer, _Receiver())
         news, receiver.concluded = not receiver.concluded, True
         return news

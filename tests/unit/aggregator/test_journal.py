@@ -27,3 +27,45 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path):
 
 def test_a_folder_without_a_journal_has_no_events(tmp_path: Path):
     assert list(read_journal(tmp_path)) == []
+
+
+def kinds(folder: Path) -> list[str]:
+    return [event["event"] for event in read_journal(folder)]
+
+
+def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
+    with Journal(tmp_path, max_bytes=1000) as journal:
+        for number in range(40):
+            journal.add("round opened", round=number)
+    rounds = [event["round"] for event in read_journal(tmp_path)]
+    assert rounds == list(range(rounds[0], 40))
+    assert len(rounds) > 15
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2000
+    with Journal(tmp_path, max_bytes=1000) as journal:
+        assert journal.has("round opened", rounds[0]), "also in the file that was put aside"
+        journal.add("after a restart")
+    assert kinds(tmp_path)[-1] == "after a restart"
+
+
+def test_what_clients_cause_at_will_is_written_a_few_times_and_then_counted(tmp_path: Path):
+    now = 0.0
+    with Journal(tmp_path, wall_clock=lambda: now) as journal:
+        for _ in range(1000):
+            now += 0.01
+            journal.add("upload rejected", client="cam-1", reason="stale-version")
+        journal.add("upload rejected", client="cam-2", reason="stale-version")
+        now = 1000.0
+        journal.add("round committed", round=0)
+    events = list(read_journal(tmp_path))
+    assert len(events) < 20
+    assert [event["event"] for event in events[-3:]] == ["upload rejected", "more of these", "round committed"]
+    told = [event for event in events if event["event"] == "more of these"]
+    written = sum(event["event"] == "upload rejected" and event["client"] == "cam-1" for event in events)
+    assert written + sum(event["count"] for event in told) == 1000
+
+
+def test_what_rounds_consist_of_is_always_written(tmp_path: Path):
+    with Journal(tmp_path, wall_clock=lambda: 0.0) as journal:
+        for number in range(200):
+            journal.add("upload accepted", client="cam", round=number)
+    assert len(kinds(tmp_path)) == 200

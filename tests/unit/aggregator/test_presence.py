@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from replayfleet.aggregator.presence import DEAD_AFTER_S, Change, PresenceTable
+from replayfleet.aggregator.presence import (
+    DEAD_AFTER_S,
+    GHOST_S,
+    MAX_NEWCOMERS,
+    MAX_RETURNS,
+    RETURNS_PER_S,
+    Change,
+    PresenceTable,
+)
 from replayfleet.federation.wire.protocol.messages import Presence
 
 
@@ -32,6 +40,7 @@ def test_the_will_of_the_present_boot_counts_whatever_its_sequence():
 
 def test_a_repeated_or_older_message_changes_nothing():
     table = PresenceTable()
+    table.members = frozenset({"cam"})
     table.heard(said("online", sequence=2), 0)
     assert table.heard(said("stopped", sequence=1), 1) is Change.NONE
     assert table.heard(said("online", sequence=2), DEAD_AFTER_S) is Change.NONE
@@ -45,3 +54,68 @@ def test_silence_decides_and_the_next_heartbeat_brings_the_client_back():
     assert table.expire(DEAD_AFTER_S + 0.1) == ["cam"]
     assert table.expire(DEAD_AFTER_S + 0.2) == []
     assert table.heard(said("online", sequence=2), 20) is Change.ONLINE
+
+
+def newcomer(number: int, sequence: int = 1) -> Presence:
+    return Presence(f"made-up-{number}", "online", "b1", sequence)
+
+
+def nothing_new(_: str) -> float:
+    return float("-inf")
+
+
+def test_made_up_ids_take_a_few_places_and_members_always_have_theirs():
+    table = PresenceTable()
+    table.members = frozenset({"cam"})
+    changes = [table.heard(newcomer(number), 0) for number in range(3000)]
+    assert changes.count(Change.ONLINE) == len(table.live) == MAX_NEWCOMERS
+    assert table.num_turned_away == 3000 - MAX_NEWCOMERS
+    assert not table.knows("made-up-2999")
+    assert table.heard(said("online"), 0) is Change.ONLINE
+    assert "cam" in table.live
+    assert set(table.ages_s(1)) == {"cam"}, "labels of metrics are those of members"
+
+
+def test_ghosts_give_their_places_to_those_who_were_turned_away():
+    table = PresenceTable()
+    for number in range(MAX_NEWCOMERS + 1):
+        table.heard(newcomer(number), 0)
+    assert table.ghosts(nothing_new, 1) == []
+    table.heard(newcomer(MAX_NEWCOMERS, 2), GHOST_S)
+    ghosts = table.ghosts(nothing_new, GHOST_S)
+    assert len(ghosts) == MAX_NEWCOMERS
+    for ghost in ghosts:
+        table.forget(ghost)
+    assert table.heard(newcomer(MAX_NEWCOMERS, 3), GHOST_S + 5) is Change.ONLINE
+
+
+def test_a_newcomer_keeps_its_place_while_its_download_advances_or_nobody_waits():
+    table = PresenceTable()
+    for number in range(MAX_NEWCOMERS):
+        table.heard(newcomer(number), 0)
+    assert table.ghosts(nothing_new, 2 * GHOST_S) == []
+    table.heard(newcomer(99), 2 * GHOST_S)
+    slow = {"made-up-7": 1.5 * GHOST_S}
+    assert "made-up-7" not in table.ghosts(lambda client: slow.get(client, 0.0), 2 * GHOST_S)
+
+
+def test_a_newcomer_that_falls_silent_is_forgotten_and_a_member_is_not():
+    table = PresenceTable()
+    table.members = frozenset({"cam"})
+    table.heard(newcomer(1), 0)
+    table.heard(said("online"), 0)
+    table.expire(DEAD_AFTER_S + 1)
+    assert table.ghosts(nothing_new, DEAD_AFTER_S + 1) == ["made-up-1"]
+
+
+def test_a_stranger_that_is_not_online_takes_no_place():
+    table = PresenceTable()
+    assert table.heard(said("offline"), 0) is Change.NONE
+    assert not table.knows("cam")
+
+
+def test_a_client_that_restarts_without_end_is_taken_up_now_and_then():
+    table = PresenceTable()
+    changes = [table.heard(said("online", f"b{number}"), number / 100) for number in range(1000)]
+    assert changes.count(Change.ONLINE) <= 1 + MAX_RETURNS + 10 * RETURNS_PER_S
+    assert table.heard(said("online", "b1000", 2), 100) is Change.ONLINE

@@ -94,3 +94,17 @@ def test_a_detectors_share_of_boxes_and_what_the_stream_showed_place_by_place_ar
     assert (record.measure, record.stores_data) == ("boxes found", True)
     assert (found.accuracy, found.stream_accuracy, found.num_stream) == (0.25, 0.5, 8)
     assert found.place_accuracy == {"Town01": 0.75, "Town02": 0.25}
+
+
+def test_a_journal_that_is_put_aside_between_two_looks_loses_no_line(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    tail = JournalTail(path)
+    path.write_text('{"event": "a"}\n')
+    assert tail.new_events() == [{"event": "a"}]
+    with path.open("a") as file:
+        file.write('{"event": "b"}\n')
+    path.replace(tmp_path / "events.jsonl.1")
+    path.write_text('{"event": "c"}\n')
+    assert tail.new_events() == [{"event": "b"}, {"event": "c"}]
+    assert tail.new_events() == []
+    assert [event["event"] for event in JournalTail(path).new_events()] == ["a", "b", "c"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from replayfleet.federation.service.logs import EventLogger, configure_logging, redact
+from replayfleet.federation.service.logs import EventLogger, FewLines, TextFormatter, configure_logging, redact
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +63,69 @@ def test_credentials_in_urls_are_redacted_also_inside_tracebacks(as_json: bool):
 
 def test_urls_without_credentials_stay_as_they_are():
     assert redact("mqtt://host:1883/a@b") == "mqtt://host:1883/a@b"
+
+
+HOSTILE = "cam\x1b[2J\x07\x9b31m\u202eevil\x7f\ninjected round committed"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_characters_that_a_terminal_obeys_are_written_out_wherever_they_come_from(as_json: bool):
+    stream = io.StringIO()
+    configure_logging(as_json=as_json, stream=stream)
+    EventLogger("a").info("client online", client=HOSTILE, **{HOSTILE: 1})
+    logging.getLogger("b").warning("dropped %s", HOSTILE)
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError:
+        EventLogger("a").exception(HOSTILE)
+    lines = stream.getvalue().splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith("injected") for line in lines)
+    if as_json:
+        assert json.loads(lines[0])["client"] == HOSTILE
+
+
+class Flood:
+    """A log whose clock is a number."""
+
+    def __init__(self) -> None:
+        self.stream, self.now = io.StringIO(), 0.0
+        handler = FewLines(self.stream, lambda: self.now)
+        handler.setFormatter(TextFormatter())
+        logging.basicConfig(level="INFO", handlers=[handler], force=True)
+        self.log = EventLogger("flood")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+
+def test_a_flood_of_one_event_becomes_a_few_lines_and_a_number():
+    flood = Flood()
+    for _ in range(10_000):
+        flood.now += 0.001
+        flood.log.warning("upload rejected", client="cam-1")
+    assert len(flood.lines) <= 10
+    flood.log.warning("upload rejected", client="cam-2")
+    assert flood.lines[-1].endswith("upload rejected client=cam-2")
+    flood.now += 60
+    flood.log.info("round opened")
+    written = sum("upload rejected client=cam-1" in line for line in flood.lines)
+    counts = [int(line.rpartition("=")[2]) for line in flood.lines if "more of these" in line]
+    assert written + sum(counts) == 10_000
+    assert flood.lines[-1].endswith("round opened")
+
+
+def test_records_of_others_are_counted_by_their_text_without_its_values():
+    flood = Flood()
+    for number in range(1000):
+        logging.getLogger("paho").warning("message dropped topic=%s", number)
+    assert len(flood.lines) <= 10
+
+
+def test_the_story_of_quick_rounds_is_told_whole():
+    flood = Flood()
+    for number in range(300):
+        flood.now += 0.25
+        flood.log.info("round committed", round=number)
+    assert len(flood.lines) == 300
