@@ -336,18 +336,20 @@ class AggregatorStore:
 
     def members(self) -> frozenset[str]:
         """Clients that have shown that they are some: they confirmed what they were sent, or uploaded."""
-        rows = self._db.execute("SELECT client FROM clients WHERE confirmed_version > 0 OR holdings != x'90'")
+        rows = self._db.execute(
+            "SELECT client FROM clients WHERE confirmed_version > 0 OR holdings != x'90' "
+            "UNION SELECT client FROM uploads"
+        )
         return frozenset(client for (client,) in rows)
 
     def forget(self, client_id: str) -> None:
         """Forget a client that never was a member; whoever comes next begins with a higher version than it had."""
+        row = self._db.execute("SELECT version FROM clients WHERE client = ?", (client_id,)).fetchone()
+        if row is None or client_id in self.members():
+            return
         with self._transaction():
-            row = self._db.execute(
-                "DELETE FROM clients WHERE client = ? AND confirmed_version = 0 AND holdings = x'90' RETURNING version",
-                (client_id,),
-            ).fetchone()
-            if row is not None:
-                self._set_fact("lowest_version", max(row[0], self._fact("lowest_version", int) or 0))
+            self._db.execute("DELETE FROM clients WHERE client = ?", (client_id,))
+            self._set_fact("lowest_version", max(row[0], self._fact("lowest_version", int) or 0))
 
     def referenced(self) -> set[str]:
         """Digests of all blobs that must stay: state, graphs, downloads, uploads of the current round."""

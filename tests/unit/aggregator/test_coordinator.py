@@ -19,9 +19,10 @@ from replayfleet.aggregator.coordinator import Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
-from replayfleet.aggregator.presence import DEAD_AFTER_S, PresenceTable
+from replayfleet.aggregator.presence import DEAD_AFTER_S, MAX_NEWCOMERS, PresenceTable
 from replayfleet.aggregator.rounds import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
+from replayfleet.aggregator.sync.downloads import MAX_PREPARING
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.disk import Disk, disk_errno
@@ -79,8 +80,11 @@ class Courier:
     def resume(self, _now: float) -> None:
         pass
 
-    def forget(self) -> None:
-        self.sent.clear()
+    def forget(self, peer: str | None = None) -> None:
+        self.sent = [] if peer is None else [sent for sent in self.sent if sent[0] != peer]
+
+    def advanced_at(self, _peer: str) -> float:
+        return float("-inf")
 
     def send(self, peer: str, manifest: Manifest, digests: Any, _now: float, answers: str = "") -> None:
         self.sent.append((peer, manifest, tuple(digests)))
@@ -153,6 +157,8 @@ class Journal:
 class Desk:
     """A coordinator over a store on disk, which a restart reads again."""
 
+    max_clients = 3
+
     def __init__(self, folder: Path, claim: Claim = Claim.SOLE, **rules: Any) -> None:
         self.claim = claim
         self.folder, self.rules = folder, {"num_clients": 2, "deadline_s": 60.0, **rules}
@@ -170,7 +176,7 @@ class Desk:
             spec=SPEC,
             rules=RoundRules(**self.rules),
             method=cast("Any", Method),
-            gate=Gate("street", {}.get, Caps(max_clients=3)),
+            gate=Gate("street", {}.get, Caps(max_clients=self.max_clients)),
             store=self.store,
             disk=self.disk,
             blobs=cast("Any", SimpleNamespace(collect=lambda keep: self.collected.append(keep) or 0)),
@@ -202,6 +208,7 @@ class Desk:
         self.jobs.run(now)
 
     def upload(self, *clients: str, round_index: int = 0, now: float = 1.0) -> None:
+        self.presence.members |= frozenset(clients)
         for client in clients:
             manifest = Manifest("up", "street", client, round_index, 1, (), encode_facts({}))
             self.hears(Offered(client, Offer("client", "0" * 32, manifest, (), 1024, b"")), now=now)
@@ -523,3 +530,90 @@ def test_a_client_ahead_of_the_store_gets_the_open_rounds_download_as_a_newer_ve
     assert (client, round_index) == ("a", 0)
     assert version > 50
     assert desk.journal.lines[-1] == "client ahead"
+
+
+class Crowd(Desk):
+    """Two members, and 3,000 ids that somebody made up."""
+
+    max_clients = 1024
+    ids = tuple(f"made-up-{number}" for number in range(3000))
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.online("a", "b")
+        for _, manifest, _ in list(self.courier.sent):
+            self.verdict(manifest.client_id, manifest, accepted=True)
+        self.time = 1.0
+        self.passes(1.0)
+
+    def passes(self, seconds: float) -> None:
+        self.time += seconds
+        self.coordinator.tick(self.time)
+
+    def flood(self, sequence: int) -> None:
+        self.hears(*(Received(c, Presence(c, "online", "boot", sequence)) for c in self.ids), now=self.time)
+
+
+def test_made_up_ids_cost_few_jobs_rows_and_lines_and_no_round(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    for sequence in range(1, 30):
+        crowd.flood(sequence)
+        assert len(crowd.jobs.waiting) <= MAX_PREPARING
+        crowd.jobs.run(crowd.time)
+        crowd.passes(1.0)
+        crowd.jobs.run(crowd.time)
+        assert len(crowd.store.clients()) <= 2 + MAX_NEWCOMERS
+        assert len(crowd.presence.live) <= 2 + MAX_NEWCOMERS
+    crowd.hears(*(Received(c, Presence(c, "online", "boot", 99)) for c in "ab"), now=crowd.time)
+    crowd.upload("a", "b", now=crowd.time)
+    crowd.jobs.run(crowd.time)
+    assert crowd.coordinator.rounds.index == 1
+    samples = crowd.coordinator._parts.metrics.heartbeat_age.collect()[0].samples
+    assert {sample.labels["client"] for sample in samples} == {"a", "b"}
+
+
+def test_when_the_flood_is_over_a_newcomer_gets_its_place_and_the_ghosts_leave_nothing(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    crowd.flood(1)
+    for sequence in range(10):
+        crowd.hears(Received("new", Presence("new", "online", "boot", sequence)), now=crowd.time)
+        crowd.passes(5.0)
+        crowd.jobs.run(crowd.time)
+    assert "new" in [client for client, *_ in crowd.offered()]
+    assert crowd.store.clients() == ("a", "b", "new")
+    assert crowd.presence.newcomers == ["new"]
+
+
+def test_a_download_that_was_being_made_for_a_ghost_leaves_nothing(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    crowd.flood(1)
+    crowd.passes(DEAD_AFTER_S + 1)
+    crowd.passes(1.0)
+    crowd.jobs.run(crowd.time)
+    assert crowd.store.clients() == ("a", "b")
+
+
+def test_rows_of_those_who_never_confirmed_are_gone_some_time_after_a_restart(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    crowd.flood(1)
+    crowd.jobs.run(crowd.time)
+    assert len(crowd.store.clients()) > 2
+    crowd.store.close()
+    desk = Desk(tmp_path)
+    desk.coordinator.tick(1.0)
+    assert len(desk.store.clients()) > 2, "who was there before has time to come back"
+    desk.coordinator.tick(DEAD_AFTER_S + 2.0)
+    assert desk.store.clients() == ("a", "b")
+
+
+def test_whoever_is_not_taken_in_takes_no_place_for_an_upload_and_is_told_to_come_again(desk: Desk) -> None:
+    manifest = Manifest("up", "street", "stranger", 0, 1, (), encode_facts({}))
+    desk.hears(Offered("stranger", Offer("client", "0" * 32, manifest, (), 1024, b"")))
+    assert desk.courier.refused == [("stranger", "busy")]
+    assert desk.journal.lines.count("upload rejected") == 0
+
+
+def test_a_strangers_word_on_a_shared_download_is_not_kept(desk: Desk) -> None:
+    shared = Manifest("down", "street", EVERYBODY, 0, 0, (COMMON,))
+    desk.hears(Concluded("stranger", shared, Verdict("client", "0" * 32, 0, 0, accepted=True), 9))
+    assert desk.store.clients() == ()

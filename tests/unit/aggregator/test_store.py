@@ -179,3 +179,23 @@ def test_a_client_that_is_ahead_of_the_store_gets_something_newer_and_nobody_els
     assert (ahead.epoch, other.version) == (1, 1)
     assert not store.outpace("stranger", 50)
     assert not store.outpace("a", MAX_COUNTER), "nothing could be newer"
+
+
+def test_members_are_those_who_confirmed_or_uploaded(store: AggregatorStore):
+    for client in "abc":
+        store.put_download(down(client, 0))
+    store.confirm(store.download("a"))
+    store.accept_upload(up("b"), 10)
+    store.hold("d", {"e" * 64})
+    assert store.members() == {"a", "b", "d"}
+
+
+def test_only_who_never_was_a_member_is_forgotten_and_its_versions_go_on_rising(store: AggregatorStore):
+    for client in "ab":
+        for _ in range(5):
+            store.put_download(down(client, 0))
+    store.confirm(store.download("a"))
+    for client in ("a", "b", "nobody"):
+        store.forget(client)
+    assert store.clients() == ("a",)
+    assert store.put_download(down("b", 0)).version == 6, "it may hold an earlier one without having said so"
