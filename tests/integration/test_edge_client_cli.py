@@ -20,10 +20,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.client_world import TASK, World, events
 
 from replayfleet.devices.profiles import TENSORRT
 from replayfleet.devices.providers import try_provider
+from replayfleet.edge_client.cli import main
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
@@ -84,10 +86,13 @@ def test_a_required_provider_that_does_not_compute_stops_the_start(place: Path) 
         ({"threads": "many"}, "--threads: threads is 'many', expected a whole number, 0 to 1024"),
     ],
 )
-def test_bad_input_gives_one_clear_line_and_writes_nothing(changes: dict[str, str], message: str, place: Path) -> None:
+def test_bad_input_gives_one_clear_line_and_writes_nothing(
+    changes: dict[str, str], message: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (place / "edge.toml").write_text("frame_rat = 3\n")
-    done = run(start_words(**changes), place)
-    assert done.returncode == 2
+    monkeypatch.chdir(place)
+    done = CliRunner().invoke(main, start_words(**changes))
+    assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
@@ -190,7 +195,7 @@ def mqtt_world(place: Path, request: pytest.FixtureRequest) -> Iterator[MqttWorl
 def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catches_up(
     mqtt_world: MqttWorld, place: Path, spawn: Spawn
 ) -> None:
-    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
+    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=10"))
     process = spawn(words)
     mqtt_world.start_client("cam-1", 1)
     mqtt_world.until(lambda: trains(process.pid))
@@ -218,7 +223,7 @@ def test_a_round_goes_on_at_its_deadline_without_a_killed_client_which_then_catc
 def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     mqtt_world: MqttWorld, place: Path, spawn: Spawn
 ) -> None:
-    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=50"))
+    words = command(*start_words(broker=mqtt_world.url, source="folder://images?per_round=16&rate=10"))
     status = place / "data" / "status.json"
     process = spawn(words)
     mqtt_world.until(lambda: trains(process.pid))  # round 0

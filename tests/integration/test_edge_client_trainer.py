@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,16 @@ class Harness:
         raise AssertionError("training did not end")
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Harness]:
+    """One process for all tests that leave it alive: each takes seconds to import torch."""
+    made = Harness()
+    yield made
+    made.training.stop()
+
+
 @pytest.fixture
-def harness() -> Any:
+def harness() -> Iterator[Harness]:
     made = Harness()
     yield made
     made.training.stop()
@@ -127,12 +136,12 @@ def committed(data_dir: Path) -> TrainingCommit:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgp", "pfedgrp"])
 def test_the_process_computes_what_the_simulator_computes_to_the_bit(
-    method: str, harness: Harness, tmp_path: Path
+    method: str, shared: Harness, tmp_path: Path
 ) -> None:
     agreed = spec(method)
     for round_index in (0, 1):
-        harness.training.begin(job(tmp_path, agreed, round_index))
-        ended = harness.until_end()
+        shared.training.begin(job(tmp_path, agreed, round_index))
+        ended = shared.until_end()
         assert isinstance(ended, TrainDone)
         assert ended.round == round_index
     commit = committed(tmp_path)
@@ -143,6 +152,17 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
     assert commit.num_sub_generators == (2 if method == "pfedgrp" else 0)
     assert commit.train_s > 0
+
+
+def test_a_failing_round_is_reported_and_the_process_lives_on(shared: Harness, tmp_path: Path) -> None:
+    shared.training.begin(msgspec.structs.replace(job(tmp_path, spec("fedavg")), spec=spec("fedavg", epochs=1)))
+    failed = shared.until_end()
+    assert isinstance(failed, TrainFailed)
+    assert "has no setting 'epochs'" in failed.error
+    pid = shared.training.pid
+    shared.training.begin(job(tmp_path, spec("fedavg")))
+    assert shared.until_end() == TrainDone(0)
+    assert shared.training.pid == pid
 
 
 def test_noise_for_privacy_is_the_devices_own_and_what_it_cost_is_on_record(tmp_path: Path) -> None:
@@ -267,17 +287,6 @@ def test_an_agreement_that_this_build_does_not_know_fails_in_one_line(
     with pytest.raises(SettingsError, match=message):
         run_job(msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, **change)))
     assert StateStore(tmp_path).training() is None
-
-
-def test_a_failing_round_is_reported_and_the_process_lives_on(harness: Harness, tmp_path: Path) -> None:
-    harness.training.begin(msgspec.structs.replace(job(tmp_path, spec("fedavg")), spec=spec("fedavg", epochs=1)))
-    failed = harness.until_end()
-    assert isinstance(failed, TrainFailed)
-    assert "has no setting 'epochs'" in failed.error
-    pid = harness.training.pid
-    harness.training.begin(job(tmp_path, spec("fedavg")))
-    assert harness.until_end() == TrainDone(0)
-    assert harness.training.pid == pid
 
 
 def test_round_data_survive_their_file_and_are_gone_with_it() -> None:

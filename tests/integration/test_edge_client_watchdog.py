@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.client_world import TASK, ToySource, World
+from support.client_world import TASK, ToySource, TrainerThread, World
 from support.manager_socket import ManagerSocket
 
 from replayfleet.edge_client.flow import CameraError, Source
@@ -82,7 +82,11 @@ class RunningClient:
             return world._connect(client_id, receive, will)
 
         self.service = ClientService(
-            Identity("fleet", name, "cpu", Compute()), folder / name, connect, lambda _: self._source()
+            Identity("fleet", name, "cpu", Compute()),
+            folder / name,
+            connect,
+            lambda _: self._source(),
+            spawn=TrainerThread,
         )
         self.service.watchers.append(lambda _: self.doors.pass_by("inference"))
         tick = self.service.client.tick
@@ -214,7 +218,11 @@ def test_a_broker_that_is_away_is_waited_for_and_a_new_client_is_not_ready_befor
 
     with ManagerSocket(str(tmp_path / "notify")) as systemd:
         service = ClientService(
-            Identity("fleet", "cam-0", "cpu", Compute()), tmp_path / "data", connect, lambda _: ToySource(0)
+            Identity("fleet", "cam-0", "cpu", Compute()),
+            tmp_path / "data",
+            connect,
+            lambda _: ToySource(0),
+            spawn=TrainerThread,
         )
         stop = threading.Event()
         manager = ServiceManager(Notifier(systemd.address), WATCHDOG_S)
