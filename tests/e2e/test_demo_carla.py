@@ -12,23 +12,11 @@ from pathlib import Path
 
 import cv2
 import pytest
+from support.processes import processes_of
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "replayfleet.scripts.carla", "--fast", "--synthetic"]
 VEHICLES = ("vehicle-1", "vehicle-2")
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of running processes that name the folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in text and "pytest" not in text:
-            found.append(text)
-    return found
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.image_sets import write_fashion_mnist
+from support.processes import processes_of
 
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 
@@ -36,15 +37,7 @@ def test_a_fleet_comes_through_kills_a_dead_broker_and_bad_lines(clients: int, r
     for client in summary["clients"]:
         assert client["failed"] == 0
         assert f" {client['client']} " in f" {done.stdout}"
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(out).encode() in _read(path)]
-    assert left == [], "nothing is left running"
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    assert processes_of(out) == [], "nothing is left running"
 
 
 def test_what_can_not_be_run_is_one_line(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from support.client_world import TASK, World, events
 
 from replayfleet.devices.profiles import TENSORRT
@@ -87,15 +86,22 @@ def test_a_required_provider_that_does_not_compute_stops_the_start(place: Path) 
     ],
 )
 def test_bad_input_gives_one_clear_line_and_writes_nothing(
-    changes: dict[str, str], message: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, str],
+    message: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (place / "edge.toml").write_text("frame_rat = 3\n")
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(main, start_words(**changes))
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    monkeypatch.setattr(sys, "argv", ["edge-client", *start_words(**changes)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
     assert not (place / "data").exists()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.image_sets import write_fashion_mnist
 from support.installed import ROOT, Environment, built_sdist, built_wheel, copied_sources, fresh_environment
+from support.processes import processes_of
 from support.torch_free import check, serve
 
 from replayfleet.federation.wire.transport.broker import find_mosquitto
@@ -47,6 +48,9 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     environment = fresh_environment(tmp_path_factory.mktemp("environment"))
     environment.install(wheel)
+    found = {path.name for path in environment.site_packages.iterdir()} - {"libraries.pth", "__pycache__"}
+    (information,) = [name for name in found if name.endswith(".dist-info")]
+    assert found == {"replayfleet", information}, "one name beside other packages"
     return environment
 
 
@@ -67,9 +71,7 @@ def files_of_the_wheel(wheel: Path) -> set[str]:
 
 
 def test_it_puts_one_name_beside_other_packages(installed: Environment) -> None:
-    found = {path.name for path in installed.site_packages.iterdir()} - {"libraries.pth", "__pycache__"}
-    (information,) = [name for name in found if name.endswith(".dist-info")]
-    assert found == {"replayfleet", information}
+    """The fixture looks, before anything else is installed."""
 
 
 def test_a_wheel_of_the_checkout_is_that_of_the_sdist(wheel: Path, tmp_path: Path) -> None:
@@ -115,17 +117,15 @@ def test_a_program_says_what_it_does_and_which_version_it_is(
 
 
 @pytest.fixture(scope="module")
-def with_package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_package(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel, and beside it the package that docs/api.md shows, as somebody else builds and installs it."""
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8").split("## A package of your own")[1]
     folder = tmp_path_factory.mktemp("yardfleet")
     for language, name in (("toml", "pyproject.toml"), ("python", "yardfleet.py")):
         (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
         (folder / name).write_text(block)
-    environment = fresh_environment(tmp_path_factory.mktemp("environment"))
-    environment.install(wheel)
-    environment.install(built_wheel(folder, tmp_path_factory.mktemp("wheels")))
-    return environment
+    installed.install(built_wheel(folder, tmp_path_factory.mktemp("wheels")))
+    return installed
 
 
 def test_a_package_of_its_own_adds_a_method_and_a_data_set(with_package: Environment, planted: Path) -> None:
@@ -160,12 +160,24 @@ def test_a_source_of_a_package_is_served_by_a_client_that_never_loads_torch(
 
 @pytest.mark.timeout(600)
 def test_a_whole_fleet_runs_from_a_folder_of_planted_files(installed: Environment, planted: Path) -> None:
-    """``replayfleet demo``: broker, aggregator, a client with its serving and training processes, a simulation."""
-    write_fashion_mnist(planted / "data", train_per_class=40, test_per_class=10)
-    words = ["--fast", "--clients", "1", "--rounds", "1", "--data-root", "data"]
-    done = installed.run("replayfleet", "demo", *words, cwd=planted, timeout_s=500)
-    assert done.returncode == 0, done.stderr
-    assert (planted / "runs" / "demo" / "report.html").is_file()
+    """``replayfleet demo``: broker, aggregator, clients with their processes, a simulation, the report."""
+    write_fashion_mnist(planted / "data", train_per_class=120, test_per_class=20)
+    out = planted / "runs" / "demo"
+    words = ["demo", "--fast", "--data-root", "data", "--out", str(out)]
+    done = installed.run("replayfleet", *words, cwd=planted, timeout_s=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"round 2: client-1 serves v\d+, accuracy [\d.]+ % on \d+ test images", done.stdout)
+    assert f"report: {out / 'report.html'}" in done.stdout
+    assert re.search(r"elapsed: \d+:\d\d", done.stdout)
+    assert processes_of(out) == []
+
+    text = (out / "report.html").read_text(encoding="utf-8")
+    result = json.loads((out / "fedavg" / "result.json").read_text())
+    assert f"{100 * result['rounds'][-1]['accuracy']:.1f}" in text
+    assert text.count("<img") == 10 + 2 * 6
+    assert text.count("<figcaption>round ") == 3
+    assert 'src="http' not in text
+    assert {path.stem for path in (out / "logs").iterdir()} == {"demo", "aggregator", "client-0", "client-1", "fedavg"}
     written = installed.run("replayfleet", "init", "yard", cwd=planted)
     assert (planted / "yard" / "systemd" / "edge-client.service").is_file(), written.stderr
     where = installed.run("edge-client", "doctor", "--config", "yard/systemd/edge.toml", "--help", cwd=planted)
