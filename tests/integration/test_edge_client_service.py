@@ -71,6 +71,20 @@ def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: st
     ]
 
 
+@pytest.mark.usefixtures("served_here")
+def test_what_privacy_cost_is_in_uploads_reports_and_status_and_adds_up(world: Any) -> None:
+    fleet = world("pfedgrp", num_clients=1, dp_noise_multiplier="2", gate="false")
+    client = fleet.start_client("cam-0")
+    fleet.until(lambda: client.client.finished)
+    fleet.until(lambda: fleet.aggregator.coordinator.finish.waiting_for() == [])
+    first, second = (entry["facts"]["privacy"] for entry in events(fleet, "upload accepted"))
+    assert [account["trainings"]["0"] for account in (first, second)] == [[[2.0, 1.0, 1]], [[2.0, 1.0, 2]]]
+    assert second["epsilons"]["0"] > first["epsilons"]["0"]
+    reported = [entry["metrics"] for entry in events(fleet, "client report") if entry["round"] == 2]
+    assert {(metrics["dp_epsilon"], metrics["dp_delta"]) for metrics in reported} == {(second["epsilons"]["0"], 1e-5)}
+    assert client.status()["privacy"] == f"epsilon {second['epsilons']['0']:.3g} at delta 1e-05"
+
+
 def test_frames_are_answered_the_whole_time_and_every_version_change_only_rises(world: Any) -> None:
     fleet = world(num_clients=1, num_rounds=3)
     seen: list[int] = []

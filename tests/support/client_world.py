@@ -121,8 +121,9 @@ class World:
         num_rounds: int | None = 2,
         deadline_s: float = 60.0,
         task: TaskSpec = TASK,
+        **more: str,
     ) -> None:
-        settings = PFEDGRP if method == "pfedgrp" else FEDAVG
+        settings = (PFEDGRP if method == "pfedgrp" else FEDAVG) | more
         self.spec = make_spec("fleet", method, task, preset="tiny", overrides=settings, run_seed=3)
         built = method_of(self.spec)
         rules = RoundRules(num_clients, min_clients=1, deadline_s=deadline_s, num_rounds=num_rounds)
