@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from replayfleet.aggregator.members.command import clients, enroll, renew, revoke
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
@@ -88,6 +89,10 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
 
     version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
+
+
+for member_command in (enroll, renew, revoke, clients):
+    cli.add_command(member_command)
 
 
 def main() -> None:

@@ -74,6 +74,26 @@ def claim_data_dir(path: Path, *, fleet: str, role: str, owner: str = "") -> Dat
     return DataDir(path, handle)
 
 
+def fleet_of(path: Path, fleet: str | None) -> str:
+    """Return which fleet an aggregator's data dir belongs to; one that is nobody's becomes that of ``fleet``.
+
+    Beside a running aggregator, too: nothing is claimed.
+
+    Args:
+        path: an existing folder.
+        fleet: fleet name; None: whatever it is, else ``fleet``.
+
+    Raises:
+        SettingsError: It belongs to another fleet, or not to an aggregator, or isn't writable.
+    """
+    owned = {"format": FORMAT_VERSION, "role": "aggregator", "owner": ""}
+    if read_owner(path, owned if fleet is None else {**owned, "fleet": fleet}):
+        return str(json.loads((path / MARKER).read_bytes()).get("fleet"))
+    found = fleet or "fleet"
+    write_atomic(path / MARKER, json.dumps({**owned, "fleet": found}, indent=1).encode() + b"\n", private=True)
+    return found
+
+
 def read_owner(path: Path, expected: dict[str, object]) -> bool:
     """Whether ``path`` carries the marker of exactly this owner; False if it carries none.
 

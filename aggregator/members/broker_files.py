@@ -1,0 +1,108 @@
+"""What a mosquitto needs to serve a fleet: configuration, access rules, revocations, made from the table of members.
+
+Only who is a member is named, so whoever was revoked may say and hear nothing as soon as the broker has read the rules
+again, also on a connection that it has already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography import x509
+
+from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.wire.protocol.topics import ROOT, topic_of
+
+AGGREGATOR, OPERATOR = "aggregator", "operator"
+CA, CERTIFICATE, KEY, REVOKED, RULES = "ca.crt", "broker.crt", "broker.key", "revoked.crl", "rules.acl"
+CONFIG, CONFIG_2_1 = "replayfleet.conf", "replayfleet-2.1.conf"
+PLACE = "/etc/mosquitto/replayfleet"
+"""Where the folder lies on the broker's machine."""
+
+_CONFIG = """\
+# {place}/{name}, made by `aggregator enroll`: what is changed here is lost with the next member.
+# For mosquitto {versions}; reasons for the numbers: docs/deploy.md.
+
+# TLS alone; no other port is opened.
+listener 8883
+# Whom members' certificates must come from, who the broker is, and whose certificates count no more.
+cafile {place}/ca.crt
+certfile {place}/broker.crt
+keyfile {place}/broker.key
+crlfile {place}/revoked.crl
+
+# A member's certificate is its name: the common name becomes the user of the access rules.
+allow_anonymous false
+require_certificate true
+use_identity_as_username true
+# Who may say and hear what.
+{rules}
+
+# Without it a small request and its reply take 80 ms instead of one.
+set_tcp_nodelay true
+# Blocks of a transfer fit into it; larger ones are an error or an attack.
+max_packet_size 1048576
+# A client that is gone is noticed within a minute and a half.
+max_keepalive 60
+# What is kept for a client that is away: messages, and bytes of them.
+max_queued_messages 10000
+max_queued_bytes 268435456
+# What is on its way to one slow client: 5 MB of blocks.
+max_inflight_messages 20
+# State is on disk every five seconds, and forgotten for a client that stays away for a day.
+autosave_interval 5
+persistent_client_expiration 1d
+"""
+_STYLES = {
+    CONFIG: ("2.0, and 2.1, which warns that acl_file will go", "acl_file {place}/rules.acl"),
+    CONFIG_2_1: (
+        "2.1 and newer; the plugin's folder differs from system to system",
+        "global_plugin /usr/lib/mosquitto_acl_file.so\nplugin_opt_acl_file {place}/rules.acl",
+    ),
+}
+
+
+def config(name: str, place: str = PLACE) -> str:
+    """Return the configuration for one style of mosquitto."""
+    versions, rules = _STYLES[name]
+    return _CONFIG.format(place=place, name=name, versions=versions, rules=rules.format(place=place))
+
+
+def rules(fleet: str, members: Iterable[str]) -> str:
+    """Return who may say and hear what; who isn't named, nothing."""
+    blocks = [f"# Access rules of fleet {fleet}, made by `aggregator enroll`; the user is a certificate's common name."]
+    for member in sorted(members):
+        lines = "\n".join(f"topic {may} {topic}" for may, topic in _topics(fleet, member))
+        blocks.append(f"user {member}\n{lines}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
+    if member == AGGREGATOR:
+        return [("readwrite", f"{ROOT}/{fleet}/#")]
+    if member == OPERATOR:  # labels pictures by hand
+        return [("write", f"{ROOT}/{fleet}/clients/+/feedback")]
+    own = {"down": "read", "up": "write", "state": "write", "control": "readwrite", "feedback": "read"}
+    return [
+        ("read", topic_of(fleet, "round")),
+        ("read", topic_of(fleet, "down")),
+        *((may, topic_of(fleet, channel, member)) for channel, may in own.items()),
+        ("readwrite", topic_of(fleet, "doctor", member)),  # `edge-client doctor` talks to itself through the broker
+    ]
+
+
+def revoked_in(path: Path) -> set[int] | None:
+    """Return the serial numbers in a revocation list; None if there is none that can be read."""
+    try:
+        return {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())}
+    except (OSError, ValueError):
+        return None
+
+
+def write_if_new(path: Path, data: bytes, *, private: bool = False) -> bool:
+    """Write a file that isn't there or holds something else; returns whether it did."""
+    if path.is_file() and path.read_bytes() == data:
+        return False
+    write_atomic(path, data, private=private)
+    return True

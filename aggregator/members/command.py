@@ -1,0 +1,140 @@
+"""``aggregator enroll``, ``renew``, ``revoke`` and ``clients``; what they need is imported when they run."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replayfleet.federation.help_groups import GroupedCommand
+from replayfleet.federation.paths import ANY_PATH, FOLDER
+
+if TYPE_CHECKING:
+    from replayfleet.aggregator.members.enrolment import Done, Terms
+    from replayfleet.aggregator.members.table import Member
+
+_DATA_DIR = click.option("--data-dir", type=FOLDER, required=True, help="The data dir of `aggregator serve`.")
+_TERMS = (
+    click.option("--request", type=ANY_PATH, help="Sign this certificate request (CSR): the key stays on the device."),
+    click.option("--signing-key", type=ANY_PATH, help="Public Ed25519 key, PEM, that the device made for signing."),
+    click.option("--out", type=FOLDER, help="Identity folder to write.  [default: one in the data dir]", metavar="DIR"),
+    click.option("--days", type=click.IntRange(1, 3650), default=825, show_default=True, help="How long it is valid."),
+)
+
+
+def _with_terms(command: Any) -> Any:
+    for option in reversed(_TERMS):
+        command = option(command)
+    return command
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("client")
+@_DATA_DIR
+@click.option("--fleet", help="The fleet's name, if no aggregator has run on the data dir yet.  [default: fleet]")
+@click.option("--host", "hosts", multiple=True, help="Name or address by which devices reach the broker; repeatable.")
+@_with_terms
+def enroll(client: str, data_dir: Path, fleet: str | None, hosts: tuple[str, ...], **terms: Any) -> None:
+    """Take CLIENT into the fleet: its keys, or a certificate for its request, and the broker's rules.
+
+    The first time the fleet's authority is made, with certificates for aggregator and broker. A CLIENT called operator
+    labels by hand.
+    """
+    from replayfleet.aggregator.members.enrolment import check_client, check_fleet, check_hosts, opened
+
+    check_client(client)
+    agreed = _agreed(**terms)
+    with opened(data_dir, check_fleet(fleet), check_hosts(hosts), new=True) as registry:
+        _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("client")
+@_DATA_DIR
+@click.option(
+    "--overlap-days", type=click.IntRange(0, 365), default=14, show_default=True, help="How long the former one counts."
+)
+@_with_terms
+def renew(client: str, data_dir: Path, overlap_days: int, **terms: Any) -> None:
+    """Give CLIENT a new certificate; the former one counts for a while longer."""
+    from replayfleet.aggregator.members.enrolment import check_client, opened
+
+    check_client(client)
+    agreed = _agreed(**terms)
+    with opened(data_dir) as registry:
+        _tell(registry.renew(client, agreed, overlap_days), f"{client} has a new certificate")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("client")
+@_DATA_DIR
+def revoke(client: str, data_dir: Path) -> None:
+    """Shut CLIENT out: its certificates and its signature count no more."""
+    from replayfleet.aggregator.members.enrolment import check_client, opened
+
+    check_client(client)
+    with opened(data_dir) as registry:
+        _tell(registry.revoke(client), f"{client} is revoked")
+
+
+@click.command(cls=GroupedCommand)
+@_DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def clients(data_dir: Path, as_json: bool) -> None:
+    """List the fleet's members, and bring what the broker gets up to date."""
+    from replayfleet.aggregator.members.enrolment import opened
+
+    with opened(data_dir) as registry:
+        now = time.time()
+        rows = [_row(member, now) for member in registry.members()]
+        rows += [{"client": name, "state": "not enrolled", "until": "", "note": ""} for name in registry.strangers()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]} if rows else {}
+    for row in [{key: key for key in widths}, *rows]:
+        click.echo("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip())
+
+
+def _agreed(**terms: Any) -> Terms:
+    from replayfleet.aggregator.members.enrolment import Terms
+
+    return Terms(**terms)
+
+
+def _tell(done: Done, what: str) -> None:
+    """Say exactly what to copy where."""
+    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, PLACE
+
+    newest = done.member.certificates[0]
+    lines = [what if done.folder is None else f"{what}; its certificate is valid until {_day(newest.expires_at)}"]
+    former = [each for each in done.member.certificates[1:] if each.ends_at > newest.issued_at]
+    if former:
+        until = _day(max(each.ends_at for each in former))
+        lines.append(f"the former one counts until {until}; `aggregator clients` after that day ends it at the broker")
+    if done.own_identity is not None:
+        lines.append(f"aggregator: start `aggregator serve` with --identity {done.own_identity}")
+    if done.folder is not None and done.member.client != AGGREGATOR:
+        keys = "remove them here, and keep" if done.has_keys else "beside the keys that were made there, which stay at"
+        lines.append(f"device:     copy {done.folder}/* into its identity folder; {keys} mode 600")
+        lines.append("            start `edge-client start` with --identity and that folder")
+    lines.append(f"broker:     copy {done.broker}/ to {PLACE}/ there, readable by its user alone; then reload it")
+    lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
+    lines.append(f"            the first time: {CONFIG} (of mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
+    click.echo("\n".join(lines))
+
+
+def _row(member: Member, now: float) -> dict[str, str]:
+    valid = [each for each in member.certificates if each.ends_at > now]
+    state = "revoked" if member.revoked_at is not None else "member" if valid else "expired"
+    until = member.revoked_at or max(each.ends_at for each in member.certificates)
+    note = f"a former certificate counts until {_day(min(each.ends_at for each in valid))}" if len(valid) > 1 else ""
+    return {"client": member.client, "state": state, "until": _day(until), "note": note}
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%Y-%m-%d")

@@ -1,0 +1,308 @@
+"""Taking members in, renewing them and shutting them out, beside a running aggregator.
+
+The table of members decides. What else a command writes is made from it, or useless without it, so a command that was
+killed has happened or hasn't, and running it again ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from replayfleet.aggregator.members import broker_files as files
+from replayfleet.aggregator.members.authority import (
+    CA_CERTIFICATE,
+    Authority,
+    new_key,
+    pem_of,
+    private_pem,
+    read_request,
+)
+from replayfleet.aggregator.members.table import Issued, Member, Members
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.service import identity
+from replayfleet.federation.service.data_dir import fleet_of
+from replayfleet.federation.wire.protocol.limits import check_id
+
+MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
+"""Folders of the data dir: the authority and who was enrolled, what the broker gets, who the aggregator itself is."""
+BROKER_DAYS = 825
+_HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}|[0-9A-Fa-f:.]{2,45}", re.ASCII)
+_TAKEN = frozenset({"broker", "ca"})
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an operator says about a certificate.
+
+    Attributes:
+        days: that it is valid.
+        request: a certificate signing request, whose key stays where it was made; None: keys are made here.
+        signing_key: the public Ed25519 key with which the member signs, PEM; None: one is made here, or with a
+            ``request`` the first that the member uses counts.
+        out: the identity folder to write; None: one in the data dir.
+    """
+
+    days: int = 825
+    request: Path | None = None
+    signing_key: Path | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command did.
+
+    Attributes:
+        member: as the table has it now.
+        folder: identity folder that was written; None: none.
+        has_keys: whether private keys are in it.
+        broker: what the broker gets.
+        own_identity: the aggregator's identity folder, if that was written.
+    """
+
+    member: Member
+    folder: Path | None
+    has_keys: bool
+    broker: Path
+    own_identity: Path | None
+
+
+class Registry:
+    """The members of one fleet. Use ``opened``; one command at a time has it."""
+
+    def __init__(self, folder: Path, fleet: str, hosts: tuple[str, ...], now: datetime) -> None:
+        self.folder, self.fleet, self._hosts, self._now = folder, fleet, hosts, now
+        self._own_identity: Path | None = None
+        self._store = AggregatorStore(folder)
+        self._table = Members(folder)
+        self._authority = Authority(folder / MEMBERS, fleet, now)
+        self._keep_up()
+
+    def close(self) -> None:
+        """Close the databases."""
+        self._table.close()
+        self._store.close()
+
+    def enrol(self, client: str, terms: Terms) -> Done:
+        """Take a client in.
+
+        Raises:
+            SettingsError: It is a member, or what it brings can't be used; nothing was changed.
+        """
+        known = self._table.get(client)
+        if known is not None and known.revoked_at is None:
+            raise SettingsError(f"{client} is a member already; `aggregator renew {client}` gives it a new certificate")
+        if client != files.AGGREGATOR and self._table.get(files.AGGREGATOR) is None:
+            self.enrol(files.AGGREGATOR, Terms())
+        written, issued = self._made(client, terms)
+        self._table.enrol(client, issued, self._now.timestamp())
+        return self._done(client, written, terms)
+
+    def renew(self, client: str, terms: Terms, overlap_days: int) -> Done:
+        """Give a member a new certificate; the one before counts ``overlap_days`` longer.
+
+        Raises:
+            SettingsError: It is no member, or what it brings can't be used; nothing was changed.
+        """
+        self._member(client)
+        written, issued = self._made(client, terms, renews=True)
+        self._table.renew(client, issued, (self._now + timedelta(days=overlap_days)).timestamp())
+        return self._done(client, written, terms)
+
+    def revoke(self, client: str) -> Done:
+        """Shut a member out, and let nothing that it signs count.
+
+        Raises:
+            SettingsError: It is no member.
+        """
+        self._member(client)
+        self._table.revoke(client, self._now.timestamp())
+        self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
+        return self._done(client, None, Terms())
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody who ever was enrolled."""
+        return self._table.all()
+
+    def strangers(self) -> tuple[str, ...]:
+        """Clients that took part and never were enrolled."""
+        known = {member.client for member in self.members()}
+        return tuple(client for client in self._store.clients() if client not in known)
+
+    def _member(self, client: str) -> Member:
+        found = self._table.get(client)
+        if found is None or found.revoked_at is not None:
+            raise SettingsError(f"{client} is no member of fleet {self.fleet}; `aggregator enroll` takes it in")
+        return found
+
+    def _made(self, client: str, terms: Terms, *, renews: bool = False) -> tuple[Path, Issued]:
+        """Write the identity folder, and remember the key that the member signs with."""
+        folder = terms.out or self._folder_of(client)
+        content = {identity.CA: self._authority.pem}
+        key = None if terms.request is None else read_request(terms.request, client)
+        public = None if terms.signing_key is None else _read_public(terms.signing_key)
+        if key is None:
+            private = new_key()
+            key = private.public_key()
+            content[identity.KEY] = private_pem(private)
+            if public is None and not renews and client != files.AGGREGATOR:
+                signs = Ed25519PrivateKey.generate()
+                content[identity.SIGNING_KEY] = private_pem(signs)
+                public = signs.public_key().public_bytes_raw()
+        certificate = self._authority.sign(key, client, terms.days)
+        content[identity.CERTIFICATE] = pem_of(certificate)
+        identity.write_identity(folder, content)
+        if client == files.AGGREGATOR:
+            self._own_identity = folder
+        if public is not None:
+            self._store.pin(client, public)
+        expires_at = certificate.not_valid_after_utc.timestamp()
+        return folder, Issued(certificate.serial_number, self._now.timestamp(), expires_at, expires_at)
+
+    def _folder_of(self, client: str) -> Path:
+        return self.folder / OWN_IDENTITY if client == files.AGGREGATOR else self.folder / MEMBERS / client
+
+    def _done(self, client: str, written: Path | None, terms: Terms) -> Done:
+        self._keep_up()
+        member = self._table.get(client)
+        assert member is not None
+        return Done(member, written, terms.request is None, self.folder / BROKER, self._own_identity)
+
+    def _keep_up(self) -> None:
+        """Write what the broker gets, if it isn't what the table says."""
+        broker = self.folder / BROKER
+        try:
+            broker.mkdir(mode=0o700, exist_ok=True)
+            for name in (files.CONFIG, files.CONFIG_2_1):
+                files.write_if_new(broker / name, files.config(name).encode())
+            members = [member.client for member in self._table.all() if member.revoked_at is None]
+            files.write_if_new(broker / files.RULES, files.rules(self.fleet, members).encode())
+            files.write_if_new(broker / files.CA, self._authority.pem)
+            ended = self._table.ended(self._now.timestamp())
+            if files.revoked_in(broker / files.REVOKED) != ended:
+                files.write_if_new(broker / files.REVOKED, self._authority.revocations(ended))
+            self._certify_broker(broker)
+        except OSError as error:
+            raise SettingsError(f"{error.filename or broker} can't be written ({error.strerror or error})") from error
+
+    def _certify_broker(self, broker: Path) -> None:
+        """Make the broker's certificate: at first, for other names, and in time before it ends."""
+        kept = _kept(broker)
+        hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or ("localhost", "127.0.0.1", "::1")
+        soon = self._now + timedelta(seconds=identity.SOON_S)
+        if kept is not None and _hosts_in(kept) == hosts and kept.not_valid_after_utc > soon:
+            return
+        key = new_key()
+        # The key first: a certificate without its key would be found whole the next time.
+        files.write_if_new(broker / files.KEY, private_pem(key), private=True)
+        certificate = self._authority.sign(key.public_key(), hosts[0], BROKER_DAYS, hosts)
+        files.write_if_new(broker / files.CERTIFICATE, pem_of(certificate))
+
+
+@contextlib.contextmanager
+def opened(
+    data_dir: Path,
+    fleet: str | None = None,
+    hosts: tuple[str, ...] = (),
+    *,
+    new: bool = False,
+    now: datetime | None = None,
+) -> Iterator[Registry]:
+    """Yield the members of a fleet, which another command has to wait for.
+
+    Args:
+        data_dir: of the aggregator, which may run, or with ``new`` of one that is to come.
+        fleet: fleet name; None: the data dir's, else ``fleet``.
+        hosts: names and addresses by which devices reach the broker; empty: as before.
+        new: make what isn't there.
+        now: with its time zone.
+
+    Raises:
+        SettingsError: The data dir has no members yet or is another fleet's, or something can't be written.
+    """
+    if not new and not (data_dir / MEMBERS / CA_CERTIFICATE).is_file():
+        raise SettingsError(f"data dir {data_dir}: nobody was enrolled here; `aggregator enroll` does")
+    try:
+        (data_dir / MEMBERS).mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(data_dir / MEMBERS / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SettingsError(f"{error.filename or data_dir} can't be written ({error.strerror or error})") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        registry = Registry(data_dir, fleet_of(data_dir, fleet), hosts, now or datetime.now(timezone.utc))
+        try:
+            yield registry
+        finally:
+            registry.close()
+    finally:
+        os.close(handle)
+
+
+def check_client(client: str) -> str:
+    """Return a client id that a member can have.
+
+    Raises:
+        SettingsError: It can't.
+    """
+    try:
+        check_id(client, "client id")
+    except MalformedMessage as error:
+        raise SettingsError(str(error)) from error
+    if client in _TAKEN:
+        raise SettingsError(f"client id {client!r} is taken")
+    return client
+
+
+def check_fleet(fleet: str | None) -> str | None:
+    """Return a fleet's name; raises SettingsError for one that can't be."""
+    try:
+        return None if fleet is None else check_id(fleet, "fleet")
+    except MalformedMessage as error:
+        raise SettingsError(f"--fleet: {error}") from error
+
+
+def check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the broker's names and addresses; raises SettingsError for one that can't be."""
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise SettingsError(f"--host {host!r}: expected a name or an address, without a port")
+    return hosts
+
+
+def _read_public(path: Path) -> bytes:
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes()[:4096])
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise SettingsError(f"signing key {path}: expected a public key in PEM ({error})") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise SettingsError(f"signing key {path}: expected an Ed25519 key")
+    return key.public_bytes_raw()
+
+
+def _kept(broker: Path) -> x509.Certificate | None:
+    """Return the broker's certificate, if it and its key are there and belong together."""
+    try:
+        certificate = x509.load_pem_x509_certificate((broker / files.CERTIFICATE).read_bytes())
+        key = serialization.load_pem_private_key((broker / files.KEY).read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    return certificate if certificate.public_key() == key.public_key() else None
+
+
+def _hosts_in(certificate: x509.Certificate) -> tuple[str, ...]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names)

@@ -1,0 +1,136 @@
+"""The table of members: in the aggregator's database, written beside a running aggregator, each change whole or not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replayfleet.aggregator.store import DATABASE
+from replayfleet.federation.errors import SettingsError
+
+BUSY_S = 30.0
+"""A running aggregator writes for moments."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS members (
+    client TEXT PRIMARY KEY, enrolled_at REAL NOT NULL, revoked_at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS certificates (
+    serial TEXT PRIMARY KEY, client TEXT NOT NULL, issued_at REAL NOT NULL, ends_at REAL NOT NULL,
+    expires_at REAL NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate of a member.
+
+    Attributes:
+        serial: its number, which is never used again.
+        issued_at: Unix time.
+        ends_at: from then on it counts no more: its expiry, or earlier if it was revoked or replaced.
+        expires_at: its own expiry.
+    """
+
+    serial: int
+    issued_at: float
+    ends_at: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Somebody who belongs, or belonged, to the fleet.
+
+    Attributes:
+        client: client id, ``aggregator`` or ``operator``.
+        enrolled_at: Unix time.
+        revoked_at: Unix time; None for one who still belongs to it.
+        certificates: the newest first.
+    """
+
+    client: str
+    enrolled_at: float
+    revoked_at: float | None
+    certificates: tuple[Issued, ...]
+
+
+class Members:
+    """The table.
+
+    Args:
+        folder: the aggregator's data dir, whose database is there.
+
+    Raises:
+        SettingsError: The database can't be opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / DATABASE
+        try:
+            uri = f"{path.absolute().as_uri()}?mode=rw"
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise SettingsError(f"{path}: can't be opened ({error})") from error
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        self._db.close()
+
+    def all(self) -> tuple[Member, ...]:
+        """Everybody who ever belonged to the fleet, sorted."""
+        rows = self._db.execute("SELECT client, enrolled_at, revoked_at FROM members ORDER BY client").fetchall()
+        return tuple(
+            Member(client, enrolled_at, revoked_at, self._certificates(client))
+            for client, enrolled_at, revoked_at in rows
+        )
+
+    def get(self, client: str) -> Member | None:
+        """One of them; None if there never was such a one."""
+        return next((member for member in self.all() if member.client == client), None)
+
+    def enrol(self, client: str, certificate: Issued, now: float) -> None:
+        """Take a client in, or again after it was revoked, with its first certificate."""
+        enrolled = "INSERT OR REPLACE INTO members (client, enrolled_at, revoked_at) VALUES (?, ?, NULL)"
+        self._change((enrolled, (client, now)), self._issue(client, certificate))
+
+    def renew(self, client: str, certificate: Issued, until: float) -> None:
+        """Give a member another certificate; those before count until ``until`` at most."""
+        self._change(self._end(client, until), self._issue(client, certificate))
+
+    def revoke(self, client: str, now: float) -> None:
+        """Shut a client out; all its certificates end."""
+        self._change(("UPDATE members SET revoked_at = ? WHERE client = ?", (now, client)), self._end(client, now))
+
+    def ended(self, now: float) -> set[int]:
+        """Serial numbers of certificates that count no more, though they haven't expired."""
+        rows = self._db.execute("SELECT serial FROM certificates WHERE ends_at <= ? AND expires_at > ?", (now, now))
+        return {int(serial) for (serial,) in rows}
+
+    def _certificates(self, client: str) -> tuple[Issued, ...]:
+        question = (
+            "SELECT serial, issued_at, ends_at, expires_at FROM certificates WHERE client = ? ORDER BY issued_at DESC"
+        )
+        return tuple(Issued(int(serial), *times) for serial, *times in self._db.execute(question, (client,)))
+
+    @staticmethod
+    def _issue(client: str, issued: Issued) -> tuple[str, Sequence[object]]:
+        row = (str(issued.serial), client, issued.issued_at, issued.ends_at, issued.expires_at)
+        return "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)", row
+
+    @staticmethod
+    def _end(client: str, until: float) -> tuple[str, Sequence[object]]:
+        return "UPDATE certificates SET ends_at = min(ends_at, ?) WHERE client = ?", (until, client)
+
+    def _change(self, *statements: tuple[str, Sequence[object]]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for text, values in statements:
+                self._db.execute(text, values)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise SettingsError(f"the table of members can't be written ({error}); nothing was changed") from error
