@@ -19,15 +19,14 @@ from replayfleet.federation.service.command import run_command
 if TYPE_CHECKING:
     from replayfleet.export.parameters import Model
 
-_FOLDERS = ("broker", "docker", "systemd")
+_FOLDERS = ("docker", "systemd")
 """Below scripts/: what a fleet is set up with."""
 
 _NEXT = """
-next, on a machine that is neither broker nor device, make the certificates (names: as devices reach the broker):
-  {folder}/broker/certificates.sh certs broker broker.example
-  {folder}/broker/certificates.sh certs client aggregator cam-1
+next, on the aggregator's machine, take the first device in (host: as devices reach the broker); it says what to copy where:
+  aggregator enroll cam-1 --data-dir aggregator --host broker.example
 then put your names into {folder}/systemd/aggregator.toml and {folder}/systemd/edge.toml, and, to try them here, the
-folder that holds the keys (certs/ in place of /etc/replayfleet/):
+folders that were written (aggregator/identity and aggregator/members/cam-1) as identity:
   aggregator serve --config {folder}/systemd/aggregator.toml --data-dir aggregator
   edge-client doctor --config {folder}/systemd/edge.toml
 Every step, to running services: docs/deploy.md, whose scripts/ is {folder}/ here.
@@ -56,7 +55,7 @@ def demo(options: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("folder", metavar="DIR", type=FOLDER)
 def init(folder: Path) -> None:
-    """Write what a fleet is set up with to DIR: settings, systemd units, broker, certificates' script, Docker.
+    """Write what a fleet is set up with to DIR: settings, systemd units, Docker. `aggregator enroll` writes the rest.
 
     Files that are there are left as they are.
     """
@@ -71,7 +70,7 @@ def init(folder: Path) -> None:
                 click.echo(f"kept     {target}")
                 continue
             shutil.copyfile(path, target)
-            target.chmod(0o755 if path.suffix == ".sh" else 0o644)
+            target.chmod(0o644)
             click.echo(f"written  {target}")
     except OSError as error:
         raise SettingsError(f"{error.filename} can't be written ({error.strerror})") from error

@@ -6,6 +6,7 @@ again, also on a connection that it has already.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,10 +64,19 @@ _STYLES = {
 }
 
 
-def config(name: str, place: str = PLACE) -> str:
-    """Return the configuration for one style of mosquitto."""
+def config(name: str, place: str) -> str:
+    """Return the configuration for one style of mosquitto, whose files lie in ``place``."""
     versions, rules = _STYLES[name]
     return _CONFIG.format(place=place, name=name, versions=versions, rules=rules.format(place=place))
+
+
+def place_in(path: Path) -> str | None:
+    """Return where a configuration says that its files lie; None if there is none."""
+    try:
+        found = re.search(r"(?m)^cafile (.+)/ca\.crt$", path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found else None
 
 
 def rules(fleet: str, members: Iterable[str]) -> str:

@@ -37,18 +37,26 @@ def _with_terms(command: Any) -> Any:
 @_DATA_DIR
 @click.option("--fleet", help="The fleet's name, if no aggregator has run on the data dir yet.  [default: fleet]")
 @click.option("--host", "hosts", multiple=True, help="Name or address by which devices reach the broker; repeatable.")
+@click.option(
+    "--broker-dir",
+    type=ANY_PATH,
+    metavar="DIR",
+    help="Where the broker's folder lies on its machine.  [default: /etc/mosquitto/replayfleet]",
+)
 @_with_terms
-def enroll(client: str, data_dir: Path, fleet: str | None, hosts: tuple[str, ...], **terms: Any) -> None:
+def enroll(
+    client: str, data_dir: Path, fleet: str | None, hosts: tuple[str, ...], broker_dir: Path | None, **terms: Any
+) -> None:
     """Take CLIENT into the fleet: its keys, or a certificate for its request, and the broker's rules.
 
     The first time the fleet's authority is made, with certificates for aggregator and broker. A CLIENT called operator
     labels by hand.
     """
-    from replayfleet.aggregator.members.enrolment import check_client, check_fleet, check_hosts, opened
+    from replayfleet.aggregator.members.enrolment import check_broker, check_client, check_fleet, opened
 
     check_client(client)
     agreed = _agreed(**terms)
-    with opened(data_dir, check_fleet(fleet), check_hosts(hosts), new=True) as registry:
+    with opened(data_dir, check_fleet(fleet), check_broker(hosts, broker_dir), new=True) as registry:
         _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
 
 
@@ -108,7 +116,7 @@ def _agreed(**terms: Any) -> Terms:
 
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
-    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, PLACE
+    from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, place_in
 
     newest = done.member.certificates[0]
     lines = [what if done.folder is None else f"{what}; its certificate is valid until {_day(newest.expires_at)}"]
@@ -122,9 +130,10 @@ def _tell(done: Done, what: str) -> None:
         keys = "remove them here, and keep" if done.has_keys else "beside the keys that were made there, which stay at"
         lines.append(f"device:     copy {done.folder}/* into its identity folder; {keys} mode 600")
         lines.append("            start `edge-client start` with --identity and that folder")
-    lines.append(f"broker:     copy {done.broker}/ to {PLACE}/ there, readable by its user alone; then reload it")
+    place = place_in(done.broker / CONFIG)
+    lines.append(f"broker:     copy {done.broker}/* to {place}/ there, the key for its user alone; then reload it")
     lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
-    lines.append(f"            the first time: {CONFIG} (of mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
+    lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
     click.echo("\n".join(lines))
 
 

@@ -81,11 +81,25 @@ class Done:
     own_identity: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """What an operator says about the broker.
+
+    Attributes:
+        hosts: names and addresses by which devices reach it; empty: as before.
+        place: where its folder lies on its machine; empty: as before.
+    """
+
+    hosts: tuple[str, ...] = ()
+    place: str = ""
+
+
 class Registry:
     """The members of one fleet. Use ``opened``; one command at a time has it."""
 
-    def __init__(self, folder: Path, fleet: str, hosts: tuple[str, ...], now: datetime) -> None:
-        self.folder, self.fleet, self._hosts, self._now = folder, fleet, hosts, now
+    def __init__(self, folder: Path, fleet: str, asked: Broker, now: datetime) -> None:
+        self.folder, self.fleet, self._hosts, self._now = folder, fleet, asked.hosts, now
+        self._place = asked.place or files.place_in(folder / BROKER / files.CONFIG) or files.PLACE
         self._own_identity: Path | None = None
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
@@ -130,8 +144,8 @@ class Registry:
             SettingsError: It is no member.
         """
         self._member(client)
-        self._table.revoke(client, self._now.timestamp())
         self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
+        self._table.revoke(client, self._now.timestamp())
         return self._done(client, None, Terms())
 
     def members(self) -> tuple[Member, ...]:
@@ -188,7 +202,7 @@ class Registry:
         try:
             broker.mkdir(mode=0o700, exist_ok=True)
             for name in (files.CONFIG, files.CONFIG_2_1):
-                files.write_if_new(broker / name, files.config(name).encode())
+                files.write_if_new(broker / name, files.config(name, self._place).encode())
             members = [member.client for member in self._table.all() if member.revoked_at is None]
             files.write_if_new(broker / files.RULES, files.rules(self.fleet, members).encode())
             files.write_if_new(broker / files.CA, self._authority.pem)
@@ -217,7 +231,7 @@ class Registry:
 def opened(
     data_dir: Path,
     fleet: str | None = None,
-    hosts: tuple[str, ...] = (),
+    broker: Broker | None = None,
     *,
     new: bool = False,
     now: datetime | None = None,
@@ -227,7 +241,7 @@ def opened(
     Args:
         data_dir: of the aggregator, which may run, or with ``new`` of one that is to come.
         fleet: fleet name; None: the data dir's, else ``fleet``.
-        hosts: names and addresses by which devices reach the broker; empty: as before.
+        broker: what is new about it.
         new: make what isn't there.
         now: with its time zone.
 
@@ -243,7 +257,8 @@ def opened(
         raise SettingsError(f"{error.filename or data_dir} can't be written ({error.strerror or error})") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        registry = Registry(data_dir, fleet_of(data_dir, fleet), hosts, now or datetime.now(timezone.utc))
+        name = fleet_of(data_dir, fleet)
+        registry = Registry(data_dir, name, broker or Broker(), now or datetime.now(timezone.utc))
         try:
             yield registry
         finally:
@@ -275,12 +290,15 @@ def check_fleet(fleet: str | None) -> str | None:
         raise SettingsError(f"--fleet: {error}") from error
 
 
-def check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the broker's names and addresses; raises SettingsError for one that can't be."""
+def check_broker(hosts: tuple[str, ...], place: Path | None) -> Broker:
+    """Return what is said about a broker; raises SettingsError for what can't be."""
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise SettingsError(f"--host {host!r}: expected a name or an address, without a port")
-    return hosts
+    found = "" if place is None else str(place.absolute())
+    if not found.isprintable():
+        raise SettingsError(f"--broker-dir {found!r}: a configuration can't name that")
+    return Broker(hosts, found)
 
 
 def _read_public(path: Path) -> bytes:

@@ -21,12 +21,11 @@ def run(*words: str) -> click.testing.Result:
 def test_it_writes_what_the_repository_has_and_says_what_to_do_next(tmp_path: Path) -> None:
     done = run(str(tmp_path / "yard"))
     assert done.exit_code == 0, done.output
-    for name in ("broker", "docker", "systemd"):
+    for name in ("docker", "systemd"):
         for path in (ROOT / "scripts" / name).iterdir():
             assert (tmp_path / "yard" / name / path.name).read_bytes() == path.read_bytes()
             assert f"written  {tmp_path}/yard/{name}/{path.name}\n" in done.output
-    assert (tmp_path / "yard/broker/certificates.sh").stat().st_mode & 0o111
-    assert done.output.index("certificates.sh certs broker") < done.output.index("edge-client doctor --config")
+    assert done.output.index("aggregator enroll cam-1") < done.output.index("edge-client doctor --config")
 
 
 def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_every_setting_has_a_comment_of_its_own(name: str) -> None:
         assert line.startswith("#") or re.search(r"\S +# \S", line), f"{name}: {line}"
 
 
-@pytest.mark.parametrize("name", ["broker/replayfleet.conf", "broker/replayfleet.acl", "systemd/edge-client.service"])
+@pytest.mark.parametrize("name", ["systemd/aggregator.service", "systemd/edge-client.service"])
 def test_every_group_of_lines_has_a_comment_above(name: str) -> None:
     text = (ROOT / "scripts" / name).read_text(encoding="utf-8")
     longest = max(re.split(r"(?m)^#.*\n", text), key=lambda group: group.count("\n"))

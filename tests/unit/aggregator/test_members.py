@@ -1,0 +1,326 @@
+"""Who belongs to a fleet: enrolled, renewed, revoked, listed; whole or not at all, beside a running aggregator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import NameOID
+
+from replayfleet.aggregator.cli import cli
+from replayfleet.aggregator.members import authority, broker_files, enrolment, table
+from replayfleet.aggregator.members.enrolment import Broker, Terms, opened
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service import data_dir, identity
+from replayfleet.federation.wire.transport.broker_address import TlsSettings
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def enrolled(folder: Path, *clients: str, now: datetime = NOW) -> None:
+    for client in clients:
+        with opened(folder, new=True, now=now) as registry:
+            registry.enrol(client, Terms())
+
+
+def certificate(folder: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((folder / "member.crt").read_bytes())
+
+
+def revoked(folder: Path) -> set[int] | None:
+    return broker_files.revoked_in(folder / "broker" / "revoked.crl")
+
+
+def named_in_rules(folder: Path) -> set[str]:
+    lines = (folder / "broker" / "rules.acl").read_text().splitlines()
+    return {line.removeprefix("user ") for line in lines if line.startswith("user ")}
+
+
+def request(folder: Path, name: str = "cam-1", key: ec.EllipticCurvePrivateKey | None = None) -> Path:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    signed = made.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    path = folder / "cam-1.csr"
+    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_who_is_enrolled_gets_a_folder_that_can_be_used_and_is_told_what_to_copy(tmp_path: Path) -> None:
+    out = tmp_path / "cam-1"
+    done = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--out", out, "--host", "broker.example")
+    assert done.exit_code == 0, done.output
+    identity.check_identity(out)
+    identity.tls_of(out, TlsSettings()).context()
+    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "member.key", "signing.key"}
+    assert {path.stat().st_mode & 0o777 for path in out.glob("*.key")} == {0o600}
+    told = (f"copy {out}/*", f"copy {tmp_path}/agg/broker/* to", "reload", f"--identity {tmp_path}/agg/identity")
+    for text in told:
+        assert text in done.output
+    identity.check_identity(tmp_path / "agg" / "identity")
+    assert named_in_rules(tmp_path / "agg") == {"aggregator", "cam-1"}
+    signs = serialization.load_pem_private_key((out / "signing.key").read_bytes(), None)
+    assert isinstance(signs, ed25519.Ed25519PrivateKey)
+    assert AggregatorStore(tmp_path / "agg").signing_key("cam-1") == signs.public_key().public_bytes_raw()
+
+
+def test_a_request_is_signed_and_the_key_stays_where_it_was_made(tmp_path: Path) -> None:
+    key, signs = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
+    public = signs.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    (tmp_path / "signing.pub").write_bytes(public)
+    options = ("--request", request(tmp_path, key=key), "--signing-key", tmp_path / "signing.pub")
+    done = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", *options)
+    assert done.exit_code == 0, done.output
+    out = tmp_path / "agg" / "members" / "cam-1"
+    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt"}
+    assert certificate(out).public_key() == key.public_key()
+    assert AggregatorStore(tmp_path / "agg").signing_key("cam-1") == signs.public_key().public_bytes_raw()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("cam-2", "is for 'cam-2', expected CN=cam-1"), ("", "is for nobody, expected CN=cam-1")]
+)
+def test_a_request_for_another_name_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    refused = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--request", request(tmp_path, name))
+    assert says in str(refused.exception)
+    (tmp_path / "cam-1.csr").write_text("nothing")
+    refused = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--request", tmp_path / "cam-1.csr")
+    assert "expected a certificate signing request" in str(refused.exception)
+    assert named_in_rules(tmp_path / "agg") == {"aggregator"}
+
+
+def test_a_renewed_member_has_two_certificates_for_a_while(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    former, signs = certificate(tmp_path / "members" / "cam-1"), AggregatorStore(tmp_path).signing_key("cam-1")
+    with opened(tmp_path, now=NOW + timedelta(days=800)) as registry:
+        done = registry.renew("cam-1", Terms(), overlap_days=14)
+    assert len(done.member.certificates) == 2
+    newer = certificate(tmp_path / "members" / "cam-1")
+    assert newer.serial_number != former.serial_number
+    assert newer.not_valid_after_utc > former.not_valid_after_utc
+    assert AggregatorStore(tmp_path).signing_key("cam-1") == signs, "it signs as before"
+    assert revoked(tmp_path) == set()
+    with opened(tmp_path, now=NOW + timedelta(days=815)):
+        pass
+    assert revoked(tmp_path) == {former.serial_number}
+    with opened(tmp_path, now=NOW + timedelta(days=826)):
+        pass
+    assert revoked(tmp_path) == set(), "what has expired need not be listed"
+
+
+def test_a_revoked_member_is_in_no_rule_and_its_signature_counts_no_more(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1", "cam-2")
+    signs = AggregatorStore(tmp_path).signing_key("cam-1")
+    done = run("revoke", "cam-1", "--data-dir", tmp_path)
+    assert "cam-1 is revoked" in done.output
+    assert "kill -HUP" in done.output
+    assert named_in_rules(tmp_path) == {"aggregator", "cam-2"}
+    assert revoked(tmp_path) == {certificate(tmp_path / "members" / "cam-1").serial_number}
+    store = AggregatorStore(tmp_path)
+    assert store.signing_key("cam-1") not in {signs, None}
+    assert store.is_enrolled("cam-1"), "nobody else takes its name"
+
+
+def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    first = certificate(tmp_path / "members" / "cam-1").serial_number
+    run("revoke", "cam-1", "--data-dir", tmp_path)
+    assert run("enroll", "cam-1", "--data-dir", tmp_path).exit_code == 0
+    assert named_in_rules(tmp_path) == {"aggregator", "cam-1"}
+    assert revoked(tmp_path) == {first}
+
+
+def test_the_list_says_who_is_what(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1", "cam-2", "cam-3")
+    run("renew", "cam-2", "--data-dir", tmp_path)
+    run("revoke", "cam-3", "--data-dir", tmp_path)
+    AggregatorStore(tmp_path).hold("cam-9", set())
+    rows = json.loads(run("clients", "--data-dir", tmp_path, "--json").output)
+    states = {row["client"]: row["state"] for row in rows}
+    assert states == {
+        "aggregator": "member",
+        "cam-1": "member",
+        "cam-2": "member",
+        "cam-3": "revoked",
+        "cam-9": "not enrolled",
+    }
+    assert [row["client"] for row in rows if "former certificate" in row["note"]] == ["cam-2"]
+    text = run("clients", "--data-dir", tmp_path).output
+    assert text.splitlines()[0].split() == ["client", "state", "until", "note"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("enroll", "cam-1"), "is a member already"),
+        (("enroll", "a/b"), "client id"),
+        (("enroll", "broker"), "is taken"),
+        (("enroll", "cam-2", "--host", "a b"), "expected a name or an address"),
+        (("enroll", "cam-2", "--fleet", "other"), "belongs to fleet 'yard'"),
+        (("enroll", "cam-2", "--signing-key", "nowhere"), "expected a public key"),
+        (("renew", "cam-2"), "is no member of fleet yard"),
+        (("revoke", "cam-2"), "is no member of fleet yard"),
+    ],
+)
+def test_what_can_t_be_is_one_line_and_changes_nothing(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    assert run("enroll", "cam-1", "--data-dir", tmp_path, "--fleet", "yard").exit_code == 0
+    before = json.loads(run("clients", "--data-dir", tmp_path, "--json").output)
+    refused = run(*words, "--data-dir", tmp_path)
+    assert isinstance(refused.exception, SettingsError)
+    assert says in str(refused.exception)
+    assert json.loads(run("clients", "--data-dir", tmp_path, "--json").output) == before
+
+
+@pytest.mark.parametrize("command", [("renew", "cam-1"), ("revoke", "cam-1"), ("clients",)])
+def test_where_nobody_was_enrolled_nothing_is_made(command: tuple[str, ...], tmp_path: Path) -> None:
+    refused = run(*command, "--data-dir", tmp_path / "agg")
+    assert "nobody was enrolled here" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_dir_is_that_fleets_from_then_on(tmp_path: Path) -> None:
+    assert run("enroll", "cam-1", "--data-dir", tmp_path, "--fleet", "yard").exit_code == 0
+    with data_dir.claim_data_dir(tmp_path, fleet="yard", role="aggregator"):
+        assert run("enroll", "cam-2", "--data-dir", tmp_path).exit_code == 0, "beside a running aggregator"
+    with pytest.raises(SettingsError, match="belongs to fleet 'yard'"):
+        data_dir.claim_data_dir(tmp_path, fleet="fleet", role="aggregator")
+    assert "replayfleet/v1/yard/clients/cam-2/up" in (tmp_path / "broker" / "rules.acl").read_text()
+
+
+def test_a_client_s_folder_is_no_aggregator_s(tmp_path: Path) -> None:
+    data_dir.claim_data_dir(tmp_path, fleet="fleet", role="client", owner="cam-1").close()
+    assert "belongs to role 'client'" in str(run("enroll", "cam-2", "--data-dir", tmp_path).exception)
+
+
+def test_the_brokers_certificate_follows_its_names_and_is_renewed_in_time(tmp_path: Path) -> None:
+    def serial() -> int:
+        pem = (tmp_path / "broker" / "broker.crt").read_bytes()
+        return x509.load_pem_x509_certificate(pem).serial_number
+
+    def at(days: int, *hosts: str) -> int:
+        with opened(tmp_path, None, Broker(hosts), new=True, now=NOW + timedelta(days=days)):
+            return serial()
+
+    first = at(0, "broker.example", "192.0.2.7")
+    assert at(1) == at(2, "broker.example", "192.0.2.7") == first
+    second = at(3, "other.example")
+    assert second != first
+    assert at(700) == second
+    assert at(800) != second
+
+
+def test_where_the_broker_has_its_files_is_remembered(tmp_path: Path) -> None:
+    def named() -> str | None:
+        return broker_files.place_in(tmp_path / "broker" / "replayfleet.conf")
+
+    enrolled(tmp_path, "cam-1")
+    assert named() == "/etc/mosquitto/replayfleet"
+    assert run("enroll", "cam-2", "--data-dir", tmp_path, "--broker-dir", "/srv/broker files").exit_code == 0
+    enrolled(tmp_path, "cam-3")
+    assert named() == "/srv/broker files"
+    refused = run("enroll", "cam-4", "--data-dir", tmp_path, "--broker-dir", "/srv\nallow_anonymous true")
+    assert "a configuration can't name that" in str(refused.exception)
+
+
+def test_lost_files_are_made_again_but_never_another_authority(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    (tmp_path / "members" / "ca.crt").unlink()
+    for path in (tmp_path / "broker").iterdir():
+        path.unlink()
+    enrolled(tmp_path, "cam-2")
+    old, new = tmp_path / "members" / "cam-1", tmp_path / "members" / "cam-2"
+    ca = x509.load_pem_x509_certificate((new / "ca.crt").read_bytes())
+    certificate(old).verify_directly_issued_by(ca)
+    assert len(list((tmp_path / "broker").iterdir())) == 7
+    (tmp_path / "members" / "ca.key").unlink()
+    with pytest.raises(SettingsError, match=r"ca\.key is missing"):
+        enrolled(tmp_path, "cam-3")
+
+
+def test_a_wrong_clock_issues_nothing(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    with pytest.raises(SettingsError, match="set this machine's clock"):
+        enrolled(tmp_path, "cam-2", now=NOW - timedelta(days=400))
+
+
+WITHOUT, WITH = {"aggregator", "cam-0"}, {"aggregator", "cam-0", "cam-1"}
+POSSIBLE = {"enroll": (WITHOUT, WITH), "renew": (WITH,), "revoke": (WITHOUT, WITH)}
+
+
+@pytest.mark.parametrize("command", ["enroll", "renew", "revoke"])
+def test_a_command_that_is_killed_at_any_step_has_happened_or_hasn_t(command: str, tmp_path: Path) -> None:
+    for step in range(40):
+        folder = tmp_path / str(step)
+        enrolled(folder, "cam-0", *(["cam-1"] if command != "enroll" else []))
+        killed = in_a_child_that_dies(folder, command, step)
+        assert members(folder) in POSSIBLE[command]
+        again = run(command, "cam-1", "--data-dir", folder)
+        assert again.exit_code == 0 or "already" in str(again.exception) or "is no member" in str(again.exception)
+        assert named_in_rules(folder) == members(folder)
+        assert members(folder) == (WITHOUT if command == "revoke" else WITH)
+        if command != "revoke":
+            shown = certificate(folder / "members" / "cam-1")
+            ca = x509.load_pem_x509_certificate((folder / "broker" / "ca.crt").read_bytes())
+            shown.verify_directly_issued_by(ca)
+            assert shown.serial_number not in (revoked(folder) or set())
+        if not killed:
+            return
+    raise AssertionError("it never ended")
+
+
+def members(folder: Path) -> set[str]:
+    if not (folder / "members" / "ca.crt").is_file():
+        return set()
+    store = AggregatorStore(folder)
+    found = table.Members(folder)
+    try:
+        return {member.client for member in found.all() if member.revoked_at is None}
+    finally:
+        found.close()
+        store.close()
+
+
+def in_a_child_that_dies(folder: Path, command: str, step: int) -> bool:
+    """Run a command in a child that is gone at its n-th step towards the disk; returns whether it was."""
+    child = os.fork()
+    if child == 0:
+        left = [step]
+
+        def dying(work: Callable[..., Any]) -> Callable[..., Any]:
+            def done(*words: Any, **more: Any) -> Any:
+                if left[0] == 0:
+                    os._exit(9)
+                left[0] -= 1
+                return work(*words, **more)
+
+            return done
+
+        for room in (authority, broker_files, identity, data_dir):
+            room.write_atomic = dying(room.write_atomic)  # type: ignore[attr-defined]
+        enrolment.AggregatorStore.pin = dying(AggregatorStore.pin)  # type: ignore[method-assign]
+        table.Members._change = dying(table.Members._change)  # type: ignore[method-assign]
+        words = [command, "cam-1", "--data-dir", str(folder)]
+        code = 7
+        try:
+            cli.main(words, standalone_mode=False)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in {0, 9}
+    return os.waitstatus_to_exitcode(status) == 9
