@@ -23,10 +23,10 @@ _FOLDERS = ("docker", "systemd")
 """Below scripts/: what a fleet is set up with."""
 
 _NEXT = """
-next, on the aggregator's machine, take the first device in (host: as devices reach the broker); it says what to copy where:
+next, on the aggregator's machine, take the first device in, which says what to copy where (host: the broker's name):
   aggregator enroll cam-1 --data-dir aggregator --host broker.example
 then put your names into {folder}/systemd/aggregator.toml and {folder}/systemd/edge.toml, and, to try them here, the
-folders that were written (aggregator/identity and aggregator/members/cam-1) as identity:
+folders that this made (aggregator/identity and aggregator/members/cam-1) as identity:
   aggregator serve --config {folder}/systemd/aggregator.toml --data-dir aggregator
   edge-client doctor --config {folder}/systemd/edge.toml
 Every step, to running services: docs/deploy.md, whose scripts/ is {folder}/ here.
