@@ -31,16 +31,20 @@ from replayfleet.aggregator.members.authority import (
     read_request,
 )
 from replayfleet.aggregator.members.table import Issued, Member, Members
+from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service import identity
 from replayfleet.federation.service.data_dir import fleet_of
+from replayfleet.federation.service.keys import KEYS, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.protocol.limits import check_id
 
 MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
 """Folders of the data dir: the authority and who was enrolled, what the broker gets, who the aggregator itself is."""
 BROKER_DAYS = 825
 _HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}|[0-9A-Fa-f:.]{2,45}", re.ASCII)
+_ROLES = frozenset({files.AGGREGATOR, files.OPERATOR})
+"""Members that are no clients: they sign otherwise, or not at all."""
 _TAKEN = frozenset({"broker", "ca"})
 
 
@@ -144,7 +148,8 @@ class Registry:
             SettingsError: It is no member.
         """
         self._member(client)
-        self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
+        if client not in _ROLES:
+            self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
         self._table.revoke(client, self._now.timestamp())
         return self._done(client, None, Terms())
 
@@ -169,13 +174,15 @@ class Registry:
         content = {identity.CA: self._authority.pem}
         key = None if terms.request is None else read_request(terms.request, client)
         public = None if terms.signing_key is None else _read_public(terms.signing_key)
+        if client not in _ROLES and not renews:
+            content[ROOT] = self._root()
         if key is None:
             private = new_key()
             key = private.public_key()
             content[identity.KEY] = private_pem(private)
-            if public is None and not renews and client != files.AGGREGATOR:
+            if public is None and not renews and client not in _ROLES:
                 signs = Ed25519PrivateKey.generate()
-                content[identity.SIGNING_KEY] = private_pem(signs)
+                content[SIGNING_KEY] = private_pem(signs)
                 public = signs.public_key().public_bytes_raw()
         certificate = self._authority.sign(key, client, terms.days)
         content[identity.CERTIFICATE] = pem_of(certificate)
@@ -186,6 +193,10 @@ class Registry:
             self._store.pin(client, public)
         expires_at = certificate.not_valid_after_utc.timestamp()
         return folder, Issued(certificate.serial_number, self._now.timestamp(), expires_at, expires_at)
+
+    def _root(self) -> bytes:
+        """Whose word clients take: the aggregator's, whose keys are made here if it hasn't run yet."""
+        return Releases(self.folder / KEYS).roots[-1]
 
     def _folder_of(self, client: str) -> Path:
         return self.folder / OWN_IDENTITY if client == files.AGGREGATOR else self.folder / MEMBERS / client

@@ -15,14 +15,14 @@ from pathlib import Path
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.certificates import validities
-from replayfleet.federation.service.keys import SIGNING_KEY
+from replayfleet.federation.service.keys import KEYS, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 CA, CERTIFICATE, KEY = "ca.crt", "member.crt", "member.key"
 PRIVATE = frozenset({KEY, SIGNING_KEY})
 SOON_S = 30 * 86_400.0
 """A certificate that ends within this wants a new one."""
-_SESSION_KEY = Path("keys", "session.key")
+_SESSION_KEY = Path(KEYS, "session.key")
 _SESSION_KEY_BYTES = 32
 
 

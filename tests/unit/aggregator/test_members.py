@@ -65,7 +65,8 @@ def test_who_is_enrolled_gets_a_folder_that_can_be_used_and_is_told_what_to_copy
     assert done.exit_code == 0, done.output
     identity.check_identity(out)
     identity.tls_of(out, TlsSettings()).context()
-    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "member.key", "signing.key"}
+    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "member.key", "root.json", "signing.key"}
+    assert (out / "root.json").read_bytes() == (tmp_path / "agg" / "keys" / "1.root.json").read_bytes()
     assert {path.stat().st_mode & 0o777 for path in out.glob("*.key")} == {0o600}
     told = (f"copy {out}/*", f"copy {tmp_path}/agg/broker/* to", "reload", f"--identity {tmp_path}/agg/identity")
     for text in told:
@@ -87,7 +88,7 @@ def test_a_request_is_signed_and_the_key_stays_where_it_was_made(tmp_path: Path)
     done = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", *options)
     assert done.exit_code == 0, done.output
     out = tmp_path / "agg" / "members" / "cam-1"
-    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt"}
+    assert {path.name for path in out.iterdir()} == {"ca.crt", "member.crt", "root.json"}
     assert certificate(out).public_key() == key.public_key()
     assert AggregatorStore(tmp_path / "agg").signing_key("cam-1") == signs.public_key().public_bytes_raw()
 
