@@ -51,7 +51,7 @@ def test_every_setting_has_a_comment_of_its_own(name: str) -> None:
         assert line.startswith("#") or re.search(r"\S +# \S", line), f"{name}: {line}"
 
 
-@pytest.mark.parametrize("name", ["systemd/aggregator.service", "systemd/edge-client.service"])
+@pytest.mark.parametrize("name", ["systemd/edge-client.service"])
 def test_every_group_of_lines_has_a_comment_above(name: str) -> None:
     text = (ROOT / "scripts" / name).read_text(encoding="utf-8")
     longest = max(re.split(r"(?m)^#.*\n", text), key=lambda group: group.count("\n"))
