@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 
 
@@ -28,3 +29,17 @@ def prepare_torch(num_threads: int) -> None:
 
     torch.set_num_threads(max(1, num_threads))
     torch.set_flush_denormal(True)
+
+
+def leave_the_compiler_out() -> None:
+    """Let optimisers step without importing PyTorch's compiler; once, in a process of our own that compiles nothing.
+
+    They import it only to say that it isn't to compile them: 80 MB of memory, and a second or more of a fast processor
+    in the first step. The functions themselves, and so all bits, stay what they are.
+    """
+    import torch
+
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+    for kind in (torch.optim.Adam, torch.optim.SGD):
+        kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]

@@ -65,9 +65,10 @@ def run(spec: RunSpec, command: list[str]) -> None:
         SystemExit: With ``UNFINISHED``, when its minutes are over.
     """
     spec.check()
-    from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
+    from replayfleet.federation.service.torch_setup import leave_the_compiler_out, let_idle_threads_sleep
 
     let_idle_threads_sleep()
+    leave_the_compiler_out()
     from replayfleet.federation.simulator.job import prepare
     from replayfleet.federation.simulator.progress import Progress
 

@@ -43,20 +43,6 @@ def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, m
     assert 0 < pace.speed.task_step_s < DEADLINE_S
 
 
-def test_a_first_optimiser_has_nothing_left_to_import() -> None:
-    script = (
-        "import sys\n"
-        "from replayfleet.edge_client.learning.training.trainer import warm_up\n"
-        "warm_up()\n"
-        "before = set(sys.modules)\n"
-        "import torch\n"
-        "torch.optim.Adam([torch.zeros(1, requires_grad=True)])\n"
-        "print(sorted(set(sys.modules) - before))\n"
-    )
-    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=240)
-    assert found.stdout.strip() == "[]"
-
-
 def test_torch_says_that_memory_ran_out_in_words_that_are_understood() -> None:
     script = (
         "import torch\n"

@@ -180,8 +180,21 @@ def test_noise_for_privacy_is_the_devices_own_and_what_it_cost_is_on_record(tmp_
     assert len({each["sub-generator/0"] for each in (*uploads, known)}) == 3
 
 
-def test_a_round_needs_no_more_than_the_extra_train_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ("onnx", "onnxscript", "matplotlib", "rich", "jinja2", "cv2", "diffusers", "opacus", "scipy")
+def test_a_round_needs_no_more_than_the_extra_train_brings_and_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = (
+        "onnx",
+        "onnxscript",
+        "matplotlib",
+        "rich",
+        "jinja2",
+        "cv2",
+        "diffusers",
+        "opacus",
+        "scipy",
+        "torch._dynamo",
+    )
     path = os.pathsep.join(filter(None, [hide(absent, tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
     device = Harness()

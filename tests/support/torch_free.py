@@ -33,7 +33,8 @@ class Without(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         # As if it weren't installed, for who asks first (importlib.util.find_spec) and who just imports alike.
-        return None if name.partition(".")[0] in {names!r} else super().find_spec(name, path, target)
+        hidden = name in {names!r} or name.partition(".")[0] in {names!r}
+        return None if hidden else super().find_spec(name, path, target)
 
 sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 """

@@ -77,7 +77,7 @@ class PacedRound:
 def unit_of(method: Any, num_threads: int) -> Work:
     """Return what one step of a method's networks costs; rough, for it only stands in until steps were measured."""
     task = method.task
-    per_sample = _TRAINING * count_flops(build_task_model(task, device="meta"), task.image_shape)
+    per_sample = _TRAINING * count_flops(build_task_model(task), task.image_shape)
     task_gflop = 1e-9 * per_sample * method.batch_size
     kind = kind_of(method)
     sub_generator_gflop = 0.0 if kind is None else _critic_step_gflop(kind) or 10 * task_gflop
@@ -92,8 +92,8 @@ def _critic_step_gflop(kind: SubGeneratorKind) -> float:
     """
     if not isinstance(kind, WganGp):
         return 0.0
-    generator = count_flops(build_generator(kind.spec, device="meta"), (LATENT_SIZE,))
-    critic = count_flops(build_critic(kind.spec, device="meta"), kind.spec.image_shape)
+    generator = count_flops(build_generator(kind.spec), (LATENT_SIZE,))
+    critic = count_flops(build_critic(kind.spec), kind.spec.image_shape)
     own_step = (generator + critic) * _TRAINING / kind.critic_steps_per_generator_step
     return 1e-9 * kind.batch_size * (4 * _TRAINING * critic + 2 * generator + own_step)
 

@@ -40,7 +40,7 @@ from replayfleet.federation.service.artefact_codec import BlobReader, decode_art
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
-from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.service.torch_setup import leave_the_compiler_out, prepare_torch
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
@@ -171,15 +171,9 @@ def main() -> None:
 
 
 def warm_up() -> None:
-    """Import torch, the slow part, before the first job.
-
-    A third of it torch imports when the first optimiser is made: a second or more, in which a round's pace would see
-    steps that take for ever.
-    """
+    """Import torch, the slow part, before the first job: a round's pace would see steps that take for ever."""
     prepare_torch(1)
-    import torch
-
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    leave_the_compiler_out()
 
 
 def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed:
