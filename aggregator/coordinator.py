@@ -153,6 +153,7 @@ class Coordinator:
         parts, before = self._parts, self._parts.store.epoch()
         if parts.leadership.epoch > before:
             parts.store.raise_epoch(parts.leadership.epoch)
+            parts.checkpoint(Step.EPOCH_RAISED)
             detail = (
                 f"leading from round {self.rounds.index} in epoch {parts.leadership.epoch}; clients go on from there"
             )

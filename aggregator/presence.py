@@ -68,6 +68,16 @@ class PresenceTable:
         seen = self._seen.get(client_id)
         return seen is not None and seen.live
 
+    def lately(self, now: float) -> tuple[str, ...]:
+        """Clients that are live, or whose connection broke a moment ago, which they may have again in the next one."""
+        return tuple(
+            sorted(
+                client
+                for client, seen in self._seen.items()
+                if seen.live or (seen.presence.status == "offline" and now - seen.heard_at <= self._dead_after_s)
+            )
+        )
+
     def last(self, client_id: str) -> Presence | None:
         """The newest presence of a client."""
         seen = self._seen.get(client_id)

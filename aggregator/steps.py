@@ -10,6 +10,8 @@ from typing import TypeAlias
 class Step(str, enum.Enum):
     """What has just become durable or left the process."""
 
+    EPOCH_RAISED = "epoch-raised"
+    """The store is in a higher epoch, nobody was told."""
     ROUND_OPENED = "round-opened"
     """The round is in the store, nobody was told."""
     DOWNLOAD_PREPARED = "download-prepared"
@@ -25,7 +27,7 @@ class Step(str, enum.Enum):
     AGGREGATED = "aggregated"
     """The results' blobs are in the store, nothing refers to them."""
     COMMITTED = "committed"
-    """State, downloads and the next round are durable, nobody was told."""
+    """State, downloads, who was quarantined and the next round are durable, nobody was told."""
     PUBLISHED = "published"
     """Announced and offered; old blobs still lie around."""
     COLLECTED = "collected"

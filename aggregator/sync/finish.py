@@ -26,10 +26,10 @@ class Finish:
         self._since: float | None = None
         self.grace_s = GRACE_S
 
-    def waiting_for(self) -> list[str]:
-        """Clients that are there but didn't confirm and report on their final download yet."""
+    def waiting_for(self, now: float) -> list[str]:
+        """Clients that are there, or were a moment ago, and didn't confirm and report on their final download yet."""
         waiting = []
-        for client_id in self._presence.live:
+        for client_id in self._presence.lately(now):
             manifest = self._store.download(client_id)
             done = min(self._store.confirmed_version(client_id), self._reported.get(client_id, -1))
             if manifest is None or manifest.round != self._rounds.index or done < manifest.version:
@@ -43,4 +43,4 @@ class Finish:
         if self._since is None:
             self._since = now
         waited_s = now - self._since
-        return waited_s >= self.grace_s or (waited_s >= SETTLE_S and not self.waiting_for())
+        return waited_s >= self.grace_s or (waited_s >= SETTLE_S and not self.waiting_for(now))

@@ -1,7 +1,8 @@
 """``python -m replayfleet.scripts.fleet.tcp_link``: a bad line to a broker: slow, late, and cut now and then.
 
 What is lost on a real line TCP sends again, so that programs only see delays and broken connections: these two are made
-here. Listens on this machine only and prints the port.
+here, and a loss is a chunk that comes a timeout of TCP's later, or several. Listens on this machine only and prints the
+port.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.command import run_command
 
 _CHUNK_BYTES = 16 * 1024
+_RETRANSMITTED_AFTER_S = 0.2
+"""Linux's least, which doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,11 @@ class LineQuality:
     delay_s: float = 0.0  # every chunk draws between half of it and one and a half
     rate_bytes_s: float = 0.0  # 0: as fast as it goes
     cut_every_s: float = 0.0  # mean lifetime of a connection, exponentially distributed; 0: never cut
+    loss: float = 0.0  # share of chunks that are lost, and of those that are sent again
 
     def __post_init__(self) -> None:
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"loss is {self.loss}, expected 0 or more and below 1")
         for name in ("delay_s", "rate_bytes_s", "cut_every_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
@@ -93,7 +99,10 @@ class TcpLink:
             data = b""
             with contextlib.suppress(OSError):
                 data = await source.read(_CHUNK_BYTES)
-            await late.put((loop.time() + quality.delay_s * self.rng.uniform(0.5, 1.5), data))
+            delay_s, timeout_s = quality.delay_s * self.rng.uniform(0.5, 1.5), _RETRANSMITTED_AFTER_S
+            while self.rng.random() < quality.loss:
+                delay_s, timeout_s = delay_s + timeout_s, 2 * timeout_s
+            await late.put((loop.time() + delay_s, data))
             if quality.rate_bytes_s:
                 await asyncio.sleep(len(data) / quality.rate_bytes_s)
 

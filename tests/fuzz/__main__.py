@@ -29,7 +29,7 @@ from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / "runs" / "fuzz"
-PIECE_INPUTS = 50_000
+PIECE_INPUTS = 250_000
 VERSIONS = ("msgspec", "numpy", "safetensors", "zstandard", "torch")
 
 

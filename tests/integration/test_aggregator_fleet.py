@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec.structs import replace
 from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
 from support.tiny_method import TinyMethod, TinyState
 
 from replayfleet.aggregator.aggregation import restore_artefacts
+from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from tests.support.memory_broker import Faults
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +47,7 @@ def test_a_run_counts_every_upload_once_and_gives_everybody_the_final_download(f
     fleet.run()
     assert dict(state_of(fleet).times) == {"cam-1": 3, "cam-2": 3, "cam-3": 3}
     for client_id, client in fleet.clients.items():
-        assert client.manifest == fleet.store.download(client_id)
+        assert replace(client.manifest, release=None) == fleet.store.download(client_id)
         assert client.manifest.round == 3
         assert all(verdict.accepted for verdict in client.verdicts)
 
@@ -75,8 +82,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     fleet.close()
 
 
+ALWAYS = [step for step in Step if step is not Step.EPOCH_RAISED]
+"""Steps that every run takes."""
+
+
 @pytest.mark.parametrize("skip", [0, 1])
-@pytest.mark.parametrize("step", list(Step))
+@pytest.mark.parametrize("step", ALWAYS)
 def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
     tmp_path: Path, undisturbed: TinyFleet, step: Step, skip: int
 ):
@@ -94,6 +105,78 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
         assert [event["round"] for event in events(fleet, "round committed")] == [0, 1]
         assert {event["by"] for event in events(fleet, "round closed")} == {"quorum"}
         assert all(verdict.accepted for client in fleet.clients.values() for verdict in client.verdicts)
+    finally:
+        fleet.close()
+
+
+def with_an_absurd_upload(folder: Path) -> TinyFleet:
+    """A fleet in which one client's uploads are quarantined."""
+    fleet = TinyFleet(folder, num_rounds=2)
+    absurd = {"task": {"w": torch.full((4,), 1e7)}, "sub-generator/0": {"g": torch.ones(3)}}
+    fleet.clients["cam-2"].broken = lambda sent, draft: (Artefacts(absurd, sent.facts), draft)
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def quarantined(tmp_path_factory: pytest.TempPathFactory):
+    fleet = with_an_absurd_upload(tmp_path_factory.mktemp("quarantined"))
+    fleet.run()
+    yield fleet
+    fleet.close()
+
+
+@pytest.mark.parametrize("step", [Step.ROUND_CLOSED, Step.AGGREGATED, Step.COMMITTED, Step.PUBLISHED])
+def test_a_crash_around_a_quarantine_names_the_same_client_once_and_changes_nothing_for_the_others(
+    tmp_path: Path, quarantined: TinyFleet, step: Step
+):
+    fleet = with_an_absurd_upload(tmp_path)
+    try:
+        fleet.crash_at = step
+        with pytest.raises(Crash):
+            fleet.run()
+        fleet.kill_aggregator()
+        fleet.new_service()
+        fleet.run()
+        assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-3": 2}
+        assert fleet.outcome() == quarantined.outcome()
+        assert fleet.store.quarantined() == quarantined.store.quarantined()
+        assert list(fleet.store.quarantined()) == ["cam-2"]
+    finally:
+        fleet.close()
+
+
+def test_a_crash_after_the_epoch_was_raised_leaves_a_fleet_that_goes_on_in_it(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, num_rounds=2)
+    try:
+        fleet.run(until=lambda: fleet.rounds.index == 1)
+        fleet.kill_aggregator()
+        shutil.rmtree(tmp_path / "aggregator")
+        for client in fleet.clients.values():
+            client.uploaded = -1
+        fleet.claim, fleet.crash_at = Claim.ASK, Step.EPOCH_RAISED
+        fleet.new_service()
+        with pytest.raises(Crash):
+            fleet.run()
+        assert fleet.store.epoch() == 1
+        fleet.kill_aggregator()
+        fleet.new_service()
+        fleet.run()
+        assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
+        assert {client.manifest.epoch for client in fleet.clients.values()} == {fleet.store.epoch()}
+        assert fleet.store.epoch() == 1
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_lost_repeated_and_overtaking_each_other_change_no_bit(
+    tmp_path: Path, undisturbed: TinyFleet, seed: int
+):
+    fleet = TinyFleet(tmp_path, num_rounds=2, deadline_s=1e6)
+    try:
+        fleet.broker.faults = Faults(random.Random(seed), drop=0.2, duplicate=0.3, reorder=True)
+        fleet.run(for_s=3600)
+        assert fleet.outcome() == undisturbed.outcome()
     finally:
         fleet.close()
 
@@ -223,9 +306,9 @@ def test_what_was_broadcast_is_not_sent_again_one_by_one(fleet: TinyFleet, monke
     sent: list[tuple[str, int, set[str]]] = []
     send = fleet.service._parts.courier.send
 
-    def noted(peer: str, manifest: Manifest, digests: Sequence[str], now: float) -> str:
+    def noted(peer: str, manifest: Manifest, digests: Sequence[str], now: float, boot_id: str = "") -> str:
         sent.append((peer, manifest.round, set(digests)))
-        return send(peer, manifest, digests, now)
+        return send(peer, manifest, digests, now, boot_id)
 
     monkeypatch.setattr(fleet.service._parts.courier, "send", noted)
     fleet.run()

@@ -53,7 +53,7 @@ def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: st
         held = StateStore(fleet.folder / name).held()
         assert held is not None
         assert held.manifest.round == 2
-    fleet.until(lambda: fleet.aggregator.coordinator.finish.waiting_for() == [])
+    fleet.until(lambda: fleet.aggregator.coordinator.finish.waiting_for(time.monotonic()) == [])
     final = [entry for entry in events(fleet, "client report") if entry["round"] == 2]
     assert {entry["client"] for entry in final} == {"cam-0", "cam-1"}
     for entry in final:

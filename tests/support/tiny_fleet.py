@@ -12,6 +12,7 @@ import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
 
 from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
@@ -20,7 +21,15 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
 from replayfleet.federation.service.jobs import Jobs, Outcome, outcome_of
 from replayfleet.federation.wire.protocol.codec import encode
-from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, Manifest, Presence, Probe, Report
+from replayfleet.federation.wire.protocol.messages import (
+    COUNTER_BITS,
+    Announcement,
+    FleetSpec,
+    Manifest,
+    Presence,
+    Probe,
+    Report,
+)
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
@@ -151,6 +160,8 @@ class TinyClient:
         said, manifest = self.announcement, self.manifest
         if said is None or manifest is None or said.state != "open" or not manifest.round == said.round > self.uploaded:
             return
+        if manifest.epoch != said.epoch:
+            return
         rng = seeded_generator(SEED, said.round, self.client_id)
         _, upload = TinyMethod().local_round(None, None, self.download(), rng, sampler=None)
         if said.round >= self.dies_in:
@@ -159,7 +170,8 @@ class TinyClient:
         self.send(upload.pack(), said.round, now)
 
     def send(self, artefacts: Artefacts, round_index: int, now: float) -> None:
-        draft = Manifest("up", FLEET, self.client_id, round_index, round_index + 1, ())
+        epoch = self.manifest.epoch if self.manifest is not None else 0
+        draft = Manifest("up", FLEET, self.client_id, round_index, (epoch << COUNTER_BITS) + round_index + 1, ())
         if self.broken is not None:
             artefacts, draft = self.broken(artefacts, draft)
         encoded = encode_artefacts(artefacts, self.blobs)
@@ -181,6 +193,8 @@ class TinyFleet:
         self.now = 100.0
         self.broker = MemoryBroker()
         self.rules = RoundRules(**{"num_clients": len(client_ids), "deadline_s": 60, "num_rounds": 3, **rules})
+        self.claim = Claim.SOLE
+        self.keys = tmp_path / "keys"  # as with --identity, they outlive a lost store
         self.crash_at: Step | None = None
         self.skip = 0
         self.steps: list[Step] = []
@@ -192,9 +206,17 @@ class TinyFleet:
     def new_service(self, spec: FleetSpec | None = None) -> AggregatorService:
         folder = self.tmp_path / "aggregator"
         folder.mkdir(exist_ok=True)
-        fleet = Fleet(spec or tiny_spec(), TinyMethod(), lambda parameters: None, TinyExporter(), self.rules)
+        fleet = Fleet(
+            spec or tiny_spec(), TinyMethod(), lambda parameters: None, TinyExporter(), self.rules, claim=self.claim
+        )
         self.service = AggregatorService(
-            fleet, folder, self._connect, checkpoint=self._checkpoint, clock=lambda: self.now, jobs=InlineJobs
+            fleet,
+            folder,
+            self._connect,
+            checkpoint=self._checkpoint,
+            clock=lambda: self.now,
+            jobs=InlineJobs,
+            keys=self.keys,
         )
         self._started = False
         return self.service

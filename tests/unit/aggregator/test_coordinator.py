@@ -359,10 +359,25 @@ def test_the_end_is_announced_and_stays_announced(tmp_path: Path) -> None:
     assert desk.announced[-1].state == "finished"
     desk.coordinator.farewell(2.0)
     assert desk.announced[-1].state == "finished"
-    assert desk.coordinator.finish.waiting_for() == ["a"]
+    assert desk.coordinator.finish.waiting_for(2.0) == ["a"]
     desk.verdict("a", desk.courier.sent[-1][1], accepted=True)
     desk.hears(Received("a", Report("a", 1, 2, {})))
-    assert desk.coordinator.finish.waiting_for() == []
+    assert desk.coordinator.finish.waiting_for(2.0) == []
+
+
+def test_a_finished_run_waits_for_a_client_whose_connection_just_broke_not_for_one_that_left(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, num_clients=2, num_rounds=1)
+    desk.online("a", "b")
+    desk.upload("a", "b")
+    desk.jobs.run(1.0)
+    desk.hears(Received("a", Presence("a", "offline", "boot", 2)), now=2.0)
+    desk.hears(Received("b", Presence("b", "stopped", "boot", 2)), now=2.0)
+    assert not desk.coordinator.over(3.0)
+    assert desk.coordinator.finish.waiting_for(2.0 + DEAD_AFTER_S) == ["a"]
+    assert not desk.coordinator.over(2.0 + DEAD_AFTER_S)
+    assert desk.coordinator.over(2.1 + DEAD_AFTER_S)
 
 
 def test_blobs_that_something_still_needs_are_never_collected(desk: Desk) -> None:
