@@ -199,16 +199,3 @@ def option_help(name: str) -> str:
     takers = [row.name for row in FORMATS if name in row.options]
     kinds = "" if option.kinds == KINDS else f"; for {' and '.join(option.kinds)}"
     return f"{option.help} [{', '.join(takers)}{kinds}]"
-
-
-def markdown_table() -> str:
-    """Return the table for ``docs/export.md``; a test holds that the page has it."""
-    lines = ["| `--format` | in the file | for | options | may lose |", "|---|---|---|---|---|"]
-    for row in FORMATS:
-        kinds = "all kinds" if row.kinds == KINDS else ", ".join(row.kinds)
-        options = ", ".join(f"`--{option}`" for option in row.options) or "none"
-        loss = "nothing: exact to parity"
-        if row.max_loss_points is not None:
-            loss = f"{row.max_loss_points:g} point{'s' if row.max_loss_points != 1 else ''}"
-        lines.append(f"| `{row.name}` | {row.holds} | {kinds} | {options} | {loss} |")
-    return "\n".join(lines)

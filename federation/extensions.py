@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from replayfleet.federation.errors import SettingsError, nearest
 
+METHODS_GROUP = "replayfleet.methods"
 STORING_METHODS = "replayfleet.storing_methods"
 """Group of those methods, listed in ``replayfleet.methods`` too, whose clients keep real samples: a device says so to
 its operator without importing torch."""
@@ -53,8 +54,7 @@ class Extended(Mapping[str, T]):
         """
         if name in self.built_in:
             return self.built_in[name]
-        points = added(self.group)[name]
-        owners = " and ".join(sorted(_package(point) for point in points))
+        points, owners = added(self.group)[name], packages_with(self.group, name)
         if len(points) > 1:
             raise SettingsError(f"{self.what} {name!r} is added by {owners}; uninstall all but one of them")
         try:
@@ -103,6 +103,11 @@ def added(group: str) -> dict[str, list[importlib.metadata.EntryPoint]]:
     for point in sorted(importlib.metadata.entry_points(group=group), key=_package):
         points.setdefault(point.name, []).append(point)
     return dict(sorted(points.items()))
+
+
+def packages_with(group: str, name: str) -> str:
+    """Return the packages that add something of this name, as ``barn 1.0 and yard 2.1``; empty if none does."""
+    return " and ".join(sorted(_package(point) for point in added(group).get(name, ())))
 
 
 @functools.cache

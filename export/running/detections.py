@@ -66,7 +66,7 @@ def detections(spec: DetectionSpec, outputs: NDArray[Any], rules: DetectionRules
     found = []
     for corners, scores, class_ids in zip(*decode(spec, outputs), strict=True):
         likely = np.flatnonzero(scores >= rules.score_threshold)
-        stays, num_left_out = _suppressed(corners[likely], scores[likely], class_ids[likely], rules)
+        stays, num_left_out = non_max_suppression(corners[likely], scores[likely], class_ids[likely], rules)
         kept = likely[stays]
         found.append(Detections(corners[kept], scores[kept], class_ids[kept], num_left_out))
     return found
@@ -94,17 +94,6 @@ def decode(
     scores = _sigmoid(parts[:, :, 4]) / exponentials.sum(axis=2)  # the likeliest class has exponential 1
     shape = (len(outputs), -1)
     return corners.reshape(*shape, 4), scores.reshape(shape), logits.argmax(axis=2).astype(np.int64).reshape(shape)
-
-
-def non_max_suppression(
-    corners: NDArray[np.float32], scores: NDArray[np.float32], class_ids: NDArray[np.int64], rules: DetectionRules
-) -> NDArray[np.int64]:
-    """Return indices of the boxes that stay, highest score first, at most ``rules.max_detections``.
-
-    A box goes if one of its class with a higher score stays and overlaps it by more than ``rules.iou_threshold``; of
-    equal scores the earlier one counts as higher.
-    """
-    return _suppressed(corners, scores, class_ids, rules)[0]
 
 
 def num_found(
@@ -136,10 +125,14 @@ def num_found(
     return int(taken.sum())
 
 
-def _suppressed(
+def non_max_suppression(
     corners: NDArray[np.float32], scores: NDArray[np.float32], class_ids: NDArray[np.int64], rules: DetectionRules
 ) -> tuple[NDArray[np.int64], int]:
-    """Return (``non_max_suppression``, how many boxes were left when there were enough)."""
+    """Return (indices of the boxes that stay, how many others were left when there were enough).
+
+    The highest score comes first, at most ``rules.max_detections`` stay. A box goes if one of its class with a higher
+    score stays and overlaps it by more than ``rules.iou_threshold``; of equal scores the earlier one counts as higher.
+    """
     waiting = np.argsort(-scores, kind="stable")
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     kept: list[int] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from replayfleet.federation.extensions import STORING_METHODS, Extended, added
+from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Extended, added
 from replayfleet.federation.methods.affcl import AFFCL
 from replayfleet.federation.methods.agem import AGEM
 from replayfleet.federation.methods.centralized import Centralized
@@ -66,7 +66,7 @@ def _fault(name: str, kind: Any) -> str:
     return ""
 
 
-ALL_METHODS: Extended[type[Any]] = Extended("replayfleet.methods", "method", METHODS, _fault)
+ALL_METHODS: Extended[type[Any]] = Extended(METHODS_GROUP, "method", METHODS, _fault)
 """``METHODS``, and those of other packages, which are imported when they are used."""
 
 __all__ = ["ALL_METHODS", "METHODS"]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.extensions import METHODS_GROUP, packages_with
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "agem-fedgp": ("fedgp", {"base": "agem"}),
     "derpp-fedgp": ("fedgp", {"base": "der", "beta": 0.5}),
@@ -39,7 +42,13 @@ def resolved(name: str, preset: str) -> tuple[str, dict[str, str]]:
     """Return (method, overrides as ``--set`` would give them) of a variant at the size of a preset.
 
     A name that is no variant stands for itself.
+
+    Raises:
+        SettingsError: It is a variant of ours and a package's method: neither may hide the other.
     """
+    owners = packages_with(METHODS_GROUP, name)
+    if name in VARIANTS and owners:
+        raise SettingsError(f"{name!r} is a variant of {VARIANTS[name][0]} and a method of {owners}; uninstall that")
     method, settings = VARIANTS.get(name, (name, {}))
     lengths = PAPER_LENGTHS.get(name, {}) if preset == "paper" else {}
     return method, {key: str(value) for key, value in {**settings, **lengths}.items()}

@@ -18,7 +18,7 @@ ROW = np.array([[0.0, 0.0, 0.4, 0.4], [0.1, 0.0, 0.5, 0.4], [0.2, 0.0, 0.6, 0.4]
 
 def kept(scores: list[float], class_ids: list[int], **rules: float) -> list[int]:
     made = DetectionRules(**{"iou_threshold": 0.5, **rules})
-    return non_max_suppression(ROW, np.array(scores, np.float32), np.array(class_ids), made).tolist()
+    return non_max_suppression(ROW, np.array(scores, np.float32), np.array(class_ids), made)[0].tolist()
 
 
 def test_a_box_that_went_suppresses_nothing():
@@ -33,7 +33,7 @@ def test_the_best_goes_first_and_of_equals_the_earlier():
 def test_among_many_equals_the_order_stays():
     places = np.arange(64, dtype=np.float32)[:, None]
     apart = np.concatenate([places, places, places + 0.5, places + 0.5], axis=1)
-    found = non_max_suppression(apart, np.full(64, 0.5, np.float32), np.zeros(64, np.int64), DetectionRules())
+    found = non_max_suppression(apart, np.full(64, 0.5, np.float32), np.zeros(64, np.int64), DetectionRules())[0]
     assert found.tolist() == list(range(64))
 
 
@@ -43,7 +43,7 @@ def test_classes_suppress_only_their_own():
 
 def test_no_more_than_asked_for_and_none_from_none():
     assert kept([0.9, 0.8, 0.7, 0.6], [0, 0, 0, 0], max_detections=2) == [0, 2]
-    nothing = non_max_suppression(ROW[:0], np.empty(0, np.float32), np.empty(0, np.int64), DetectionRules())
+    nothing = non_max_suppression(ROW[:0], np.empty(0, np.float32), np.empty(0, np.int64), DetectionRules())[0]
     assert nothing.shape == (0,)
 
 

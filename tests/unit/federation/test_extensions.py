@@ -12,9 +12,10 @@ import pytest
 from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
 from replayfleet.federation import extensions
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.extensions import STORING_METHODS, Extended
+from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Extended
 from replayfleet.federation.methods import ALL_METHODS, METHODS
 from replayfleet.federation.service.fleet.presets import stores_data
+from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.streams.datasets import ALL_DATASETS, task_for
 
 GROUP = "replayfleet.tests"
@@ -96,6 +97,13 @@ def test_ours_is_never_replaced_and_the_package_that_tries_is_told_of(
     ]
     assert numbers["one"] == 1
     assert len(numbers) == 1
+
+
+def test_a_method_named_like_a_variant_of_ours_is_an_error_for_who_asks_for_it(install: Install) -> None:
+    install("yard", METHOD.format(stores=False), **{METHODS_GROUP: {"pfedgrp-as3": "yard:Yard"}})
+    with pytest.raises(SettingsError, match=r"'pfedgrp-as3' is a variant of pfedgrp and a method of yard 1\.0"):
+        resolved("pfedgrp-as3", "tiny")
+    assert resolved("pfedgrp-as1", "tiny") == ("pfedgrp", {"filter_replay": "False"})
 
 
 def test_a_name_that_two_packages_add_is_nobody_s(install: Install) -> None:
