@@ -121,7 +121,7 @@ def test_the_bound_holds_for_training_alone_so_that_there_is_memory_to_say_what_
         "import resource\n"
         "import numpy as np\n"
         "from replayfleet.edge_client.learning.training.guard import OutOfMemory, _status_bytes, within_memory\n"
-        "from tests.unit.edge_client.test_training_guard import Method\n"
+        "from tests.unit.edge_client.learning.test_training_guard import Method\n"
         "def limit():\n"
         "    return resource.getrlimit(resource.RLIMIT_DATA)[0]\n"
         "before, inside = limit(), []\n"
