@@ -14,7 +14,7 @@ from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.paths import ANY_PATH, FOLDER
 
 if TYPE_CHECKING:
-    from replayfleet.aggregator.members.enrolment import Done, Terms
+    from replayfleet.aggregator.members.enrolment import Done
     from replayfleet.aggregator.members.table import Member
 
 _DATA_DIR = click.option("--data-dir", type=FOLDER, required=True, help="The data dir of `aggregator serve`.")
@@ -52,10 +52,9 @@ def enroll(
     The first time the fleet's authority is made, with certificates for aggregator and broker. A CLIENT called operator
     labels by hand.
     """
-    from replayfleet.aggregator.members.enrolment import check_broker, check_client, check_fleet, opened
+    from replayfleet.aggregator.members.enrolment import check_broker, check_fleet, opened, read_terms
 
-    check_client(client)
-    agreed = _agreed(**terms)
+    agreed = read_terms(client, **terms)
     with opened(data_dir, check_fleet(fleet), check_broker(hosts, broker_dir), new=True) as registry:
         _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
 
@@ -69,10 +68,9 @@ def enroll(
 @_with_terms
 def renew(client: str, data_dir: Path, overlap_days: int, **terms: Any) -> None:
     """Give CLIENT a new certificate; the former one counts for a while longer."""
-    from replayfleet.aggregator.members.enrolment import check_client, opened
+    from replayfleet.aggregator.members.enrolment import opened, read_terms
 
-    check_client(client)
-    agreed = _agreed(**terms)
+    agreed = read_terms(client, **terms)
     with opened(data_dir) as registry:
         _tell(registry.renew(client, agreed, overlap_days), f"{client} has a new certificate")
 
@@ -108,12 +106,6 @@ def clients(data_dir: Path, as_json: bool) -> None:
         click.echo("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip())
 
 
-def _agreed(**terms: Any) -> Terms:
-    from replayfleet.aggregator.members.enrolment import Terms
-
-    return Terms(**terms)
-
-
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
     from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, place_in
@@ -131,7 +123,9 @@ def _tell(done: Done, what: str) -> None:
         lines.append(f"device:     copy {done.folder}/* into its identity folder; {keys} mode 600")
         lines.append("            start `edge-client start` with --identity and that folder")
     place = place_in(done.broker / CONFIG)
-    lines.append(f"broker:     copy {done.broker}/* to {place}/ there, the key for its user alone; then reload it")
+    here = place == str(done.broker.absolute())
+    copy = "its files are in place" if here else f"copy {done.broker}/* to {place}/ there, the key for its user alone"
+    lines.append(f"broker:     {copy}; then reload it")
     lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
     click.echo("\n".join(lines))

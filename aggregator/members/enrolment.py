@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import secrets
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -20,6 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from replayfleet.aggregator.members import broker_files as files
 from replayfleet.aggregator.members.authority import (
@@ -54,15 +56,15 @@ class Terms:
 
     Attributes:
         days: that it is valid.
-        request: a certificate signing request, whose key stays where it was made; None: keys are made here.
-        signing_key: the public Ed25519 key with which the member signs, PEM; None: one is made here, or with a
-            ``request`` the first that the member uses counts.
+        key: the public half of a key that stays where it was made; None: keys are made here.
+        signing_key: the public Ed25519 key with which the member signs, 32 bytes; None: one is made here, or with a
+            ``key`` the first that the member uses counts.
         out: the identity folder to write; None: one in the data dir.
     """
 
     days: int = 825
-    request: Path | None = None
-    signing_key: Path | None = None
+    key: CertificatePublicKeyTypes | None = None
+    signing_key: bytes | None = None
     out: Path | None = None
 
 
@@ -172,8 +174,7 @@ class Registry:
         """Write the identity folder, and remember the key that the member signs with."""
         folder = terms.out or self._folder_of(client)
         content = {identity.CA: self._authority.pem}
-        key = None if terms.request is None else read_request(terms.request, client)
-        public = None if terms.signing_key is None else _read_public(terms.signing_key)
+        key, public = terms.key, terms.signing_key
         if client not in _ROLES and not renews:
             content[ROOT] = self._root()
         if key is None:
@@ -205,7 +206,7 @@ class Registry:
         self._keep_up()
         member = self._table.get(client)
         assert member is not None
-        return Done(member, written, terms.request is None, self.folder / BROKER, self._own_identity)
+        return Done(member, written, terms.key is None, self.folder / BROKER, self._own_identity)
 
     def _keep_up(self) -> None:
         """Write what the broker gets, if it isn't what the table says."""
@@ -274,6 +275,8 @@ def opened(
             yield registry
         finally:
             registry.close()
+    except sqlite3.Error as error:
+        raise SettingsError(f"data dir {data_dir}: its database can't be used ({error})") from error
     finally:
         os.close(handle)
 
@@ -310,6 +313,17 @@ def check_broker(hosts: tuple[str, ...], place: Path | None) -> Broker:
     if not found.isprintable():
         raise SettingsError(f"--broker-dir {found!r}: a configuration can't name that")
     return Broker(hosts, found)
+
+
+def read_terms(client: str, days: int, request: Path | None, signing_key: Path | None, out: Path | None) -> Terms:
+    """Return what an operator says about a client's certificate, from files.
+
+    Raises:
+        SettingsError: The client id, the request or the key can't be used.
+    """
+    check_client(client)
+    key = None if request is None else read_request(request, client)
+    return Terms(days, key, None if signing_key is None else _read_public(signing_key), out)
 
 
 def _read_public(path: Path) -> bytes:

@@ -59,7 +59,7 @@ def checks(settings: DoctorSettings) -> list[Check]:
             Check(f"source.{camera.name}", partial(cameras.look_at_source, camera, profile), 60.0)
             for camera in settings.cameras()
         ),
-        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file)),
+        Check("keys", lambda: keys.look_at_keys(tls, settings.password_file, identity=settings.identity)),
         Check("broker", lambda: broker.look_at_broker(_target(settings, tls)), 60.0),
         Check("broker.session", lambda: broker.look_at_session(settings.data_dir)),
         Check("clock.synchronised", clock.look_at_synchronisation),

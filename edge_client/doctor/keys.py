@@ -12,13 +12,20 @@ from pathlib import Path
 from replayfleet.edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.certificates import validities
+from replayfleet.federation.service.keys import SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 SOON_S = 30 * 86_400.0
 """A certificate that ends within this wants a new one."""
 
 
-def look_at_keys(tls: TlsSettings, password_file: Path | None, now: Callable[[], float] = time.time) -> list[Finding]:
+def look_at_keys(
+    tls: TlsSettings,
+    password_file: Path | None,
+    now: Callable[[], float] = time.time,
+    *,
+    identity: Path | None = None,
+) -> list[Finding]:
     """Return one finding for each file, and one for certificate and key together."""
     findings = []
     if tls.ca_file is not None:
@@ -27,11 +34,13 @@ def look_at_keys(tls: TlsSettings, password_file: Path | None, now: Callable[[],
         findings.append(_certificate("keys.tls-cert", tls.certificate_file, now()))
     if tls.key_file is not None:
         findings.append(_secret("keys.tls-key", tls.key_file))
+    if identity is not None:
+        findings.append(_secret("keys.signing-key", identity / SIGNING_KEY))
     if password_file is not None:
         findings.append(_password("keys.password-file", password_file))
     if tls.given and all(finding.status != Status.FAILURE for finding in findings):
         findings.append(_together(tls))
-    return findings or [skipped("keys", "no files named: --tls-ca, --tls-cert, --tls-key, --password-file")]
+    return findings or [skipped("keys", "no files named: --identity, --tls-ca, --tls-cert, --tls-key, --password-file")]
 
 
 def expiry(check: str, what: str, begins: float | None, ends: float, now: float) -> Finding:

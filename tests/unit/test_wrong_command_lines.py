@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
+from support.authority import Authority
 
 from replayfleet.federation.paths import PathType, check_folder
 from replayfleet.federation.service.command import SettingOption
@@ -75,9 +77,14 @@ COMMANDS = {
 }
 START = ("start", "--broker", "mqtt://localhost:1", "--client-id", "a", "--source", "synthetic://")
 SERVE = ("serve", "--clients", "1", "--data-dir", "data")
+ENROLL = ("enroll", "cam-1", "--data-dir", "data")
 TASK = ("task", "--parameters", "none.safetensors", "--out", "out.onnx")
 GOOD: dict[tuple[str, ...], tuple[str, ...]] = {
     ("aggregator", "serve"): SERVE[1:],
+    ("aggregator", "enroll"): ENROLL[1:],
+    ("aggregator", "renew"): ENROLL[1:],
+    ("aggregator", "revoke"): ENROLL[1:],
+    ("aggregator", "clients"): ENROLL[2:],
     ("edge-client", "start"): (*START[1:], "--data-dir", "data"),
     ("fleet-sim",): ("fedavg", "--out", "out"),
     ("fleet-sim", "table"): ("1", "--out", "out"),
@@ -216,6 +223,11 @@ BROKERS = (
 )
 
 
+def _authority() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return Authority(Path(folder)).ca.read_bytes()
+
+
 def _written() -> Iterator[Line]:
     client, data = START[3:5], ("--data-dir", "data")
     for source in SOURCES:
@@ -281,6 +293,24 @@ def _written() -> Iterator[Line]:
             ("status", "--data-dir", ""),
         )
     )
+    yield from (
+        Line("aggregator", words)
+        for words in (
+            ("enroll", "a/b", *ENROLL[2:]),
+            ("enroll", "broker", *ENROLL[2:]),
+            (*ENROLL, "--fleet", "a b"),
+            (*ENROLL, "--host", "a b"),
+            (*ENROLL, "--host", "broker.example:8883"),
+            (*ENROLL, "--broker-dir", "a\nb"),
+            (*ENROLL, "--request", "nowhere"),
+            (*ENROLL, "--request", "a-file"),
+            (*ENROLL, "--signing-key", "images"),
+            ("renew", *ENROLL[1:]),
+            ("revoke", *ENROLL[1:]),
+            ("clients", *ENROLL[2:]),
+        )
+    )
+    yield Line("edge-client", (*START, "--data-dir", "data", "--tls-ca", "ca.pem"), files={"ca.pem": _authority()})
     for task in (
         b"kind = 'segmentation'\n",
         b"class_names = 7\n",
