@@ -15,6 +15,7 @@ from replayfleet.federation.service.identity import (
     tls_of,
     write_identity,
 )
+from replayfleet.federation.service.member_settings import ConnectionSettings
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 DAY_S = 86_400.0
@@ -66,6 +67,15 @@ def test_times_and_permissions_are_concerns(folder: Path) -> None:
     assert any("chmod 600" in text for text in concerns(folder, now))
     (folder / "member.crt").write_text("nothing")
     assert any("holds no certificate" in text for text in concerns(folder, now))
+
+
+def test_a_member_with_a_folder_is_somebody_on_another_machine(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    connector = ConnectionSettings(identity=folder).connector()
+    assert connector.check("broker.example").encrypted
+    assert not connector.check("mqtt://localhost").encrypted, "a folder may be for signing alone"
+    assert "ca.crt is valid until" in caplog.text
+    with pytest.raises(SettingsError, match="nothing says who we are"):
+        ConnectionSettings(tls_ca=folder / "ca.crt").connector().check("broker.example")
 
 
 def test_a_secret_is_the_certificates_key_or_one_that_the_data_dir_keeps(folder: Path, tmp_path: Path) -> None:
