@@ -91,6 +91,14 @@ class Authority:
             )
         return builder.sign(self._key, hashes.SHA256())
 
+    def signed(self, certificate: x509.Certificate) -> bool:
+        """Whether a certificate is this authority's."""
+        try:
+            certificate.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
+
     def revocations(self, serials: Iterable[int]) -> bytes:
         """Return the list of certificates that count no more, PEM."""
         builder = x509.CertificateRevocationListBuilder().issuer_name(self.certificate.subject)

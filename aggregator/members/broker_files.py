@@ -102,12 +102,14 @@ def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
     ]
 
 
-def revoked_in(path: Path) -> set[int] | None:
-    """Return the serial numbers in a revocation list; None if there is none that can be read."""
+def revoked_in(path: Path, authority: x509.Certificate) -> set[int] | None:
+    """Return the serial numbers in an authority's list of revocations; None if there is none that can be read."""
     try:
-        return {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())}
+        found = x509.load_pem_x509_crl(path.read_bytes())
+        is_ours = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]  # it is one that signs
     except (OSError, ValueError):
         return None
+    return {entry.serial_number for entry in found} if is_ours else None
 
 
 def write_if_new(path: Path, data: bytes, *, private: bool = False) -> bool:

@@ -219,7 +219,7 @@ class Registry:
             files.write_if_new(broker / files.RULES, files.rules(self.fleet, members).encode())
             files.write_if_new(broker / files.CA, self._authority.pem)
             ended = self._table.ended(self._now.timestamp())
-            if files.revoked_in(broker / files.REVOKED) != ended:
+            if files.revoked_in(broker / files.REVOKED, self._authority.certificate) != ended:
                 files.write_if_new(broker / files.REVOKED, self._authority.revocations(ended))
             self._certify_broker(broker)
         except OSError as error:
@@ -229,9 +229,10 @@ class Registry:
         """Make the broker's certificate: at first, for other names, and in time before it ends."""
         kept = _kept(broker)
         hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or ("localhost", "127.0.0.1", "::1")
-        soon = self._now + timedelta(seconds=identity.SOON_S)
-        if kept is not None and _hosts_in(kept) == hosts and kept.not_valid_after_utc > soon:
-            return
+        if kept is not None and self._authority.signed(kept) and _hosts_in(kept) == hosts:
+            left_s = (kept.not_valid_after_utc - self._now).total_seconds()
+            if left_s > identity.SOON_S:
+                return
         key = new_key()
         # The key first: a certificate without its key would be found whole the next time.
         files.write_if_new(broker / files.KEY, private_pem(key), private=True)

@@ -68,7 +68,7 @@ class ConnectionSettings:
         tls = self.tls()
         tls.context()
         for concern in concerns(self.identity, time.time()) if self.identity is not None else ():
-            log.warning("identity", concern=concern)
+            log.warning(concern)
         named = any((self.tls_ca, self.tls_cert, self.tls_key))
         return Connector(tls, Credentials.load(self.password_file), self.insecure, insist_on_tls=named)
 

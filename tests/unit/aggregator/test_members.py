@@ -42,7 +42,8 @@ def certificate(folder: Path) -> x509.Certificate:
 
 
 def revoked(folder: Path) -> set[int] | None:
-    return broker_files.revoked_in(folder / "broker" / "revoked.crl")
+    ca = x509.load_pem_x509_certificate((folder / "members" / "ca.crt").read_bytes())
+    return broker_files.revoked_in(folder / "broker" / "revoked.crl", ca)
 
 
 def named_in_rules(folder: Path) -> set[str]:
@@ -251,6 +252,16 @@ def test_lost_files_are_made_again_but_never_another_authority(tmp_path: Path) -
     (tmp_path / "members" / "ca.key").unlink()
     with pytest.raises(SettingsError, match=r"ca\.key is missing"):
         enrolled(tmp_path, "cam-3")
+
+
+def test_another_authority_makes_all_that_the_broker_has_anew(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    for name in ("ca.key", "ca.crt"):
+        (tmp_path / "members" / name).unlink()
+    assert run("enroll", "cam-2", "--data-dir", tmp_path).exit_code == 0
+    ca = x509.load_pem_x509_certificate((tmp_path / "broker" / "ca.crt").read_bytes())
+    x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes()).verify_directly_issued_by(ca)
+    assert revoked(tmp_path) == set()
 
 
 def test_a_wrong_clock_issues_nothing(tmp_path: Path) -> None:
