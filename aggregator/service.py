@@ -15,6 +15,7 @@ from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
 from replayfleet.aggregator.key_ring import KeyRing
 from replayfleet.aggregator.leading import Leadership
+from replayfleet.aggregator.listening import Listening
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
@@ -32,7 +33,7 @@ from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement
-from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, topic_of
+from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
@@ -120,7 +121,9 @@ class AggregatorService:
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)
         # A name for each store: two aggregators of one fleet would take each other's session for ever.
-        self.loop.connect(connect, f"{name}-aggregator-{self._store.home()}", aggregator_subscriptions(name), will)
+        self.loop.connect(connect, f"{name}-aggregator-{self._store.home()}", Subscriptions((), ()), will)
+        self._listening = Listening(name, self.loop)
+        self._listen(clock())
         self._view = self._snapshot()
 
     def health(self) -> Mapping[str, Any]:
@@ -179,8 +182,18 @@ class AggregatorService:
 
     def on_tick(self, now: float) -> None:
         self.loop.guarded("tick", self.coordinator.tick, now)
-        self.loop.inbox.set_members(self._parts.presence.members)
+        self._listen(now)
         self._view = self._snapshot()
+
+    def _listen(self, now: float) -> None:
+        """Listen to those who are taken in, and to no one who floods."""
+        presence = self._parts.presence
+        self.loop.inbox.set_members(presence.members)
+        clients = presence.members.union(presence.newcomers)
+        for client, for_s in self._listening.update(clients, self.loop.flooding, now).items():
+            self._parts.journal.add(
+                "client muted", client=client, for_s=for_s, next="its messages aren't heard until then"
+            )
 
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""
@@ -203,6 +216,7 @@ class AggregatorService:
             "uploads": len(rounds.accepted),
             "expected": rounds.rules.num_clients,
             "clients": self._parts.presence.live,
+            "muted": self._listening.muted(self._clock()),
             "messages_dropped": self.loop.inbox.num_dropped,
         }
 

@@ -25,6 +25,7 @@ MAX_BYTES = 64 << 20
 _log = EventLogger("aggregator")
 _WARNINGS = frozenset(
     {
+        "client muted",
         "upload rejected",
         "upload quarantined",
         "former model kept",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from replayfleet.federation.wire.transport.seal import Kind, Signer
 log = EventLogger(__name__)
 
 TICK_S = 0.1
+LOOK_EVERY_S = 0.5
+FLOOD = 50
+"""So many messages dropped between two looks are a flood; of an honest client there are none."""
 TELL_EVERY_S = 10.0
 MAX_TOLD = 4
 """Those who had most messages dropped are named, one line each."""
@@ -64,6 +68,7 @@ class Loop:
         control: session of small messages; there after ``connect``.
         data: session of blocks.
         inbox: what waits for it; whoever sends too much loses messages there.
+        flooding: whose messages were dropped in numbers; changes when it was looked, else empty.
     """
 
     control: Session
@@ -88,7 +93,9 @@ class Loop:
         self._count_error = count_error
         self._signer = signer
         self._num_connections = (0, 0)
-        self._told_at = float("-inf")
+        self._looked_at = self._told_at = float("-inf")
+        self._dropped: Counter[str] = Counter()
+        self.flooding: frozenset[str] = frozenset()
 
     def connect(self, connect: Connect, name: str, topics: Subscriptions, will: Will | None) -> None:
         """Make both sessions; they connect with ``start``. A will goes with the control session."""
@@ -170,7 +177,7 @@ class Loop:
         if numbers != self._num_connections and self.connected:
             self._num_connections = numbers
             self.guarded("connection", self._served.on_connected, self._clock())
-        self._tell_dropped(self._clock())
+        self._look_for_floods(self._clock())
         self._served.on_tick(self._clock())
 
     def guarded(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
@@ -194,10 +201,15 @@ class Loop:
             if not self.disk.takes(error):
                 raise
 
-    def _tell_dropped(self, now: float) -> None:
-        if now - self._told_at >= TELL_EVERY_S:
-            self._told_at = now
-            for sender, count in self.inbox.take_dropped().most_common(MAX_TOLD):
+    def _look_for_floods(self, now: float) -> None:
+        self.flooding = frozenset()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at, dropped = now, self.inbox.take_dropped()
+            self._dropped += dropped
+            self.flooding = frozenset(sender for sender, count in dropped.items() if count >= FLOOD)
+        if self._dropped and now - self._told_at >= TELL_EVERY_S:
+            self._told_at, dropped, self._dropped = now, self._dropped, Counter()
+            for sender, count in dropped.most_common(MAX_TOLD):
                 log.warning("too many messages", client=sender, dropped=count, next="what mattered is repeated")
 
     def _receive(self, topic: str, payload: bytes) -> None:

@@ -210,6 +210,15 @@ class MemorySession:
             self.filters.update(dict.fromkeys(topics))
             self._broker._subscribed(self, topics)
 
+    def unsubscribe(self, topics: Sequence[str], *, discard: bool = False) -> None:
+        """Hear no more of these topics; with ``discard`` of nothing that waits either."""
+        for topic in topics:
+            self._topics.pop(topic, None)
+            self.filters.pop(topic, None)
+        if discard and self._connected:
+            self.stop()
+            self.start()
+
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish; while disconnected, queue.
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replayfleet.federation.errors import MalformedMessage
@@ -66,10 +67,24 @@ class Subscriptions:
     data: tuple[str, ...]
 
 
-def aggregator_subscriptions(fleet: str) -> Subscriptions:
-    """Every client's state, answers and uploads, and what other aggregators of the fleet announce."""
-    base = f"{ROOT}/{check_id(fleet, 'fleet')}/clients/+"
-    return Subscriptions(control=(topic_of(fleet, "round"), f"{base}/state", f"{base}/control"), data=(f"{base}/up",))
+def aggregator_subscriptions(fleet: str, clients: Sequence[str] = ("+",), *, newcomers: bool = True) -> Subscriptions:
+    """Clients' states, answers and uploads, and what other aggregators of the fleet announce.
+
+    Args:
+        fleet: fleet name.
+        clients: whose; ``+`` for everybody's.
+        newcomers: states of all clients, whoever they are.
+    """
+    base = f"{ROOT}/{check_id(fleet, 'fleet')}/clients"
+    states = ("+",) if newcomers else clients
+    return Subscriptions(
+        control=(
+            topic_of(fleet, "round"),
+            *(f"{base}/{client}/state" for client in states),
+            *(f"{base}/{client}/control" for client in clients),
+        ),
+        data=tuple(f"{base}/{client}/up" for client in clients),
+    )
 
 
 def client_subscriptions(fleet: str, client: str) -> Subscriptions:

@@ -34,6 +34,14 @@ class Session(Protocol):
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe now and after every reconnect."""
 
+    def unsubscribe(self, topics: Sequence[str], *, discard: bool = False) -> None:
+        """Hear no more of these topics.
+
+        Args:
+            topics: as they were subscribed to.
+            discard: connect anew, so that the broker forgets what it has queued for us.
+        """
+
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue for sending with QoS 1.
 

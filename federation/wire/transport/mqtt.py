@@ -127,6 +127,21 @@ class MqttSession:
             if self._connection is not None and self._connection.accepted and fresh:
                 self._connection.subscribe(fresh)
 
+    def unsubscribe(self, topics: Sequence[str], *, discard: bool = False) -> None:
+        """Hear no more of these topics; with ``discard`` over a new connection, for which the broker has queued nothing."""
+        with self._lock:
+            ended = [topic for topic in topics if topic in self._topics]
+            for topic in ended:
+                del self._topics[topic]
+            connection = self._connection
+            if connection is None or not connection.accepted or not ended:
+                return
+            if discard:
+                connection.renewed = True
+                self._wake.set()
+            else:
+                connection.unsubscribe(ended)
+
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue for sending with QoS 1; kept over reconnects until the broker has it.
 
@@ -189,14 +204,21 @@ class MqttSession:
         return "5" if self._plan.modern else "3.1.1"
 
     def _run(self) -> None:
-        backoff, told, short_lives = fleet_backoff(), "", 0
+        backoff, told, short_lives, fresh = fleet_backoff(), "", 0, False
         while not self._stopping.is_set():
             with self._lock:
                 connection = Connection(
-                    self._plan, lambda: list(self._topics), self._on_message, self._wake, self._tell
+                    replace(self._plan, fresh=fresh),
+                    lambda: list(self._topics),
+                    self._on_message,
+                    self._wake,
+                    self._tell,
                 )
                 self._connection = connection
             problem = self._serve(connection)
+            fresh = connection.renewed or (fresh and not connection.accepted)
+            if connection.renewed:
+                continue
             if connection.ready:
                 short_lives = short_lives + 1 if time.monotonic() - self._welcomed_at < STEADY_S else 0
                 if short_lives >= SHORT_LIVES and not (connection.taken_over or self._stopping.is_set()):
@@ -255,6 +277,8 @@ class MqttSession:
             if connection.turns != seen:
                 seen = connection.turns
                 self._turns += 1
+            if connection.renewed:
+                return "connecting anew"
             if connection.dead:
                 return connection.problem or "network thread ended"
             if connection.ready and not self._connected:

@@ -71,6 +71,7 @@ class ConnectionPlan:
         keepalive_s: of MQTT.
         session_expiry_s: 0 starts clean.
         modern: MQTT 5, else 3.1.1.
+        fresh: whatever the broker keeps of an earlier connection is to be forgotten.
     """
 
     address: BrokerAddress
@@ -81,6 +82,7 @@ class ConnectionPlan:
     keepalive_s: int
     session_expiry_s: int
     modern: bool = True
+    fresh: bool = False
 
 
 class _CountingClient(Client):
@@ -118,6 +120,7 @@ class Connection:
         self.accepted = False
         self.ready = False
         self.ended = False
+        self.renewed = False
         self.unsupported = False
         self.session_kept = False
         self.problem = ""
@@ -143,10 +146,10 @@ class Connection:
         properties: Properties | None = None
         clean_start: bool | int = MQTT_CLEAN_START_FIRST_ONLY
         if self._plan.modern:
-            clean_start = self._plan.session_expiry_s == 0
+            clean_start = self._plan.fresh or self._plan.session_expiry_s == 0
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.MaximumPacketSize = LARGEST_PACKET_BYTES
-            if not clean_start:
+            if self._plan.session_expiry_s:
                 properties.SessionExpiryInterval = self._plan.session_expiry_s
         self._client.connect(
             self._plan.address.host,
@@ -175,6 +178,10 @@ class Connection:
         else:
             self._client.subscribe([(topic, 1) for topic in topics])
 
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """End subscriptions."""
+        self._client.unsubscribe(list(topics))
+
     def publish(self, topic: str, payload: bytes, retain: bool) -> int | None:
         """Hand a message to paho; returns its id, which turns up in ``acknowledged``, or None if paho refuses it."""
         info = self._client.publish(topic, payload, qos=1, retain=retain)
@@ -201,7 +208,7 @@ class Connection:
 
     def _make_client(self) -> _CountingClient:
         plan = self._plan
-        clean = plan.session_expiry_s == 0
+        clean = plan.fresh or plan.session_expiry_s == 0
         client = new_client(
             _CountingClient, plan.client_id, plan.context, plan.credentials, modern=plan.modern, clean=clean
         )

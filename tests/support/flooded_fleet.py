@@ -1,0 +1,147 @@
+"""A real aggregator process, honest clients and one that floods: what its memory, its rounds and its log do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from support.tiny_fleet import FLEET, TinyClient
+
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
+from replayfleet.federation.wire.transport.mqtt import MqttSession
+
+HERE = Path(__file__).parent
+MEMBER = "cam-9"
+"""Floods, after it confirmed its download like any other; its rounds don't need it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What some rounds cost.
+
+    Attributes:
+        rounds: how many were committed.
+        seconds: they took.
+        cpu_s: of the aggregator.
+        memory_mb: its largest while they ran.
+        log_lines: it wrote.
+        sent_messages: by the one who floods.
+        sent_mb: by the same.
+    """
+
+    rounds: int
+    seconds: float
+    cpu_s: float
+    memory_mb: float
+    log_lines: int
+    sent_messages: int = 0
+    sent_mb: float = 0.0
+
+    @property
+    def round_s(self) -> float:
+        return self.seconds / max(1, self.rounds)
+
+
+class Mqtt:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Session:
+        return MqttSession(self.url, client_id, on_message=on_message, will=will)
+
+
+class FloodedFleet:
+    """The processes and the clients; one thread pumps."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "support.tiny_aggregator_process", str(folder / "aggregator"), url]
+        (folder / "aggregator").mkdir()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*command, "", "0", "100000"], cwd=HERE.parent, stderr=log)
+        self.memory = psutil.Process(self.process.pid)
+        broker = Mqtt(url)
+        names = ("cam-1", "cam-2", "cam-3", MEMBER)
+        self.clients = {name: TinyClient(broker, name, folder / name) for name in names}
+        self.clients[MEMBER].dies_in = 0  # never uploads
+
+    def pump(self) -> None:
+        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        for client in self.clients.values():
+            client.pump(time.monotonic())
+        time.sleep(0.002)
+
+    @property
+    def round(self) -> int:
+        said = [client.announcement.round for client in self.clients.values() if client.announcement is not None]
+        return max(said, default=-1)
+
+    def until_round(self, index: int, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while self.round < index:
+            assert time.monotonic() < end, f"round {index} never came, this is {self.round}"
+            self.pump()
+
+    def rounds(self, at_least_s: float, at_least: int, limit_s: float) -> Phase:
+        """Let rounds pass."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the peak counts from here
+        began, before, lines, cpu = time.monotonic(), self.round, self.num_lines, sum(self.memory.cpu_times()[:2])
+        while time.monotonic() - began < at_least_s or self.round < before + at_least:
+            assert time.monotonic() - began < limit_s, f"{self.round - before} rounds in {limit_s} s"
+            self.pump()
+        return Phase(
+            self.round - before,
+            time.monotonic() - began,
+            sum(self.memory.cpu_times()[:2]) - cpu,
+            self.peak_mb,
+            self.num_lines - lines,
+        )
+
+    def flooded(self, kinds: list[str], at_least_s: float, at_least: int, limit_s: float) -> Phase:
+        """Let rounds pass while one member floods."""
+        command = [sys.executable, "-m", "support.flood", self.url, FLEET, MEMBER, ",".join(kinds)]
+        flood = subprocess.Popen(command, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            found = self.rounds(at_least_s, at_least, limit_s)
+            sent = json.loads(flood.communicate(timeout=60)[0])
+        finally:
+            flood.kill()
+            flood.wait()
+        return Phase(**{**asdict(found), "sent_messages": sent["messages"], "sent_mb": sent["bytes"] / 1e6})
+
+    @property
+    def num_lines(self) -> int:
+        return self.log.read_bytes().count(b"\n")
+
+    @property
+    def peak_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:", 1)[1].split()[0]) * 1024 / 1e6
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for client in self.clients.values():
+            client.session.stop()
+
+
+@contextlib.contextmanager
+def flooded_fleet(folder: Path) -> Iterator[FloodedFleet]:
+    """A broker and a fleet on it, whose first rounds are over."""
+    with open_broker(None, log=logging.getLogger("test")) as broker:
+        fleet = FloodedFleet(folder, broker.url)
+        try:
+            fleet.until_round(3, 120)
+            yield fleet
+        finally:
+            fleet.stop()
