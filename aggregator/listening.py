@@ -42,6 +42,7 @@ class Listening:
         self._fleet = fleet
         self._links = links
         self._current = Subscriptions((), ())
+        self._heard: tuple[frozenset[str], bool] | None = None
         self._muted: dict[str, _Muted] = {}
 
     def muted(self, now: float) -> list[str]:
@@ -64,16 +65,18 @@ class Listening:
             target = self._target(name, clients, now)
             if target is not None:
                 begun[target] = self._mute(target, now)
-        heard = sorted(client for client in clients if not self._is_muted(client, now))
-        wanted = aggregator_subscriptions(self._fleet, heard, newcomers=not self._is_muted(STRANGERS, now))
-        if wanted != self._current:
+        heard = frozenset(client for client in clients if not self._is_muted(client, now))
+        newcomers = not self._is_muted(STRANGERS, now)
+        if (heard, newcomers) != self._heard:
+            self._heard = (heard, newcomers)
+            wanted = aggregator_subscriptions(self._fleet, sorted(heard), newcomers=newcomers)
             _switch(self._links.control, self._current.control, wanted.control, discard=bool(begun))
             _switch(self._links.data, self._current.data, wanted.data, discard=bool(begun))
             self._current = wanted
         return begun
 
     def _target(self, name: str, clients: Set[str], now: float) -> str | None:
-        """Whom to mute: the client; if it floods on, it does so by its presences, which all come by one subscription."""
+        """Whom to mute: the client; if it floods on, it does so by presences, which all come by one subscription."""
         if name != STRANGERS and name not in clients:
             return None
         if not self._is_muted(name, now):

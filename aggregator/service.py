@@ -191,9 +191,7 @@ class AggregatorService:
         self.loop.inbox.set_members(presence.members)
         clients = presence.members.union(presence.newcomers)
         for client, for_s in self._listening.update(clients, self.loop.flooding, now).items():
-            self._parts.journal.add(
-                "client muted", client=client, for_s=for_s, next="its messages aren't heard until then"
-            )
+            self._parts.journal.add("client muted", client=client, for_s=for_s, reason="it sends too many messages")
 
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""

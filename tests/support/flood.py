@@ -122,7 +122,7 @@ def main() -> None:
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     messages, size = flood(url, fleet, client, kinds.split(","), stop)
-    print(json.dumps({"messages": messages, "bytes": size}))
+    sys.stdout.write(json.dumps({"messages": messages, "bytes": size}))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ class MqttSession:
                 self._connection.subscribe(fresh)
 
     def unsubscribe(self, topics: Sequence[str], *, discard: bool = False) -> None:
-        """Hear no more of these topics; with ``discard`` over a new connection, for which the broker has queued nothing."""
+        """Hear no more of these topics; with ``discard`` connect anew, so that the broker has nothing queued for us."""
         with self._lock:
             ended = [topic for topic in topics if topic in self._topics]
             for topic in ended:
