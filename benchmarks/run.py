@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "hot_swaps": ([], ["--swaps", "3"]),
     "probation": ([], ["--per-class", "20"]),
     "live_camera_recovery": ([], ["--repeats", "1"]),
+    "flood": ([], ["--seconds", "3"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }
 """Module -> (options of a real run, options of a smoke run)."""

@@ -1,9 +1,10 @@
 """One member of a fleet that sends as fast as the loopback takes it: what a quota has to stand.
 
-    python -m support.flood BROKER_URL FLEET CLIENT KIND[,KIND...]
+    python -m support.flood BROKER_URL FLEET CLIENT FOLDER KIND[,KIND...]
 
 It writes packets to a bare socket, without a client's bookkeeping, until its standard input is closed; then it prints
-how many messages and bytes it sent. Kinds: ``ATTACKS``.
+how many messages and bytes it sent. They are signed with the key in the member's folder, each once: those of later
+bursts are repetitions. Kinds: ``ATTACKS``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from pathlib import Path
 
-from replayfleet.federation.wire.protocol.codec import encode
+from support.voices import Member
+
+from replayfleet.federation.wire.protocol.codec import encode, is_block
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Block, Manifest, Offer, Presence, Verdict
 from replayfleet.federation.wire.protocol.topics import topic_of
+from replayfleet.federation.wire.transport.seal import Signer
 
 NUM_MADE_UP = 3000
 
@@ -79,11 +84,19 @@ ATTACKS: dict[str, Callable[[str, str], Iterator[tuple[str, bytes]]]] = {
 }
 
 
-def flood(url: str, fleet: str, client: str, kinds: list[str], stop: threading.Event) -> tuple[int, int]:
+def flood(
+    url: str, fleet: str, client: str, signer: Signer, kinds: list[str], stop: threading.Event
+) -> tuple[int, int]:
     """Send until ``stop`` is set; returns messages and bytes."""
     host, _, port = url.removeprefix("mqtt://").partition(":")
-    bursts = [b"".join(_packet(*message) for message in messages) for messages in _bursts(fleet, client, kinds)]
-    counts = [len(messages) for messages in _bursts(fleet, client, kinds)]
+    bursts, counts = [], []
+    for kind in kinds:
+        packets = [
+            _packet(topic, frame if is_block(frame) else signer.seal(topic, frame))
+            for topic, frame in ATTACKS[kind](fleet, client)
+        ]
+        bursts.append(b"".join(packets))
+        counts.append(len(packets))
     sent = [0, 0]
     with socket.create_connection((host, int(port))) as connection:
         name = f"{client}-flood".encode()
@@ -96,10 +109,6 @@ def flood(url: str, fleet: str, client: str, kinds: list[str], stop: threading.E
             connection.sendall(burst)
             sent[0], sent[1] = sent[0] + count, sent[1] + len(burst)
     return sent[0], sent[1]
-
-
-def _bursts(fleet: str, client: str, kinds: list[str]) -> list[list[tuple[str, bytes]]]:
-    return [list(ATTACKS[kind](fleet, client)) for kind in kinds]
 
 
 def _packet(topic: str, payload: bytes) -> bytes:
@@ -118,10 +127,10 @@ def _length(size: int) -> bytes:
 
 
 def main() -> None:
-    url, fleet, client, kinds = sys.argv[1:]
+    url, fleet, client, folder, kinds = sys.argv[1:]
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    messages, size = flood(url, fleet, client, kinds.split(","), stop)
+    messages, size = flood(url, fleet, client, Member(Path(folder)).signer, kinds.split(","), stop)
     sys.stdout.write(json.dumps({"messages": messages, "bytes": size}))
 
 
