@@ -14,7 +14,7 @@ from replayfleet.federation.service.inbox import STRANGERS
 from replayfleet.federation.wire.protocol.topics import Subscriptions, aggregator_subscriptions
 from replayfleet.federation.wire.transport.interfaces import Links, Session
 
-FIRST_S = 10.0
+FIRST_S = 30.0
 LONGEST_S = 600.0
 """A client that floods again is muted for twice as long, up to this."""
 SETTLE_S = 2.0

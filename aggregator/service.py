@@ -188,8 +188,8 @@ class AggregatorService:
     def _listen(self, now: float) -> None:
         """Listen to those who are taken in, and to no one who floods."""
         presence = self._parts.presence
-        self.loop.inbox.set_members(presence.members)
         clients = presence.members.union(presence.newcomers)
+        self.loop.inbox.set_members(clients)
         for client, for_s in self._listening.update(clients, self.loop.flooding, now).items():
             self._parts.journal.add("client muted", client=client, for_s=for_s, reason="it sends too many messages")
 

@@ -23,7 +23,7 @@ OVERHEAD_BYTES = 1 << 10
 QUANTUM_BYTES = 64 << 10
 """A lane's share of one turn."""
 NUM_STRANGER_LANES = 16
-"""Clients that aren't members yet share these, however many there are."""
+"""Clients that nobody knows share these, however many there are."""
 STRANGERS = "unknown clients"
 _STRANGER = "?"  # no client's id begins so
 _SHARED = (_STRANGER, EVERYBODY)
@@ -39,6 +39,8 @@ class Rate(NamedTuple):
 
 MESSAGES = Rate(256 << 10, 4 << 20, 5 << 10)
 """50 small messages a second after a burst of 800; of the largest offers, which take 30 ms to decode, one in 4 s."""
+NEWCOMERS = Rate(128 << 10, 320 << 10, 5 << 10)
+"""Of one lane of clients that nobody knows, who say little more than that they are there: 64 at once, 25 a second."""
 BLOCKS = Rate(128 << 20, 128 << 20, 16 << 10)
 """What a gigabit link brings; those that belong to no transfer cost little."""
 
@@ -72,6 +74,7 @@ class FairInbox:
         members: clients with a lane of their own; may be replaced at any time.
         max_bytes: of all messages that wait. Beyond it the fullest lane loses its newest; own work always fits.
         messages: how much a lane may bring of everything but blocks.
+        newcomers: the same of a lane of clients that aren't members.
         blocks: how much of blocks.
 
     Attributes:
@@ -84,11 +87,12 @@ class FairInbox:
         *,
         max_bytes: int = MAX_WAITING_BYTES,
         messages: Rate = MESSAGES,
+        newcomers: Rate = NEWCOMERS,
         blocks: Rate = BLOCKS,
     ) -> None:
         self._members = members
         self._max_bytes = max_bytes
-        self._rates = (messages, blocks)
+        self._messages, self._newcomers, self._blocks = messages, newcomers, blocks
         self._changed = threading.Condition()
         self._own: deque[Work] = deque()
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # those in which something waits, the next one first
@@ -152,7 +156,7 @@ class FairInbox:
 
     def _admits(self, name: str, payload: bytes, now: float) -> bool:
         kind = is_block(payload)
-        rate = self._rates[kind]
+        rate = self._blocks if kind else self._newcomers if name.startswith(_STRANGER) else self._messages
         bucket = self._buckets.setdefault((name, kind), TokenBucket(rate.per_s, rate.burst))
         return bucket.take(len(payload) + rate.overhead, now)
 

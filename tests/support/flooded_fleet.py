@@ -109,6 +109,7 @@ class FloodedFleet:
 
     def flooded(self, kinds: list[str], at_least_s: float, at_least: int, limit_s: float) -> Phase:
         """Let rounds pass while one member floods."""
+        self.clients.pop(MEMBER).session.stop() if MEMBER in self.clients else None
         command = [
             sys.executable,
             "-m",

@@ -31,7 +31,7 @@ def topic(client: str, channel: str = "up") -> str:
 
 
 def inbox(*members: str, **changes: Any) -> FairInbox:
-    return FairInbox(frozenset(members), **{"messages": FREE, "blocks": FREE, **changes})
+    return FairInbox(frozenset(members), **{"messages": FREE, "newcomers": FREE, "blocks": FREE, **changes})
 
 
 def drained(made: FairInbox) -> list[Any]:
@@ -150,6 +150,16 @@ def test_blocks_have_a_rate_of_their_own_and_delay_no_message():
         made.put(topic("cam"), block, 0)
     made.put(topic("cam"), b"\1", 0)
     assert [len(item.payload) for item in drained(made)] == [len(block), len(block), 1]
+
+
+def test_clients_that_nobody_knows_bring_little_together_and_each_alone_what_a_newcomer_says():
+    made = FairInbox(frozenset({"cam"}))
+    for number in range(3000):
+        made.put(topic(f"made-up-{number}", "state"), bytes(300), 0)
+    assert 16 * 50 < len(drained(made)) <= 16 * 64
+    made.put(topic("new", "state"), bytes(300), 1)
+    made.put(topic("new", "control"), bytes(300), 1)
+    assert len(drained(made)) == 2
 
 
 def test_one_clients_rate_is_not_anothers():
