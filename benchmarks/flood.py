@@ -1,8 +1,8 @@
 """What one hostile member costs a fleet: an aggregator's memory, the honest clients' rounds, its log.
 
 A real aggregator process and three honest clients over mosquitto do small rounds, calm and while a fourth member writes
-to the broker as fast as the loopback takes it; a new fleet for each attack. Rounds of a real fleet train for minutes, so
-their share of the disturbance is smaller than here.
+to the broker as fast as the loopback takes it; a new fleet for each attack. Rounds of a real fleet train for minutes,
+so their share of the disturbance is smaller than here.
 
     python -m benchmarks.flood [--seconds 30] [--out benchmarks/results/flood.json]
 """
