@@ -15,13 +15,12 @@ import msgspec
 from replayfleet.aggregator.admission import decode_upload
 from replayfleet.aggregator.candidates import settle
 from replayfleet.aggregator.publisher import Publisher
-from replayfleet.aggregator.rounds import MAX_CHANGE
-from replayfleet.aggregator.screening import TaskAnswers, candidate_of, screen
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import UploadRejected
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
     BlobReader,
     BlobWriter,
@@ -29,6 +28,7 @@ from replayfleet.federation.service.artefact_codec import (
     decode_parameters,
     encode_parameters,
 )
+from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.wire.protocol.limits import MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest

@@ -10,10 +10,11 @@ import msgspec
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.publisher import Exporter, export_graphs
-from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
+from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
 from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from replayfleet.federation.errors import SettingsError
 
-MAX_CHANGE = 1.5
-"""How far a model may move in one round, in the norm of what it was trained from, to take part in it."""
-
 
 class Phase(str, enum.Enum):
     """What the aggregator does right now; the values are those of ``Announcement.state``."""

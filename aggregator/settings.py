@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from replayfleet.aggregator.leading import Claim
-from replayfleet.aggregator.rounds import MAX_CHANGE, RoundRules
+from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder
-from replayfleet.federation.service.fleet.presets import SETTINGS, STORES_DATA, TASKS
+from replayfleet.federation.service.fleet.presets import MAX_CHANGE, SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
 from replayfleet.federation.service.fleet.variants import resolved

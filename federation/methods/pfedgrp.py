@@ -7,7 +7,7 @@ Differences from the paper: ``docs/methods/pfedgrp.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -34,6 +34,7 @@ from replayfleet.federation.methods.steps.memory import (
 )
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
+from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
 from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
@@ -42,10 +43,11 @@ from replayfleet.models.specs import TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PFedGRP(TaskMethod, MemorySettings):
+class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
     """Settings and both halves of the method; defaults are the paper's (appendix B.2) where it states them.
 
-    Those of the task model are ``TaskMethod``'s, those of replay and sub-generators ``MemorySettings``'.
+    Those of the task model are ``TaskMethod``'s, those of replay and sub-generators ``MemorySettings``', those of a
+    robust average ``RobustSettings``'.
 
     Attributes:
         alignment_weight: lambda of Eq. 2; 0 is ablation ASG.
@@ -167,8 +169,7 @@ class PFedGRP(TaskMethod, MemorySettings):
             clients[client_id] = grp.ClientRecord.merged(clients.get(client_id), upload)
         mixed_ids = sorted(clients if self.mix_absent else uploads)
         models = [clients[client_id].task_parameters for client_id in mixed_ids]
-        # omega_g: the plain mean, whatever the clients' volumes (section 4.2)
-        average = weighted_average(models, torch.full((len(models),), 1 / len(models), dtype=torch.float64))
+        average, trusted = self._average(models)
 
         replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
 
@@ -179,7 +180,7 @@ class PFedGRP(TaskMethod, MemorySettings):
         replays = each(replay, [(client_id, split_generator(rng)) for client_id in replayed])
         # Eq. 3, for each client on its own replay
         mixtures = personalise_all(
-            self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng)
+            self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng), trusted
         )
         for client_id, mixture in zip(replayed, mixtures, strict=True):
             exact = mixture.weights.to(torch.float64)
@@ -188,9 +189,8 @@ class PFedGRP(TaskMethod, MemorySettings):
                 dict(zip(mixed_ids, mixture.weights.tolist(), strict=True)),
             )
         for client_id in set(mixed_ids) - set(replayed):
-            clients[client_id] = clients[client_id].personalised_with(
-                average, dict.fromkeys(mixed_ids, 1 / len(models))
-            )
+            shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
+            clients[client_id] = clients[client_id].personalised_with(average, shares)
         new_state = grp.AggregatorState(clients=dict(sorted(clients.items())), average=average)
         return new_state, {client_id: self._download(new_state, client_id) for client_id in new_state.clients}
 
@@ -257,6 +257,15 @@ class PFedGRP(TaskMethod, MemorySettings):
             return None
         histories = {class_id: own.history for class_id, own in state.sub_generators.items()}
         return privacy.Account.of(histories, self.dp_delta)
+
+    def _average(self, models: Sequence[Parameters]) -> tuple[Parameters, tuple[int, ...]]:
+        """Return omega_g, and the places of those models that may take part in others' mixtures."""
+        if self.robust == "none":
+            # the plain mean, whatever the clients' volumes (section 4.2)
+            evenly = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
+            return weighted_average(models, evenly), tuple(range(len(models)))
+        found = robust_average(models, self.robust, self.hostile_share)
+        return found.parameters, found.trusted
 
     def _client_replay(
         self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler

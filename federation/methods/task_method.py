@@ -14,6 +14,7 @@ from replayfleet.federation.methods.kit.task_records import NoState, TaskDownloa
 from replayfleet.federation.methods.lockstep import Descend, InStep, TrainTaskModel
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
+from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
 from replayfleet.federation.methods.steps.task_model import BatchLoss, Optimisation, judge_with
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import AnyTaskSpec
@@ -53,6 +54,8 @@ class TaskMethod(InStep):
     def __post_init__(self) -> None:
         checks.task_kind(self)
         checks.task_model_settings(self)
+        if isinstance(self, RobustSettings):
+            self.check_robust()
 
     def initial_states(self) -> tuple[Any, Any]:
         """Return (a client's state, the aggregator's state) before round 0: both empty."""
@@ -93,15 +96,25 @@ class TaskMethod(InStep):
         return judge_with(self.task, download.task_parameters)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AveragingMethod(TaskMethod):
-    """A ``TaskMethod`` whose aggregator does as FedAvg's: everybody gets the average by data volume."""
+@dataclass(frozen=True, kw_only=True)
+class AveragingMethod(TaskMethod, RobustSettings):
+    """A ``TaskMethod`` whose aggregator does as FedAvg's: everybody gets the average by data volume, or a robust one.
+
+    Settings beside those of ``TaskMethod``: ``RobustSettings``. It declares no slots of its own, so that a method can
+    have it as a second base.
+    """
+
+    __slots__ = ()
 
     def aggregate(
         self, state: TaskModels, uploads: Mapping[ClientId, TaskUpload], rng: torch.Generator, *, sampler: Sampler
     ) -> tuple[TaskModels, dict[ClientId, TaskDownload]]:
-        """Average the uploads by the number of samples behind each."""
-        return one_model_for_all(state, uploads, average_by_volume(uploads))
+        """Average the uploads by the number of samples behind each, or robustly."""
+        if self.robust == "none":
+            return one_model_for_all(state, uploads, average_by_volume(uploads))
+        require_uploads(uploads)
+        models = [uploads[client_id].task_parameters for client_id in sorted(uploads)]
+        return one_model_for_all(state, uploads, robust_average(models, self.robust, self.hostile_share).parameters)
 
 
 class Counted(Protocol):

@@ -23,6 +23,7 @@ from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
+from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
@@ -47,7 +48,14 @@ from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 _RESULT = "result.json"
 _CHART = "accuracy.png"
 _STATE = "state"
-LATER_SETTINGS = {"replay_labels": "own", "beta": 0.0, "passes": "joined", "replay_augmented": False}
+LATER_SETTINGS = {
+    "replay_labels": "own",
+    "beta": 0.0,
+    "passes": "joined",
+    "replay_augmented": False,
+    "robust": "none",
+    "hostile_share": 0.2,
+}
 """Settings that methods got after results were kept, with what all runs did before."""
 
 
@@ -224,6 +232,9 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     )
     if spec.in_step and not can_train_in_step(type(method)):
         raise SettingsError(f"{spec.method} can't train in step; without --in-step its clients train one by one")
+    attack = Attack(spec.attack, spec.hostile) if spec.attack else None
+    if attack is not None:
+        attack.check(method, wanted.num_clients)
     on_gpu = device_type(spec.torch_device) != "cpu"
     in_step = on_gpu if spec.in_step is None else spec.in_step
     workers = spec.workers or (1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads))
@@ -237,6 +248,8 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         num_workers=workers,
         torch_device=spec.torch_device,
         in_step=in_step and can_train_in_step(type(method)),
+        attack=attack,
+        screens=spec.quarantine,
     )
 
 
@@ -264,6 +277,10 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
     }
     if simulation.torch_device != "cpu" or simulation.in_step:  # left out where a run is as runs ever were
         identity |= {"torch_device": device_type(simulation.torch_device), "in_step": simulation.in_step}
+    if simulation.attack is not None:
+        identity["attack"] = dataclasses.asdict(simulation.attack)
+    if simulation.screens:
+        identity["quarantine"] = True
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

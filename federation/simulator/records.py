@@ -35,6 +35,8 @@ class ClientRecord:
         mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
         epsilon: what its sub-generators have cost so far, at the run's ``dp_delta``; None without differential privacy,
             and of an absent client.
+        hostile: whether it attacked; ``RoundRecord.accuracy`` is that of the others.
+        quarantined: why its upload was left out of the round; empty if it wasn't.
     """
 
     classes: tuple[int, ...]
@@ -54,6 +56,8 @@ class ClientRecord:
     accuracy_by_place: dict[str, float] = field(default_factory=dict)
     mean_average_precision: float | None = None
     epsilon: float | None = None
+    hostile: bool = False
+    quarantined: str = ""
 
     @property
     def num_sub_generator_updates(self) -> int:
@@ -82,7 +86,7 @@ class RoundRecord:
 
     Attributes:
         round: counted from 0.
-        accuracy: Acc^t of Eq. 4.
+        accuracy: Acc^t of Eq. 4, of the honest clients.
         clients: client id -> its record, ids sorted.
         aggregate_s: wall time of the aggregation.
         round_s: wall time of the whole round, evaluation and saving included.
@@ -123,7 +127,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     of any client, is there only with differential privacy.
     """
     acc = [record.accuracy for record in records]
-    names = sorted(records[-1].clients)
+    names = sorted(name for name, client in records[-1].clients.items() if not client.hostile)
     histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
     updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
     everyone = [client for record in records for client in record.clients.values()]

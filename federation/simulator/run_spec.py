@@ -26,6 +26,7 @@ FROM_STDIN = "_run"
 
 STREAM = "Stream"
 RESULTS = "Results"
+HOSTILE = "Hostile clients"
 
 _ALWAYS_NAMED = ("scenario", "dataset", "preset", "seed", "threads")
 """What a written command says even where it is the default, which may change."""
@@ -106,6 +107,17 @@ class RunSpec:
             flags="--in-step/--one-by-one",
         ),
     ] = None
+    attack: Annotated[
+        Literal["sign-flip", "tenfold", "label-flip", "random"] | None,
+        Option("What hostile clients do in every round (docs/robust.md).", HOSTILE, unset="nobody is hostile"),
+    ] = None
+    hostile: Annotated[
+        int, Meta(ge=1), Option("Clients that do it, the last ones; accuracies are the others'.", HOSTILE)
+    ] = 1
+    quarantine: Annotated[
+        bool,
+        Option("Screen uploads as a fleet's aggregator does, and leave out those that no training makes.", HOSTILE),
+    ] = False
     minutes: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Option("Begin no round, after the first, that would end later; --resume goes on.", RESULTS, unit="min"),
@@ -130,6 +142,8 @@ class RunSpec:
         check_settings(self)
         if self.resume and self.overwrite:
             raise SettingsError("--resume and --overwrite exclude each other")
+        if self.attack is None and self.hostile != 1:
+            raise SettingsError("--hostile says how many attack; --attack must say how")
 
     def command(self) -> list[str]:
         """Return the words of a command that does the same."""

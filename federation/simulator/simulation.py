@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from replayfleet.federation.methods.kit.records import ClientId, RoundData, Samp
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
+from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.torch_setup import prepare_torch
+from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.checkpoints import Checkpoints, Snapshot
 from replayfleet.federation.simulator.client_threads import ClientThreads, client_threads
 from replayfleet.federation.simulator.measures.accounts import (
@@ -102,6 +105,9 @@ class Simulation:
         torch_device: where methods compute.
         in_step: train what clients ask for at the same time as one network, which the method must be able to
             (``federation.methods.lockstep``); results differ from one by one in rounding.
+        attack: what hostile clients do; None without any.
+        screens: leave out uploads that no training makes, as the aggregator of a fleet does. What it leaves out beyond
+            that, because aggregating or exporting fails with it, ends a simulation.
         clock: seconds, rising.
     """
 
@@ -115,6 +121,8 @@ class Simulation:
     evaluates: bool = True
     torch_device: str = "cpu"
     in_step: bool = False
+    attack: Attack | None = None
+    screens: bool = False
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -188,24 +196,33 @@ class Simulation:
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
         aggregation_started = self.clock()
+        quarantined = self._screened(uploads, state)
+        uploads = {name: upload for name, upload in uploads.items() if name not in quarantined}
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
-        with spread_by(threads.map):
-            state.aggregator, downloads = self.method.aggregate(
-                state.aggregator, uploads, rng, sampler=state.aggregator_sampler
-            )
+        downloads: Mapping[ClientId, Any] = {}
+        if uploads:
+            with spread_by(threads.map):
+                state.aggregator, downloads = self.method.aggregate(
+                    state.aggregator, uploads, rng, sampler=state.aggregator_sampler
+                )
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s = self.clock() - aggregation_started
 
         clients = {
-            name: self._measured(round_index, index, state, name, local_rounds.get(name))
+            name: replace(
+                self._measured(round_index, index, state, name, local_rounds.get(name)),
+                hostile=self._is_hostile(index),
+                quarantined=quarantined.get(name, ""),
+            )
             for name, index in self._clients()
         }
+        honest = {name: client for name, client in clients.items() if not client.hostile}
         saved = _encoded(state, checkpoints) if checkpoints is not None else None
         record = RoundRecord(
             round=round_index,
             accuracy=weighted_accuracy(
-                {name: client.accuracy for name, client in clients.items()},
-                {name: client.num_seen for name, client in clients.items()},
+                {name: client.accuracy for name, client in honest.items()},
+                {name: client.num_seen for name, client in honest.items()},
             ),
             clients=clients,
             aggregate_s=aggregate_s,
@@ -215,6 +232,16 @@ class Simulation:
             checkpoints.save(Snapshot(record, *saved, state.accounts.held))
         state.records.append(record)
         return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
+
+    def _is_hostile(self, index: int) -> bool:
+        return self.attack is not None and index >= self.stream.settings.num_clients - self.attack.num_hostile
+
+    def _screened(self, uploads: Mapping[ClientId, Any], state: _State) -> dict[ClientId, str]:
+        """Return whose uploads are left out, and why."""
+        if not self.screens:
+            return {}
+        candidates = {name: candidate_of(upload, state.downloads[name]) for name, upload in uploads.items()}
+        return screen(candidates, TaskAnswers(self.method.task), MAX_CHANGE)
 
     def _download(self, name: ClientId, downloads: Mapping[ClientId, Any], aggregator: Any) -> Any:
         """What a client gets; whoever missed the round gets what the aggregator has kept for it."""
@@ -246,7 +273,10 @@ class Simulation:
             return result, self.clock() - started
 
         results = threads.map(local_round, indices.items())
-        return {name: self._kept(name, *done, state) for name, done in zip(indices, results, strict=True)}
+        return {
+            name: self._kept(round_index, (name, index), *done, state)
+            for (name, index), done in zip(indices.items(), results, strict=True)
+        }
 
     def _local_rounds_in_step(
         self,
@@ -264,17 +294,28 @@ class Simulation:
             works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
         results = together(works)
         each_s = (self.clock() - started) / max(1, len(results))
-        return {name: self._kept(name, result, each_s, state) for name, result in results.items()}
+        return {
+            name: self._kept(round_index, (name, indices[name]), result, each_s, state)
+            for name, result in results.items()
+        }
 
     def _arguments(
         self, round_index: int, name: ClientId, index: int, state: _State
     ) -> tuple[tuple[Any, RoundData, Any], torch.Generator]:
         data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
+        if self.attack is not None and self._is_hostile(index):
+            data = self.attack.data(data, self.method.task)
         data = placed_data(data, torch_device(self.torch_device))
         return (state.clients[name], data, state.downloads[name]), seeded_generator(self.run_seed, round_index, name)
 
-    def _kept(self, name: ClientId, result: tuple[Any, Any], train_s: float, state: _State) -> _LocalRound:
+    def _kept(
+        self, round_index: int, client: tuple[ClientId, int], result: tuple[Any, Any], train_s: float, state: _State
+    ) -> _LocalRound:
+        name, index = client
         state.clients[name], upload = result
+        if self.attack is not None and self._is_hostile(index):
+            rng = seeded_generator(self.run_seed, round_index, f"{name}/attack")
+            upload = self.attack.upload(upload, state.downloads[name], self.method.task, rng)
         return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s)
 
     def _measured(

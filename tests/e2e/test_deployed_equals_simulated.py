@@ -69,9 +69,12 @@ def num_rounds(method: str) -> int:
 
 
 def spec_of(name: str, data_root: Path) -> FleetSpec:
+    name, _, robust = name.partition("+")
     task = load_dataset("fashion-mnist", data_root=data_root).task
     method, changes = resolved(name, "tiny")
     overrides = {**(PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}), **changes}
+    if robust:
+        overrides["robust"] = robust
     return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
 
 
@@ -204,6 +207,20 @@ def test_the_fleet_in_memory_equals_the_simulator_to_the_bit(
         return broker.session(client_id, on_message=on_message, will=will)
 
     assert deployed(method, data_root, tmp_path, connect, sampler, [0, 1]) == simulated(method, data_root, sampler)
+
+
+@pytest.mark.parametrize("method", ["pfedgrp+multi-krum", "pfedgrp+median", "fedavg+trimmed-mean", "der+krum"])
+def test_robust_averages_of_the_fleet_equal_the_simulators_to_the_bit(
+    method: str, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served_here: None
+) -> None:
+    monkeypatch.setattr(f"{__name__}.NUM_CLIENTS", 3)  # of two uploads all are trusted
+    monkeypatch.setattr(f"{__name__}.NAMES", [f"client-{index}" for index in range(3)])
+    broker = MemoryBroker()
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return broker.session(client_id, on_message=on_message, will=will)
+
+    assert deployed(method, data_root, tmp_path, connect, "eager", [2, 0, 1]) == simulated(method, data_root, "eager")
 
 
 def test_arrival_order_and_duplicated_messages_change_nothing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -38,21 +38,36 @@ def weighted_average(parameter_sets: Sequence[Parameters], weights: Tensor) -> d
     check_distribution(weights, len(parameter_sets))
     heaviest = parameter_sets[int(torch.argmax(weights))]
     shares: list[float] = weights.tolist()
+    return combined(parameter_sets, lambda tensors: _weighted_sum(tensors, shares), lambda name: heaviest[name].clone())
+
+
+def combined(
+    parameter_sets: Sequence[Parameters],
+    combine: Callable[[Sequence[Tensor]], Tensor],
+    integers: Callable[[str], Tensor],
+) -> dict[str, Tensor]:
+    """Return one set made of N with equal layouts, entry by entry.
+
+    Args:
+        parameter_sets: the N sets.
+        combine: N floating tensors of one shape with at least one axis -> a new one; each entry from its own N alone.
+        integers: name of an integer buffer -> its value.
+    """
     first = parameter_sets[0]
-    average: dict[str, Tensor] = {}
+    made: dict[str, Tensor] = {}
     side_by_side: defaultdict[tuple[torch.dtype, torch.device], list[str]] = defaultdict(list)
     for name, example in first.items():
         if not example.is_floating_point():
-            average[name] = heaviest[name].clone()
+            made[name] = integers(name)
         elif example.numel() <= _SMALL:
             side_by_side[example.dtype, example.device].append(name)
         else:
-            average[name] = _weighted_sum([parameters[name] for parameters in parameter_sets], shares)
+            made[name] = combine([parameters[name] for parameters in parameter_sets])
     for names in side_by_side.values():
-        joined = _weighted_sum([_joined(parameters, names) for parameters in parameter_sets], shares)
+        joined = combine([_joined(parameters, names) for parameters in parameter_sets])
         pieces = joined.split([first[name].numel() for name in names])
-        average |= {name: piece.clone().view(first[name].shape) for name, piece in zip(names, pieces, strict=True)}
-    return {name: average[name] for name in first}
+        made |= {name: piece.clone().view(first[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return {name: made[name] for name in first}
 
 
 def _joined(parameters: Parameters, names: Sequence[str]) -> Tensor:
@@ -64,14 +79,21 @@ def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """Return the sum in the tensors' dtype: element by element in float64 and in the order given, block by block."""
     example = tensors[0]
     total = torch.zeros(example.shape, dtype=torch.float64, device=example.device)
-    rows = max(1, _BLOCK * len(example) // max(1, example.numel()))
-    buffer = torch.empty_like(total[:rows])
-    for start in range(0, len(example), rows):
-        block = total[start : start + rows]
+    buffer: Tensor | None = None
+    for start, end in blocks(example):
+        block = total[start:end]
+        buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
         widened = buffer[: len(block)]
         for share, tensor in zip(shares, tensors, strict=True):
-            block.add_(widened.copy_(tensor[start : start + rows]), alpha=share)
+            block.add_(widened.copy_(tensor[start:end]), alpha=share)
     return total.to(example.dtype)
+
+
+def blocks(tensor: Tensor, copies: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) along the first axis: ``copies`` blocks of entries in float64 stay in a core's cache."""
+    rows = max(1, _BLOCK * len(tensor) // max(1, tensor.numel()) // copies)
+    for start in range(0, len(tensor), rows):
+        yield start, min(start + rows, len(tensor))
 
 
 def check_distribution(weights: Tensor, num_sets: int) -> None:

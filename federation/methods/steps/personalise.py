@@ -5,9 +5,10 @@ Axes: N clients that mix, M clients that are mixed for, B batch, K classes, P en
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +49,14 @@ class StackedParameters:
         self.matrix = torch.stack(
             [torch.cat([parameters[name].flatten() for name in self._shapes]) for parameters in parameter_sets]
         )
+
+    def only(self, places: Sequence[int]) -> StackedParameters:
+        """Return those of these places; itself, if they are all."""
+        if len(places) == len(self.matrix):
+            return self
+        fewer = copy.copy(self)
+        fewer.matrix = self.matrix[list(places)]
+        return fewer
 
     def mix(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``sum_n weights[n] * parameters[n]`` as views of one vector; differentiable. ``weights``: (N,)."""
@@ -166,15 +175,32 @@ def personalise_all(
     replays: Sequence[tuple[int, Replay]],
     search: WeightSearch,
     rng: torch.Generator,
+    trusted: Sequence[int] | None = None,
 ) -> list[Mixture]:
     """Return Eq. 3's mixture for each of M (own index, replay); the N models are stacked once for all.
 
     Every client gets a generator of its own split off ``rng``, so one client's replay never changes another's weights.
+
+    Args:
+        spec: the task.
+        stacked: the N models to mix.
+        replays: (which of them is the client's own, labelled images that stand for its distribution), for M clients.
+        search: length and step size of the descents.
+        rng: draws the order of samples.
+        trusted: which of the N may take part in everybody's mixture, rising; None means all. In its own client's a
+            model always may: that harms nobody else. The others' weights are 0.
     """
+    shared_places = tuple(trusted if trusted is not None else range(len(stacked.matrix)))
+    shared = stacked.only(shared_places)
 
     def weights(client: tuple[int, Replay, torch.Generator]) -> Mixture:
         own_index, replay, own_rng = client
-        return personalised_weights(spec, stacked, own_index, replay, search, own_rng)
+        places = tuple(sorted({*shared_places, own_index}))
+        members = shared if places == shared_places else stacked.only(places)
+        mixture = personalised_weights(spec, members, places.index(own_index), replay, search, own_rng)
+        spread = torch.zeros(len(stacked.matrix))
+        spread[list(places)] = mixture.weights
+        return replace(mixture, weights=spread)
 
     return each(weights, [(own_index, replay, split_generator(rng)) for own_index, replay in replays])
 

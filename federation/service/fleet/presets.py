@@ -37,6 +37,9 @@ Sets of image files (ImageNet-10, TinyImageNet-100, any folder) are not here: th
 SETTINGS = ("paper", "small", "demo", "tiny")
 """Names of ``--settings``: the paper's own, a simulation's on two cores, ``make demo``'s, a test's."""
 
+MAX_CHANGE = 1.5
+"""How far a model may move in one round, in the norm of what it was trained from, to take part in it (screening)."""
+
 STORES_DATA = ("agem", "centralized", "der", "fedgp", "ideal")
 """Methods whose clients keep real samples, as their ``stores_data`` says: a device tells its operator without torch."""
 

@@ -14,12 +14,12 @@ from support.toy import TOY, toy_data
 
 from replayfleet.aggregator.aggregation import Aggregation, RoundResult
 from replayfleet.aggregator.publisher import Publisher
-from replayfleet.aggregator.screening import candidate_of, screen
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import METHODS, fedgp_records
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.methods.steps.screening import candidate_of, screen
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet.spec import make_spec, method_of

@@ -190,3 +190,25 @@ def test_an_empty_replay_is_refused(experts: list[dict[str, torch.Tensor]]) -> N
     empty = Replay(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64), 0, 0)
     with pytest.raises(ValueError, match="at least one"):
         personalised_weights(TOY, StackedParameters(experts), 0, empty, SEARCH, torch.Generator())
+
+
+def test_a_model_that_is_not_trusted_takes_part_in_its_own_client_s_mixture_alone(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    replays = [(0, replay_of({2: 12, 3: 12})), (1, replay_of({0: 12, 1: 12, 2: 12}))]
+    stacked = StackedParameters(experts)
+    first, second = personalise_all(TOY, stacked, replays, SEARCH, torch.Generator().manual_seed(0), trusted=(0, 2))
+    assert first.weights[1].item() == 0.0  # though it alone knows these classes
+    assert second.weights[1].item() > 0.1
+    assert [mixture.weights.sum().item() for mixture in (first, second)] == pytest.approx([1.0, 1.0])
+    assert first.loss == pytest.approx(loss_on(experts, first.weights, replays[0][1]), rel=1e-3)
+
+
+def test_trusting_everybody_changes_no_bit(experts: list[dict[str, torch.Tensor]]) -> None:
+    replays = [(place, replay_of({0: 12, 2: 12})) for place in range(3)]
+    stacked = StackedParameters(experts)
+    found = [
+        personalise_all(TOY, stacked, replays, SEARCH, torch.Generator().manual_seed(0), trusted)
+        for trusted in (None, (0, 1, 2))
+    ]
+    assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
