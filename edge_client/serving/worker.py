@@ -38,14 +38,17 @@ def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     gone = threading.Thread(target=_end_with, args=(control.fileno(),), name="client", daemon=True)
     gone.start()
-    job = to_worker(control.recv(MAX_PACKET_BYTES))
+    data = control.recv(MAX_PACKET_BYTES)
+    if not data:
+        return  # the client died before it said what to serve
+    job = to_worker(data)
     assert isinstance(job, Load)
     model = _loaded(job, control, load)
     for argument in sys.argv[2:]:
         lane, memory = (int(fd) for fd in argument.split(":"))
         area = Area(memory, job.image_shape, model.output_shape)
         threading.Thread(target=_serve, args=(socket.socket(fileno=lane), area, model.run), daemon=True).start()
-    control.send(packet(messages.Loaded(model.output_shape, model.runs_on, model.first_s)))
+    _tell(control, messages.Loaded(model.output_shape, model.runs_on, model.first_s))
     gone.join()
 
 
@@ -68,8 +71,13 @@ def _loaded(job: Load, control: socket.socket, load: Callable[[Load], LoadedMode
     except Exception as error:  # runtimes share no exception class
         reason = error.reason if isinstance(error, ArtefactRejected) else Reason.LOAD_FAILED
         detail = error.detail if isinstance(error, ArtefactRejected) else in_short(error)
-        control.send(packet(messages.Refused(reason.value, in_short(detail))))
+        _tell(control, messages.Refused(reason.value, in_short(detail)))
         sys.exit(0)
+
+
+def _tell(control: socket.socket, message: messages.FromWorker) -> None:
+    with contextlib.suppress(OSError):  # the client is gone, and this process ends with it
+        control.send(packet(message))
 
 
 def _serve(lane: socket.socket, area: Area, run: Model) -> None:

@@ -215,6 +215,11 @@ def _named(roots: Sequence[bytes]) -> dict[str, bytes]:
 
 def _online_keys(root: Metadata[Root]) -> dict[bytes, str]:
     """Public key, 32 bytes -> its id, of those who sign messages and releases."""
-    named = root.signed.roles[Timestamp.type].keyids
-    keys = {key_id: root.signed.keys[key_id] for key_id in named}
-    return {bytes.fromhex(key.keyval["public"]): key_id for key_id, key in keys.items() if key.scheme == "ed25519"}
+    found = {}
+    for key_id in root.signed.roles[Timestamp.type].keyids:
+        key = root.signed.keys.get(key_id)
+        # A stranger's root may name what it doesn't list, and list what is none.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if key is not None and key.scheme == "ed25519":
+                found[bytes.fromhex(key.keyval["public"])] = key_id
+    return found

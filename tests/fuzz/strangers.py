@@ -52,6 +52,7 @@ from replayfleet.models.specs import DetectionSpec, TaskSpec
 from tests.fuzz.forms import JSON, MSGPACK, PROTOBUF, SAFETENSORS, after, document, taken_apart
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.target import Target, scratch, seeds
+from tests.support.voices import Plain
 
 FLEET = "street"
 MAX_UNFOLDED_BYTES = 16 << 20
@@ -154,7 +155,7 @@ def _courier(folder: str) -> tuple[FleetCourier, DiskBlobStore, set[str]]:
     for part in store.parts.iterdir():
         part.unlink()
     limits = TransferLimits(MAX_UNFOLDED_BYTES, MAX_UNFOLDED_BYTES, max_open=2)
-    return FleetCourier("aggregator", FLEET, links, store, limits=limits), store, links.said
+    return FleetCourier("aggregator", FLEET, links, store, Plain(), limits=limits), store, links.said
 
 
 @cache

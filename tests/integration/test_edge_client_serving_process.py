@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -25,12 +27,14 @@ from replayfleet.edge_client.flow import Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.inference import InferenceLoop
 from replayfleet.edge_client.frames.views import WholePicture
-from replayfleet.edge_client.serving.loading import load_model
+from replayfleet.edge_client.serving.loading import LoadedModel, load_model
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
+from replayfleet.edge_client.serving.messages import Load
 from replayfleet.edge_client.serving.model import WorkerModel
 from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
+from replayfleet.edge_client.serving.worker import _loaded
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 RATE_HZ = 100.0
@@ -355,6 +359,30 @@ def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours)
     while runs(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_process_whose_client_died_before_it_said_what_to_serve_ends_without_a_word() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", "from replayfleet.edge_client.serving.worker import main; main()"]
+    with subprocess.Popen(
+        [*command, str(theirs.fileno())], pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE
+    ) as child:
+        theirs.close()
+        ours.close()
+        assert child.communicate(timeout=60)[1] == b""
+    assert child.returncode == 0
+
+
+def test_a_refusal_that_no_client_hears_is_no_error() -> None:
+    def load(_: Load) -> LoadedModel:
+        raise ArtefactRejected(Reason.LOAD_FAILED, "blob is not on disk")
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        ours.close()
+        with pytest.raises(SystemExit) as ended:
+            _loaded(cast("Load", None), theirs, load)
+    assert ended.value.code == 0
 
 
 def test_a_serving_process_has_neither_torch_nor_mqtt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_a_device_that_was_given_a_root_trusts_nobody_else_at_first_sight(
     device = Device(tmp_path / "given", anchor(aggregator.keys))
     with pytest.raises(MalformedMessage, match="root doesn't name"):
         device.hears(Aggregator(tmp_path / "foreign").announcement())
+    assert device.hears(aggregator.announcement())
+
+
+@pytest.mark.parametrize("public", [None, "no digits", 7])
+def test_a_strangers_root_with_keys_that_are_none_introduces_nobody_and_harms_nothing(
+    public: Any, aggregator: Aggregator, tmp_path: Path
+) -> None:
+    device, foreign = Device(tmp_path / "new"), Aggregator(tmp_path / "foreign")
+    root = json.loads(foreign.releases.roots[0])
+    for key_id in root["signed"]["roles"]["timestamp"]["keyids"]:
+        if public is None:
+            del root["signed"]["keys"][key_id]
+        else:
+            root["signed"]["keys"][key_id]["keyval"]["public"] = public
+    foreign.releases.roots = (json.dumps(root).encode(),)
+    with pytest.raises(MalformedMessage):
+        device.hears(foreign.announcement())
     assert device.hears(aggregator.announcement())
 
 
