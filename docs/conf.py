@@ -15,7 +15,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinxcontrib.mermaid",
 ]
 # The repository's root is the source folder: README, CONTRIBUTING and the pages of docs/ link to each other as files.
 root_doc = "docs/index"
@@ -24,7 +23,6 @@ exclude_patterns = ["README.md", ".*", "build", "dist", "runs", "tests"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 suppress_warnings = ["myst.header"]  # pages may begin lower, as those that are parts of others do
 
 autodoc_typehints = "description"

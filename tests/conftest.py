@@ -30,8 +30,9 @@ class ProcessesAlone(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        alone = nodeid.startswith(("tests/e2e/", "tests/faults/", "tests/integration/"))
-        return "processes" if alone else nodeid.partition("::")[0]
+        apart = nodeid.startswith(("tests/e2e/", "tests/faults/", "tests/integration/"))
+        computes = nodeid.startswith(("tests/e2e/test_deployed_", "tests/integration/test_export_"))  # in their process
+        return "processes" if apart and not computes else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

@@ -14,6 +14,7 @@ from replayfleet.edge_client.state_store import StateStore, spec_digest
 DEADLINE_S = 12.0
 
 
+@pytest.mark.usefixtures("served_here")
 def test_a_device_too_slow_for_the_full_round_delivers_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In full the round would take minutes; the aggregator takes what is there before it closes."""
     monkeypatch.setitem(PFEDGRP, "local_epochs", "3000")

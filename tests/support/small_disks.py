@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import replayfleet.edge_client.serving.model
 from replayfleet.federation.service.logs import configure_logging
 from tests.support.client_world import World, events
+from tests.support.served_here import ServedHere
 
 SIZE_MB = 48
 
@@ -46,6 +48,7 @@ def frames(world: World) -> int:
 
 def main(place: Path, full: str) -> None:
     configure_logging()
+    replayfleet.edge_client.serving.model.ServingProcess = ServedHere  # type: ignore[misc]
     mount(place / "aggregator")
     mount(place / "cam-0")
     world = World(place, num_clients=2, num_rounds=3, deadline_s=3600.0)

@@ -74,7 +74,7 @@ def fleet(name: str) -> Fleet:
     """Three honest clients: one trains, the others' models are its own with a little noise, as other data make."""
     quick: dict[str, Any] = {"local_epochs": 1, "batch_size": 8}
     if name == "pfedgrp":
-        quick |= {"replay_per_client": 16, "aggregation_epochs": 1}
+        quick |= {"replay_per_client": 4, "gan_batch_size": 8, "aggregation_epochs": 1}
     spec = make_spec("f", name, TOY, preset="tiny", overrides=quick, run_seed=0)
     method = method_of(spec)
     initial = method.initial_download(seeded_generator(0, 0, "initial"))

@@ -24,10 +24,13 @@ from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 
+QUICK = {"sub_generator_epochs": "1", "first_sub_generator_epochs": "1", "replay_per_client": "8"}
+
+
 def simulation(method: str, num_workers: int) -> Simulation:
     dataset = small_dataset()
     size = StreamSettings(scenario="circulating", num_clients=3, num_rounds=2, samples_per_class=3)
-    built = method_from(METHODS[method], dataset.task, "tiny", {})
+    built = method_from(METHODS[method], dataset.task, "tiny", QUICK if method == "pfedgrp" else {})
     return Simulation(
         method=built,
         dataset=dataset,
@@ -120,7 +123,7 @@ def test_ctrl_c_ends_a_run_whose_clients_would_train_for_minutes(tmp_path: Path)
     try:
         assert process.stdout is not None
         assert "2 clients" in process.stdout.readline()
-        time.sleep(3)
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         started = time.monotonic()
         _, err = process.communicate(timeout=20)
