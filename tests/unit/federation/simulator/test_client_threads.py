@@ -23,7 +23,6 @@ from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
-
 QUICK = {"sub_generator_epochs": "1", "first_sub_generator_epochs": "1", "replay_per_client": "8"}
 
 
