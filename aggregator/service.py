@@ -125,6 +125,7 @@ class AggregatorService:
         self._listening = Listening(name, self.loop)
         self._listen(clock())
         self._view = self._snapshot()
+        self._refusal = ""
 
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
@@ -183,6 +184,10 @@ class AggregatorService:
     def on_tick(self, now: float) -> None:
         self.loop.guarded("tick", self.coordinator.tick, now)
         self._listen(now)
+        if self.loop.refusal != self._refusal:
+            self._refusal = self.loop.refusal
+            if self._refusal:
+                self._parts.journal.add("broker refuses", reason=self._refusal)
         self._view = self._snapshot()
 
     def _listen(self, now: float) -> None:

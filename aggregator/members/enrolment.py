@@ -227,14 +227,13 @@ class Registry:
 
     def _certify_broker(self, broker: Path) -> None:
         """Make the broker's certificate: at first, for other names, and in time before it ends."""
-        kept = _kept(broker)
+        kept, has_key = _kept(broker)
         hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or ("localhost", "127.0.0.1", "::1")
-        if kept is not None and self._authority.signed(kept) and _hosts_in(kept) == hosts:
+        if kept is not None and has_key and self._authority.signed(kept) and _hosts_in(kept) == hosts:
             left_s = (kept.not_valid_after_utc - self._now).total_seconds()
             if left_s > identity.SOON_S:
                 return
         key = new_key()
-        # The key first: a certificate without its key would be found whole the next time.
         files.write_if_new(broker / files.KEY, private_pem(key), private=True)
         certificate = self._authority.sign(key.public_key(), hosts[0], BROKER_DAYS, hosts)
         files.write_if_new(broker / files.CERTIFICATE, pem_of(certificate))
@@ -337,14 +336,15 @@ def _read_public(path: Path) -> bytes:
     return key.public_bytes_raw()
 
 
-def _kept(broker: Path) -> x509.Certificate | None:
-    """Return the broker's certificate, if it and its key are there and belong together."""
+def _kept(broker: Path) -> tuple[x509.Certificate | None, bool]:
+    """Return the broker's certificate, if there is one, and whether its key is there."""
+    certificate = None
     try:
         certificate = x509.load_pem_x509_certificate((broker / files.CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((broker / files.KEY).read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
-        return None
-    return certificate if certificate.public_key() == key.public_key() else None
+        return certificate, False
+    return certificate, certificate.public_key() == key.public_key()
 
 
 def _hosts_in(certificate: x509.Certificate) -> tuple[str, ...]:

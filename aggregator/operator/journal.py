@@ -34,6 +34,7 @@ _WARNINGS = frozenset(
         "download failed",
         "download refused",
         "client ahead",
+        "broker refuses",
     }
 )
 

@@ -63,7 +63,8 @@ class Status:
             if client.quarantined_because:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
         if self.last_event:
-            lines.append(f"last event: {self.last_event.get('event')}")
+            reason = self.last_event.get("reason")
+            lines.append(f"last event: {self.last_event.get('event')}" + (f": {reason}" if reason else ""))
         return [visible(line) for line in lines]
 
 

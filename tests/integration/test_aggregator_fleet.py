@@ -14,6 +14,7 @@ from support.tiny_method import TinyMethod, TinyState
 from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
@@ -50,6 +51,18 @@ def test_a_run_counts_every_upload_once_and_gives_everybody_the_final_download(f
         assert replace(client.manifest, release=None) == fleet.store.download(client_id)
         assert client.manifest.round == 3
         assert all(verdict.accepted for verdict in client.verdicts)
+
+
+def test_what_the_broker_has_against_the_aggregator_is_in_health_and_status(fleet: TinyFleet):
+    fleet.run(until=lambda: fleet.service.ready)
+    assert fleet.service.health()["healthy"]
+    said = fleet.service.loop.data.problem = "session taken over: by a copy"
+    fleet.run(until=lambda: events(fleet, "broker refuses") != [])
+    health, lines = fleet.service.health(), read_status(fleet.tmp_path / "aggregator").lines()
+    assert (health["healthy"], health["broker"]) == (False, said)
+    assert f"last event: broker refuses: {said}" in lines
+    fleet.run(until=lambda: fleet.rounds.index > 0)
+    assert len(events(fleet, "broker refuses")) == 1
 
 
 def test_an_unchanged_sub_generator_never_travels_down(fleet: TinyFleet):

@@ -181,6 +181,7 @@ class MemorySession:
         self.clean = clean
         self.filters: dict[str, None] = {}
         self.missed: deque[tuple[str, bytes]] = deque(maxlen=_MAX_QUEUED)
+        self.problem = ""
         self._broker = broker
         self._topics: dict[str, None] = {}
         self._outbox: deque[tuple[str, bytes, bool]] = deque(maxlen=_MAX_QUEUED)
@@ -241,11 +242,6 @@ class MemorySession:
     def state(self) -> str:
         """One line for operators."""
         return "connected" if self._connected else "not connected"
-
-    @property
-    def problem(self) -> str:
-        """A broker in memory refuses nothing."""
-        return ""
 
     @property
     def num_connections(self) -> int:

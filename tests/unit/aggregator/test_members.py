@@ -224,6 +224,11 @@ def test_the_brokers_certificate_follows_its_names_and_is_renewed_in_time(tmp_pa
     assert second != first
     assert at(700) == second
     assert at(800) != second
+    (tmp_path / "broker" / "broker.key").unlink()
+    third = at(801)
+    made = x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes())
+    assert enrolment._hosts_in(made) == ("other.example",), "of a command that was killed between the two, too"
+    assert at(802) == third == made.serial_number
 
 
 def test_where_the_broker_has_its_files_is_remembered(tmp_path: Path) -> None:
