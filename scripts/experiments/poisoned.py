@@ -34,7 +34,7 @@ from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.command import run_command
 from replayfleet.federation.simulator.attacks import ATTACKS, Attack
-from replayfleet.federation.simulator.checkpoints import Checkpoints
+from replayfleet.federation.simulator.checkpoints import Checkpoints, holds_run
 from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.result import commit, hardware, versions
@@ -140,8 +140,7 @@ class Fleet:
         self._known: dict[str, Any] = {}
         before = Checkpoints(folder)
         if before.num_rounds() < NUM_BEFORE:
-            shutil.rmtree(folder, ignore_errors=True)
-            before.begin({"method": method, "seed": seed}, resume=False)
+            before.begin({"method": method, "seed": seed, **described()}, resume=holds_run(folder))
             self._simulation(Row(method), NUM_CLIENTS, NUM_BEFORE).run(checkpoints=before)
 
     def attacked(self, row: Row, attack: str) -> list[RoundRecord]:
