@@ -2,9 +2,9 @@
 
     python -m support.flood BROKER_URL FLEET CLIENT FOLDER KIND[,KIND...]
 
-It writes packets to a bare socket, without a client's bookkeeping, until its standard input is closed; then it prints
-how many messages and bytes it sent. They are signed with the key in the member's folder, each once: those of later
-bursts are repetitions. Kinds: ``ATTACKS``.
+It writes packets to a bare socket, without a client's bookkeeping, until its standard input is closed. It prints a line
+when it begins and one when it has sent everything once, at the end how many messages and bytes it sent. They are signed
+with the key in the member's folder, each once: those of later bursts are repetitions. Kinds: ``ATTACKS``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def flood(
         body = b"\0\4MQTT\4\2\0\0" + struct.pack("!H", len(name)) + name  # MQTT 3.1.1, a clean session, no keep-alive
         connection.sendall(b"\x10" + _length(len(body)) + body)
         assert connection.recv(4)[3:] == b"\0", "refused"
-        for burst, count in cycle(zip(bursts, counts, strict=True)):
+        for number, (burst, count) in enumerate(cycle(zip(bursts, counts, strict=True))):
+            if number in {0, len(bursts)}:
+                sys.stdout.write("begun\n" if number == 0 else "sent once\n")
+                sys.stdout.flush()
             if stop.is_set():
                 break
             connection.sendall(burst)

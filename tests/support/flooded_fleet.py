@@ -7,8 +7,9 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -92,11 +93,13 @@ class FloodedFleet:
             assert time.monotonic() < end, f"round {index} never came, this is {self.round}"
             self.pump()
 
-    def rounds(self, at_least_s: float, at_least: int, limit_s: float) -> Phase:
+    def rounds(
+        self, at_least_s: float, at_least: int, limit_s: float, until: Callable[[], bool] = lambda: True
+    ) -> Phase:
         """Let rounds pass."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the peak counts from here
         began, before, lines, cpu = time.monotonic(), self.round, self.num_warnings, sum(self.memory.cpu_times()[:2])
-        while time.monotonic() - began < at_least_s or self.round < before + at_least:
+        while time.monotonic() - began < at_least_s or self.round < before + at_least or not until():
             assert time.monotonic() - began < limit_s, f"{self.round - before} rounds in {limit_s} s"
             self.pump()
         return Phase(
@@ -120,13 +123,23 @@ class FloodedFleet:
             self.folder / MEMBER,
             ",".join(kinds),
         ]
-        flood = subprocess.Popen(command, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            found = self.rounds(at_least_s, at_least, limit_s)
-            sent = json.loads(flood.communicate(timeout=60)[0])
-        finally:
-            flood.kill()
-            flood.wait()
+        with subprocess.Popen(command, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
+            said: list[bytes] = []
+            reader = threading.Thread(target=lambda: said.extend(flood.stdout or ()))
+            reader.start()
+            try:
+                end = time.monotonic() + limit_s
+                while not said:
+                    assert time.monotonic() < end, "the flood never began"
+                    self.pump()
+                found = self.rounds(at_least_s, at_least, limit_s, lambda: len(said) > 1)
+                assert flood.stdin is not None
+                flood.stdin.close()
+                reader.join(60)
+                sent = json.loads(said[-1])
+            finally:
+                flood.kill()
+                reader.join()
         return Phase(**{**asdict(found), "sent_messages": sent["messages"], "sent_mb": sent["bytes"] / 1e6})
 
     @property
