@@ -150,7 +150,7 @@ class FleetTrust:
             if key in names:
                 self._updater({}, root)
                 self._load()
-                log.warning("fleet trusted at first sight", root=next(iter(names.values()))[:16])
+                log.info("fleet trusted at first sight", root=next(iter(names.values()))[:16])
         except RepositoryError as error:
             raise MalformedMessage(f"its root can't be used: {error}") from error
 
