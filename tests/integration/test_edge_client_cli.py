@@ -234,9 +234,17 @@ def test_a_client_killed_in_the_middle_of_its_round_comes_back_and_continues(
     process = spawn(words)
     mqtt_world.until(lambda: trains(process.pid))  # round 0
     written = {path.name for path in (place / "data").iterdir()}
-    assert written <= {"fleet.json", "lock", "status.json", ".status.json", "blobs", "keys", "state", "trust", "folder-rounds"}, (
-        "no sample lies on disk"
-    )
+    assert written <= {
+        "fleet.json",
+        "lock",
+        "status.json",
+        ".status.json",
+        "blobs",
+        "keys",
+        "state",
+        "trust",
+        "folder-rounds",
+    }, "no sample lies on disk"
     maps = Path(f"/proc/{process.pid}/maps")
     assert not maps.exists() or "libtorch" not in maps.read_text(), "a device serves without torch"
     process.kill()
