@@ -63,6 +63,7 @@ def drive(root: Path, tmp_path: Path, *queries: str, least: int = 20) -> Any:
     return source_opener([f"carla-replay://{root}?{query}" for query in queries], tmp_path, learning=learning)
 
 
+@pytest.mark.usefixtures("served_here")
 def test_vehicles_make_rounds_of_the_objects_they_drive_past_and_miss_no_frame(world: Any, tmp_path: Path) -> None:
     root = write_drive(tmp_path / "drive", ("Town01", "Town02"), 8)
     fleet = world(num_clients=2, num_rounds=2, task=TASK)

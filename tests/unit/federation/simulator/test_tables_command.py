@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -15,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from support.image_sets import write_fashion_mnist
+from support.inline_runs import Inline
 from support.nudge_method import NudgeMethod
 
 from replayfleet.federation.errors import SettingsError
@@ -24,7 +23,7 @@ from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.simulator.tables import plan, running
 from replayfleet.federation.simulator.tables.paper import paper_table
-from replayfleet.federation.simulator.tables.plan import Choice, PlannedRun, Planner, State
+from replayfleet.federation.simulator.tables.plan import Choice, Planner, State
 
 Table: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -32,33 +31,6 @@ SIZE = [
     *("--settings", "tiny", "--clients", "2", "--rounds", "3", "--dataset", "fashion-mnist"),
     *("--set", "samples_per_class=3", "--set", "test_samples_per_class=1"),
 ]
-
-
-class Inline:
-    """A run in this process, finished when it begins."""
-
-    def __init__(self, run: PlannedRun) -> None:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(said):
-                cli.run(run.spec, run.spec.command())
-            self.code = 0
-        except SystemExit as stopped:
-            self.code = stopped.code
-        except Exception as error:
-            print(error, file=said)
-            self.code = 2
-        (run.folder / running.LOG).write_text(said.getvalue())
-
-    def poll(self) -> int | None:
-        return self.code
-
-    def terminate(self) -> None:
-        pass
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self.code
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from support.driving_folder import write_driving
+from support.inline_runs import Inline
 from support.recordings import carla_frames
 
 from replayfleet.federation.simulator import cli
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.result import Result
+from replayfleet.federation.simulator.tables import running
 from replayfleet.federation.simulator.tables.measured import Cell, judged, measured
 from replayfleet.federation.simulator.tables.measured import cells as table_cells
 from replayfleet.federation.simulator.tables.paper import PaperTable, paper_table
@@ -212,6 +214,7 @@ def fleet_sim(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_runs_are_made_once_and_written_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str, method: str
 ):
+    monkeypatch.setattr(running, "launch_process", Inline)
     out, dataset = tmp_path / "out", paper_table(number).columns[0].dataset
     words = [number, "--out", str(out), "--settings", "tiny", "--seeds", "0", "--methods", method, "--rounds", "3"]
     words += ["--data-root", str(recording(tmp_path)), "--jobs", "1", "--set", "samples_per_class=2"]
