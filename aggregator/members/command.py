@@ -54,7 +54,7 @@ def enroll(
     """
     from replayfleet.aggregator.members.enrolment import check_broker, check_fleet, opened, read_terms
 
-    agreed = read_terms(client, **terms)
+    agreed = read_terms(client, **terms, enrols=True)
     with opened(data_dir, check_fleet(fleet), check_broker(hosts, broker_dir), new=True) as registry:
         _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
 

@@ -57,8 +57,8 @@ class Terms:
     Attributes:
         days: that it is valid.
         key: the public half of a key that stays where it was made; None: keys are made here.
-        signing_key: the public Ed25519 key with which the member signs, 32 bytes; None: one is made here, or with a
-            ``key`` the first that the member uses counts.
+        signing_key: the public Ed25519 key with which the member signs, 32 bytes; None: one is made here, if it has
+            none yet.
         out: the identity folder to write; None: one in the data dir.
     """
 
@@ -315,15 +315,26 @@ def check_broker(hosts: tuple[str, ...], place: Path | None) -> Broker:
     return Broker(hosts, found)
 
 
-def read_terms(client: str, days: int, request: Path | None, signing_key: Path | None, out: Path | None) -> Terms:
+def read_terms(
+    client: str,
+    days: int,
+    request: Path | None,
+    signing_key: Path | None,
+    out: Path | None,
+    *,
+    enrols: bool = False,
+) -> Terms:
     """Return what an operator says about a client's certificate, from files.
 
     Raises:
-        SettingsError: The client id, the request or the key can't be used.
+        SettingsError: The client id, the request or the key can't be used, or one that ``enrols`` lacks a key.
     """
     check_client(client)
     key = None if request is None else read_request(request, client)
-    return Terms(days, key, None if signing_key is None else _read_public(signing_key), out)
+    public = None if signing_key is None else _read_public(signing_key)
+    if enrols and key is not None and public is None and client not in _ROLES:
+        raise SettingsError("--request needs --signing-key: without one nothing that the client says counts")
+    return Terms(days, key, public, out)
 
 
 def _read_public(path: Path) -> bytes:

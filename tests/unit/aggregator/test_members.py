@@ -100,6 +100,8 @@ def test_a_request_is_signed_and_the_key_stays_where_it_was_made(tmp_path: Path)
 def test_a_request_for_another_name_is_refused(name: str, says: str, tmp_path: Path) -> None:
     refused = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--request", request(tmp_path, name))
     assert says in str(refused.exception)
+    refused = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--request", request(tmp_path))
+    assert "--request needs --signing-key" in str(refused.exception)
     (tmp_path / "cam-1.csr").write_text("nothing")
     refused = run("enroll", "cam-1", "--data-dir", tmp_path / "agg", "--request", tmp_path / "cam-1.csr")
     assert "expected a certificate signing request" in str(refused.exception)
