@@ -68,6 +68,7 @@ class Report(msgspec.Struct):
 def main(names: tuple[str, ...], inputs: int, seed: int, out: Path, replay: Path | None) -> None:
     """Fuzz all targets, or those that are named."""
     if replay is not None:
+        sys.path.append(str(ROOT / "tests"))
         for name in names:
             click.echo(f"{name}: accepted {TARGETS[name].feed(replay.read_bytes()) or ''}")
         return
@@ -94,7 +95,7 @@ def main(names: tuple[str, ...], inputs: int, seed: int, out: Path, replay: Path
 def _piece(name: str, seed: int, number: int, inputs: int) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "tests.fuzz.piece", name, str(seed), str(number), str(inputs), folder]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=False)
         if done.returncode == 0:
             return msgspec.json.decode(done.stdout, type=Outcome)

@@ -21,6 +21,7 @@ from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefus
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
 from replayfleet.export.running.inspection import input_names, inspect_graph
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, SettingsError, UploadRejected
+from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.wire.protocol import codec
 from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
 from replayfleet.federation.wire.protocol.messages import (
@@ -252,6 +253,68 @@ def _conversation() -> list[Any]:
     return msgspec.to_builtins(plain, builtin_types=(bytes,))
 
 
+@cache
+def _fleet() -> Any:
+    """A whole aggregator, which an input finds as the one before left it; one of its clients is hostile."""
+    from support.tiny_fleet import TinyFleet
+
+    fleet = TinyFleet(scratch() / "fleet", ("cam-1", "cam-2"), num_clients=2, min_clients=1, num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    return fleet
+
+
+def _members(data: bytes) -> str:
+    """What an enrolled client signs and says to its aggregator, while time passes and rounds go on."""
+    said = taken_apart(data, list[tuple[str, dict[str, Any] | bytes, float]])
+    fleet = _fleet()
+    coordinator, counters = fleet.service.coordinator, fleet.service._parts.courier.counters
+    signer, before, place = fleet.clients["cam-1"].signer, counters["malformed"], coordinator.rounds.index
+    for topic, message, waits in said:
+        if isinstance(message, bytes):
+            payload = b"\x02" + bytes([PROTOCOL_VERSION]) + message
+        else:
+            frame = b"\x01" + bytes([PROTOCOL_VERSION]) + msgspec.msgpack.encode(_now(message, place))
+            payload = signer.seal(topic, frame)
+        coordinator.on_message(topic, payload, fleet.now)
+        fleet.now += min(max(waits, 0.0), 100.0)
+        coordinator.tick(fleet.now)
+        fleet.service.loop.pump(0)
+    if fleet.service._parts.metrics.errors._value.get():  # type: ignore[attr-defined]
+        fleet.service._parts.metrics.errors._value.set(0)  # type: ignore[attr-defined]
+        raise AssertionError("an error that nobody expected")
+    if counters["malformed"] - before == len(said):
+        raise MalformedMessage("nothing was understood")
+    return f"{coordinator.rounds.phase} {coordinator.rounds.index - place}"
+
+
+def _now(message: Any, place: int) -> Any:
+    """Put the open round in the place of round 0: what was recorded is of a fleet that was younger."""
+    if isinstance(message, dict):
+        return {key: place if key == "round" and value == 0 else _now(value, place) for key, value in message.items()}
+    return message
+
+
+def _member_seeds() -> list[bytes]:
+    from support.tiny_fleet import FLEET as TINY_FLEET
+    from support.tiny_method import TinyUpload
+    from torch import ones
+
+    upload = TinyUpload({"w": ones(4)}, {0: {"g": ones(3)}})
+    store = DiskBlobStore(scratch() / "member")
+    packed = encode_artefacts(upload.pack(), store)
+    draft = Manifest("up", TINY_FLEET, "cam-1", 0, 3, packed.blobs, packed.facts)
+    raws = [store.read(entry.digest) for entry in packed.blobs]
+    parts = tuple(BundlePart(entry.digest, entry.size_bytes, "raw") for entry in packed.blobs)
+    block_digests = hashlib.sha256(b"".join(raws)).digest()
+    said = Offer("client", "2f" * 16, draft, parts, 1024, block_digests)
+    up, control, state = (topic_of(TINY_FLEET, channel, "cam-1") for channel in ("up", "control", "state"))
+    words: list[Any] = [(state, Presence("cam-1", "online", "boot-9", 1 << 20), 0.1), (up, said, 0.1)]
+    words.append((up, codec.encode(Block(said.transfer_id, 0, b"".join(raws)))[2:], 30.0))
+    words += [(control, message, 1.0) for message in messages() if not isinstance(message, (Offer, Announcement))]
+    words.append((topic_of(TINY_FLEET, "round"), messages()[-1], 40.0))
+    return [document(words)]
+
+
 def _upload_seeds() -> Sequence[bytes]:
     """One upload of every kind that a fleet may run: each set of its layout, each fact with a number."""
     found = []
@@ -429,6 +492,7 @@ STRANGERS = {
         MSGPACK,
     ),
     "conversations": Target(seeds(lambda: [document(_conversation())]), _conversations, (MalformedMessage,), MSGPACK),
+    "members": Target(seeds(_member_seeds), _members, (MalformedMessage,), MSGPACK),
     "topics": Target(
         seeds(lambda: [topic_of(FLEET, "round").encode(), topic_of(FLEET, "up", "cam-1").encode()]),
         _topics,

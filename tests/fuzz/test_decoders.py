@@ -12,13 +12,13 @@ from tests.fuzz.piece import run_piece
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
-SLOW = {"bundles": 300, "conversations": 300, "settings": 500, "agreements": 600, "roots": 150, "releases": 150}
+NUM_INPUTS = {"bundles": 300, "conversations": 300, "settings": 500, "roots": 150, "releases": 150, "members": 60}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that overflow
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_documented_errors_come_out_and_some_inputs_are_accepted(name: str) -> None:
-    outcome = run_piece(TARGETS[name], f"smoke/{name}", SLOW.get(name, 800))
+    outcome = run_piece(TARGETS[name], f"smoke/{name}", NUM_INPUTS.get(name, 800))
     assert not outcome.findings, "\n".join(finding.trace for finding in outcome.findings)
     assert outcome.accepted, "no changed input is accepted: nothing behind the first check is reached"
 

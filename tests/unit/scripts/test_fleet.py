@@ -205,6 +205,9 @@ def test_a_line_to_nowhere_is_dead_and_does_not_hang() -> None:
 def test_an_impossible_line_is_refused() -> None:
     with pytest.raises(ValueError, match="delay_s is nan, expected 0 or more"):
         LineQuality(delay_s=float("nan"))
+    for loss in (1.0, float("nan")):  # a line that loses all would wait for ever
+        with pytest.raises(ValueError, match="below 1"):
+            LineQuality(loss=loss)
 
 
 def test_a_line_that_can_not_be_is_refused_in_one_line() -> None:
