@@ -22,6 +22,7 @@ OVERHEAD_BYTES = 1 << 10
 """What a message costs beside its payload, in memory and in work."""
 QUANTUM_BYTES = 64 << 10
 """A lane's share of one turn."""
+LARGE_BYTES = 64 << 10
 NUM_STRANGER_LANES = 16
 """Clients that nobody knows share these, however many there are."""
 STRANGERS = "unknown clients"
@@ -99,6 +100,7 @@ class FairInbox:
         self._buckets: dict[tuple[str, bool], TokenBucket] = {}
         self._size_bytes = 0
         self._dropped: Counter[str] = Counter()
+        self._waste: Counter[str] = Counter()
         self.num_dropped = 0
 
     def put_own(self, work: Work) -> None:
@@ -112,7 +114,7 @@ class FairInbox:
         with self._changed:
             name = self._lane_of(topic)
             if not self._admits(name, payload, now):
-                self._count(name)
+                self._count(name, payload)
                 return
             lane = self._lanes.setdefault(name, _Lane())
             message = Message(topic, payload)
@@ -148,6 +150,17 @@ class FairInbox:
             dropped, self._dropped = self._dropped, Counter()
             return dropped
 
+    def blame(self, sender: str, count: int) -> None:
+        """Count messages that were let in and were of no use."""
+        with self._changed:
+            self._waste[sender] += count
+
+    def take_waste(self) -> Counter[str]:
+        """Return how much each sent in vain since the last call: messages, of large ones each ``LARGE_BYTES``."""
+        with self._changed:
+            waste, self._waste = self._waste, Counter()
+            return waste
+
     def _lane_of(self, topic: str) -> str:
         match topic.split("/", 5):
             case [_, _, _, "clients", client, _]:
@@ -177,18 +190,21 @@ class FairInbox:
 
     def _drop_newest(self, name: str) -> None:
         lane = self._lanes[name]
-        self._resize(lane, lane.messages.pop(), -1)
+        message = lane.messages.pop()
+        self._resize(lane, message, -1)
         if not lane.messages:
             del self._lanes[name]
-        self._count(name)
+        self._count(name, message.payload)
 
     def _resize(self, lane: _Lane, message: Message, sign: int) -> None:
         lane.size_bytes += sign * _size(message)
         self._size_bytes += sign * _size(message)
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, payload: bytes) -> None:
         self.num_dropped += 1
-        self._dropped[STRANGERS if name.startswith(_STRANGER) else name] += 1
+        sender = STRANGERS if name.startswith(_STRANGER) else name
+        self._dropped[sender] += 1
+        self._waste[sender] += 1 if is_block(payload) else 1 + len(payload) // LARGE_BYTES
 
 
 def _size(message: Message) -> int:

@@ -21,7 +21,7 @@ log = EventLogger(__name__)
 TICK_S = 0.1
 LOOK_EVERY_S = 0.5
 FLOOD = 50
-"""So many messages dropped between two looks are a flood; of an honest client there are none."""
+"""So many messages sent in vain between two looks are a flood; of an honest client there are hardly any."""
 TELL_EVERY_S = 10.0
 MAX_TOLD = 4
 """Those who had most messages dropped are named, one line each."""
@@ -68,7 +68,7 @@ class Loop:
         control: session of small messages; there after ``connect``.
         data: session of blocks.
         inbox: what waits for it; whoever sends too much loses messages there.
-        flooding: whose messages were dropped in numbers; changes when it was looked, else empty.
+        flooding: who sends in vain, in numbers; said once at each look, else empty.
     """
 
     control: Session
@@ -204,9 +204,9 @@ class Loop:
     def _look_for_floods(self, now: float) -> None:
         self.flooding = frozenset()
         if now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at, dropped = now, self.inbox.take_dropped()
-            self._dropped += dropped
-            self.flooding = frozenset(sender for sender, count in dropped.items() if count >= FLOOD)
+            self._looked_at = now
+            self._dropped += self.inbox.take_dropped()
+            self.flooding = frozenset(sender for sender, count in self.inbox.take_waste().items() if count >= FLOOD)
         if self._dropped and now - self._told_at >= TELL_EVERY_S:
             self._told_at, dropped, self._dropped = now, self._dropped, Counter()
             for sender, count in dropped.most_common(MAX_TOLD):

@@ -135,6 +135,11 @@ class FleetCourier:
             self._open.pop(link, None)
         self._incoming.forget(peer)
 
+    def take_useless(self) -> Counter[str]:
+        """Return how many blocks of each peer belonged to nothing or had come before, since the last call."""
+        useless, self._incoming.useless = self._incoming.useless, Counter()
+        return useless
+
     def advanced_at(self, peer: str) -> float:
         """When a peer last said that it received something new of what we send it; minus infinity for never."""
         current = self._open.get(peer)

@@ -76,6 +76,7 @@ class Incoming:
         limits: what we are willing to receive.
 
     Attributes:
+        useless: blocks of each peer that belong to nothing or came before.
         instance: the aggregator's process, whose word the verdicts are; empty for a client.
     """
 
@@ -90,6 +91,7 @@ class Incoming:
         limits: TransferLimits,
     ) -> None:
         self.instance = ""
+        self.useless: Counter[str] = Counter()
         self._role = role
         self._answer = answer
         self._counters = counters
@@ -135,6 +137,7 @@ class Incoming:
                     pending.blocks[block.index] = block.payload
             else:
                 self._counters["duplicates"] += 1
+                self.useless[peer] += 1
             return []
         return self._guarded(peer, lambda: self._take(peer, current, block.index, block.payload, now))
 
@@ -240,6 +243,7 @@ class Incoming:
         current.bytes_on_wire += len(payload)
         if current.unpacked or not receiving.on_block(index, payload, now):
             self._counters["duplicates"] += 1
+            self.useless[peer] += 1
             return []
         if receiving.complete:
             return self._settle(peer, current, now)

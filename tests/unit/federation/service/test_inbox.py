@@ -162,6 +162,15 @@ def test_clients_that_nobody_knows_bring_little_together_and_each_alone_what_a_n
     assert len(drained(made)) == 2
 
 
+def test_what_was_sent_in_vain_weighs_by_size_but_for_blocks_and_includes_what_was_of_no_use():
+    made = inbox("cam", messages=Rate(1, 1, 1), blocks=Rate(1, 1, 1))
+    for payload in (b"\1", b"\1" + bytes(640 << 10), encode(Block("0" * 32, 0, bytes(900 << 10)))):
+        made.put(topic("cam"), payload, 0)
+    made.blame("cam", 5)
+    assert made.take_waste() == {"cam": 1 + 11 + 1 + 5}
+    assert made.take_waste() == Counter()
+
+
 def test_one_clients_rate_is_not_anothers():
     made = inbox("loud", "calm", messages=Rate(per_s=1, burst=3, overhead=1))
     for client in ("loud",) * 50 + ("calm",) * 3:

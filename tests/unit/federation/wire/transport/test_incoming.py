@@ -156,6 +156,7 @@ def test_blocks_that_lie_end_the_transfer_with_a_verdict_that_is_not_remembered(
 def test_blocks_of_nothing_are_counted_and_dropped(end: End) -> None:
     assert end.blocks(offer_of(DATA), DATA) == []
     assert end.counters["duplicates"] == 3
+    assert end.incoming.useless == {"cam-1": 3}
 
 
 def test_a_place_without_a_block_goes_to_a_newcomer_after_a_second_and_its_holder_may_come_again(end: End) -> None:
