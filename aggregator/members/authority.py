@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -16,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.keys import NOT_PEM
 
 CA_KEY, CA_CERTIFICATE = "ca.key", "ca.crt"
 CA_DAYS = 7300
@@ -54,7 +54,7 @@ class Authority:
             self.certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
         except OSError as error:
             raise SettingsError(f"{error.filename or folder} can't be used ({error.strerror or error})") from error
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        except NOT_PEM as error:
             raise SettingsError(f"{folder}: {CA_KEY} or {CA_CERTIFICATE} is damaged ({error})") from error
         if self.certificate.public_key() != key.public_key():
             raise SettingsError(f"{folder}: {CA_KEY} and {CA_CERTIFICATE} don't belong together")
@@ -95,7 +95,7 @@ class Authority:
         """Whether a certificate is this authority's."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
-        except (ValueError, TypeError, InvalidSignature):
+        except NOT_PEM:
             return False
         return True
 
@@ -163,7 +163,7 @@ def read_request(path: Path, name: str) -> CertificatePublicKeyTypes:
             request = x509.load_pem_x509_csr(file.read(MAX_REQUEST_BYTES))
         names = [str(found.value) for found in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         key, is_signed = request.public_key(), request.is_signature_valid
-    except (OSError, ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+    except (OSError, *NOT_PEM) as error:
         raise SettingsError(f"request {path}: expected a certificate signing request in PEM ({error})") from error
     if not is_signed:
         raise SettingsError(f"request {path}: isn't signed with its own key")

@@ -18,7 +18,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -38,7 +37,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service import identity
 from replayfleet.federation.service.data_dir import fleet_of
-from replayfleet.federation.service.keys import KEYS, ROOT, SIGNING_KEY
+from replayfleet.federation.service.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.protocol.limits import check_id
 
 MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
@@ -340,7 +339,7 @@ def read_terms(
 def _read_public(path: Path) -> bytes:
     try:
         key = serialization.load_pem_public_key(path.read_bytes()[:4096])
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, *NOT_PEM) as error:
         raise SettingsError(f"signing key {path}: expected a public key in PEM ({error})") from error
     if not isinstance(key, Ed25519PublicKey):
         raise SettingsError(f"signing key {path}: expected an Ed25519 key")
@@ -353,7 +352,7 @@ def _kept(broker: Path) -> tuple[x509.Certificate | None, bool]:
     try:
         certificate = x509.load_pem_x509_certificate((broker / files.CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((broker / files.KEY).read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+    except (OSError, *NOT_PEM):
         return certificate, False
     return certificate, certificate.public_key() == key.public_key()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography import x509
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,6 +18,8 @@ SIGNING_KEY = "signing.key"
 ROOT = "root.json"
 """Beside a device's key: whose word it takes."""
 MAX_KEY_BYTES = 4096
+NOT_PEM = (ValueError, TypeError, UnsupportedAlgorithm, InternalError, InvalidSignature, x509.InvalidVersion)
+"""What the library raises for files that hold no key, certificate or request."""
 
 
 def signing_key(folder: Path, name: str = SIGNING_KEY) -> Ed25519PrivateKey:
@@ -45,8 +48,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     try:
         with path.open("rb") as file:
             key = serialization.load_pem_private_key(file.read(MAX_KEY_BYTES), password=None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise SettingsError(f"key {path}: expected an unencrypted Ed25519 private key in PEM ({error})") from error
+    except (OSError, *NOT_PEM) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise SettingsError(f"key {path}: expected an unencrypted Ed25519 private key in PEM ({detail})") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"key {path}: expected an Ed25519 private key")
     return key

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replayfleet.aggregator.members.authority import read_request
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.keys import read_key
+
+SHORT = """-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VvBCIEIIr4mh6lu/wBlPoiQdoYTQeLgQT6HoBG1KLrl0DfTG5M
+-----END PRIVATE KEY-----
+"""
+"""Names X448 and has 32 bytes, which the library takes for an error of its own."""
+
+VERSION_3 = """-----BEGIN CERTIFICATE REQUEST-----
+MIHKMHICAQIwEDEOMAwGA1UEAwwFY2FtLTEwWTATBgcqhkjOPQIBBggqhkjOPQMB
+BwNCAATyVGVFp6fIBQsZQT3KX33z89gLeZtvFm+zMmdrRtMCq5NT0i3C1PdCy1EV
++ScQ3jgbuDeWXEhbOPpIGuBO4K7GoAAwCgYIKoZIzj0EAwIDSAAwRQIgeZMYvQKh
+uF0J8o2cntBslOKv0UC36iTFlDhEkul56r0CIQCQi4FfPhP+Ns5bNlCTkXEb4IwV
+/oq7CXRYvR3B8j+q2g==
+-----END CERTIFICATE REQUEST-----
+"""
+
+
+@pytest.mark.parametrize("text", [SHORT, VERSION_3, "", "-----BEGIN PRIVATE KEY-----"])
+def test_a_file_that_is_no_key_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="expected an unencrypted Ed25519 private key in PEM") as refused:
+        read_key(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", [SHORT, VERSION_3, ""])
+def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cam-1.csr"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="expected a certificate signing request in PEM"):
+        read_request(path, "cam-1")
