@@ -29,7 +29,7 @@ OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def task_graph(spec: AnyTaskSpec) -> bytes:
     """Return the task model's graph, any B. Takes 1 to 3 s once.
 
@@ -40,7 +40,7 @@ def task_graph(spec: AnyTaskSpec) -> bytes:
     return export_graph(build_task_model(spec), spec.image_shape, ("images", output), task_facts(spec))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def sub_generator_graph(spec: TaskSpec) -> bytes:
     """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B."""
     return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), sub_generator_facts(spec))

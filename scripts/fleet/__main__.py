@@ -44,7 +44,7 @@ SMALLER = "--clients and --rounds ask"
 @click.option("--time-limit-s", type=POSITIVE, default=600.0, help="Give up after this many seconds.")
 def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     """Run a fleet on this machine, with faults or without; exit code 0: every round and every client came through."""
-    yard, wanted = Yard(**sizes), check_faults(faults)
+    wanted, yard = check_faults(faults), Yard(**sizes)
     console = Console(highlight=False)
     if yard.source == DATASET:
         find_data(yard.data_root, console.print)

@@ -10,7 +10,6 @@ from pathlib import Path
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
 from replayfleet.federation.children import child_command
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.streams.stream import client_id
 from replayfleet.federation.streams.street.looks import TOWNS
@@ -59,8 +58,9 @@ class Yard:
             raise SettingsError(f"unknown source {self.source!r}{nearest(self.source, SOURCES)}")
         check_sizes(self.preset, clients=self.clients, rounds=self.rounds, seed=self.seed)
         method, _ = resolved(self.method, self.preset)
-        if method not in ALL_METHODS:
-            raise SettingsError(f"unknown method {method!r}{nearest(method, ALL_METHODS)}")
+        from replayfleet.federation.methods import ALL_METHODS  # with torch, which other mistakes don't wait for
+
+        ALL_METHODS.named(method)
         if not 0 < self.rate <= MAX_FRAME_RATE_HZ:
             raise SettingsError(f"rate is {self.rate:g}, expected more than 0 and at most {MAX_FRAME_RATE_HZ:g}")
 
