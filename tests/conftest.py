@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling, Scheduling
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from replayfleet.federation.service.logs import FewLines
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -59,7 +60,7 @@ def logging_as_before() -> Iterator[None]:
     level = root.level
     yield
     root.setLevel(level)
-    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+    for handler in [handler for handler in root.handlers if type(handler) in {logging.StreamHandler, FewLines}]:
         root.removeHandler(handler)
 
 

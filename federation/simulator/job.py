@@ -55,6 +55,10 @@ LATER_SETTINGS = {
     "replay_augmented": False,
     "robust": "none",
     "hostile_share": 0.2,
+    "dp_noise_multiplier": 0.0,
+    "dp_max_grad_norm": 1.0,
+    "dp_delta": 1e-5,
+    "dp_max_epsilon": 0.0,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

@@ -77,6 +77,11 @@ class Part:
     vehicles: Sequence[Vehicle]
 
     @property
+    def is_detection(self) -> bool:
+        """Whether boxes are found here; the page asks."""
+        return bool(self.record.spec.get("task", {}).get("kind") == "detection")
+
+    @property
     def num_rounds(self) -> int:
         """Finished rounds."""
         return len(self.record.committed_rounds())

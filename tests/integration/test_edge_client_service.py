@@ -76,7 +76,7 @@ def test_what_privacy_cost_is_in_uploads_reports_and_status_and_adds_up(world: A
     fleet = world("pfedgrp", num_clients=1, dp_noise_multiplier="2", gate="false")
     client = fleet.start_client("cam-0")
     fleet.until(lambda: client.client.finished)
-    fleet.until(lambda: fleet.aggregator.coordinator.finish.waiting_for() == [])
+    fleet.until(lambda: fleet.aggregator.coordinator.finish.waiting_for(time.monotonic()) == [])
     first, second = (entry["facts"]["privacy"] for entry in events(fleet, "upload accepted"))
     assert [account["trainings"]["0"] for account in (first, second)] == [[[2.0, 1.0, 1]], [[2.0, 1.0, 2]]]
     assert second["epsilons"]["0"] > first["epsilons"]["0"]
@@ -95,7 +95,7 @@ def test_frames_are_answered_the_whole_time_and_every_version_change_only_rises(
 
     client = fleet.start_client("cam-0")
     client.watchers.append(watch)
-    fleet.until(lambda: client.client.finished)
+    fleet.until(lambda: client.client.finished and client.counts.num_frames > 20)
     counts = client.counts
     assert counts.num_failed == 0
     assert counts.num_frames > 20

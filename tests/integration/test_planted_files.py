@@ -74,8 +74,7 @@ def test_a_child_finds_the_package_where_its_parent_did_and_sees_only_its_own_ar
     monkeypatch.delenv("PYTHONPATH", raising=False)
     command = child_command("replayfleet.scripts.fleet.tcp_link", "--nothing", program="bad-line")
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert "Usage: bad-line" in said.stderr
-    assert "No such option" in said.stderr
+    assert said.stderr.startswith("tcp-link: No such option '--nothing'")
 
 
 def _camera() -> None:

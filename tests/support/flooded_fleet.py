@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from replayfleet.federation.wire.transport.interfaces import OnMessage, Session,
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 HERE = Path(__file__).parent
+CHILDREN = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE.parents[1]}"}
 MEMBER = "cam-9"
 """Floods, after it confirmed its download like any other; its rounds don't need it."""
 
@@ -69,7 +71,7 @@ class FloodedFleet:
         command = [sys.executable, "-m", "support.tiny_aggregator_process", str(folder / "aggregator"), url]
         (folder / "aggregator").mkdir()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, "", "0", "100000"], cwd=HERE.parent, stderr=log)
+            self.process = subprocess.Popen([*command, "", "0", "100000"], cwd=HERE.parent, stderr=log, env=CHILDREN)
         self.memory = psutil.Process(self.process.pid)
         broker = Mqtt(url)
         names = ("cam-1", "cam-2", "cam-3", MEMBER)
@@ -123,7 +125,9 @@ class FloodedFleet:
             self.folder / MEMBER,
             ",".join(kinds),
         ]
-        with subprocess.Popen(command, cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
+        with subprocess.Popen(
+            command, cwd=HERE.parent, env=CHILDREN, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as flood:
             said: list[bytes] = []
             reader = threading.Thread(target=lambda: said.extend(flood.stdout or ()))
             reader.start()
@@ -161,11 +165,16 @@ class FloodedFleet:
 @contextlib.contextmanager
 def flooded_fleet(folder: Path) -> Iterator[FloodedFleet]:
     """A broker and a fleet on it, whose first rounds are over."""
-    logging.getLogger("replayfleet").setLevel(logging.ERROR)  # the clients' own; they hear what floods their topics
-    with open_broker(None, log=logging.getLogger("test")) as broker:
-        fleet = FloodedFleet(folder, broker.url)
-        try:
-            fleet.until_round(3, 120)
-            yield fleet
-        finally:
-            fleet.stop()
+    ours = logging.getLogger("replayfleet")
+    level = ours.level
+    ours.setLevel(logging.ERROR)  # the clients' own; they hear what floods their topics
+    try:
+        with open_broker(None, log=logging.getLogger("test")) as broker:
+            fleet = FloodedFleet(folder, broker.url)
+            try:
+                fleet.until_round(3, 120)
+                yield fleet
+            finally:
+                fleet.stop()
+    finally:
+        ours.setLevel(level)

@@ -10,12 +10,16 @@ from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.keys import signing_key
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> TinyFleet:
     fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
     claim_data_dir(tmp_path / "fleet/aggregator", fleet="tiny-fleet", role="aggregator").close()
+    keys = tmp_path / "fleet/aggregator/keys"
+    keys.mkdir(mode=0o700)
+    signing_key(keys)
     fleet.run(until=lambda: fleet.rounds.index == 2)
     return fleet
 

@@ -72,7 +72,7 @@ def test_bad_input_gives_one_line_and_writes_nothing(
     [
         ("model.pt", "model.pt can't be onnx, which ends in .onnx; give that, or a folder"),
         ("parameters.safetensors", "parameters.safetensors is a file, expected a folder"),
-        ("parameters.safetensors/new/model.onnx", "parameters.safetensors is a file, expected a folder"),
+        ("parameters.safetensors/new/model.onnx", "parameters.safetensors is a file; choose another"),
     ],
 )
 def test_a_place_where_no_such_file_can_be_is_refused_at_once(parameters: Path, name: str, expected: str):

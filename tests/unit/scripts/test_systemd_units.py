@@ -72,9 +72,14 @@ def test_a_unit_runs_a_command_that_exists_in_the_folder_that_it_may_write(name:
     assert service["User"] != ["root"]
 
 
-def test_the_example_settings_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = read_settings(ClientSettings, FOLDER / "edge.toml", {"data_dir": Path("x")})
-    aggregator_settings = read_settings(AggregatorSettings, FOLDER / "aggregator.toml", {"data_dir": Path("x")})
+def test_the_example_settings_are_settings(tmp_path: Path) -> None:
+    for name in ("ca.crt", "member.crt", "member.key"):
+        (tmp_path / name).touch()
+    for name in ("edge.toml", "aggregator.toml"):
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(re.sub(r'identity = "[^"]*"', f'identity = "{tmp_path}"', text), encoding="utf-8")
+    client = read_settings(ClientSettings, tmp_path / "edge.toml", {"data_dir": Path("x")})
+    aggregator_settings = read_settings(AggregatorSettings, tmp_path / "aggregator.toml", {"data_dir": Path("x")})
     assert (client.health_port, aggregator_settings.health_port) == (9101, 9100)
     assert client.broker == aggregator_settings.broker
 
