@@ -20,6 +20,10 @@ NUM_INPUTS = {"bundles": 300, "conversations": 300, "settings": 500, "roots": 15
 def test_only_documented_errors_come_out_and_some_inputs_are_accepted(name: str) -> None:
     outcome = run_piece(TARGETS[name], f"smoke/{name}", NUM_INPUTS.get(name, 800))
     assert not outcome.findings, "\n".join(finding.trace for finding in outcome.findings)
+    if name == "seals":  # no changed byte keeps a signature: only what happens to be unchanged is accepted
+        for data in TARGETS[name].seeds():
+            TARGETS[name].feed(data)
+        return
     assert outcome.accepted, "no changed input is accepted: nothing behind the first check is reached"
 
 
