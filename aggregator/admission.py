@@ -148,5 +148,5 @@ def decode_upload(method: Method, manifest: Manifest, store: BlobReader, layout:
 def what_next(rounds: Rounds) -> str:
     """Say how the round goes on after an upload was rejected."""
     if rounds.is_open:
-        return f"the round goes on with {len(rounds.accepted)} of {rounds.rules.num_clients} clients"
+        return f"the round goes on with {len(rounds.accepted)} of {rounds.quorum} clients"
     return f"round {rounds.index} is {rounds.phase.value}, the next download brings the client up to date"

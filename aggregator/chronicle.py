@@ -39,7 +39,7 @@ class Chronicle:
             round=rounds.index,
             phase=rounds.phase.value,
             uploads=len(rounds.accepted),
-            clients=rounds.rules.num_clients,
+            clients=rounds.quorum,
         )
         self._make_up_for_a_crash()
         self._opened()
@@ -51,7 +51,7 @@ class Chronicle:
             "round extended",
             round=self._rounds.index,
             uploads=len(self._rounds.accepted),
-            expected=rules.num_clients,
+            expected=self._rounds.quorum,
             at_least=rules.min_clients,
             by_s=rules.deadline_s,
         )
@@ -63,7 +63,7 @@ class Chronicle:
             round=self._rounds.index,
             by=decision.value,
             uploads=len(self._rounds.accepted),
-            expected=self._rounds.rules.num_clients,
+            expected=self._rounds.quorum,
             open_s=round(now - self._opened_at, 3),
         )
 
@@ -99,14 +99,14 @@ class Chronicle:
             self._parts.journal.add(
                 "round opened",
                 round=rounds.index,
-                expected=rounds.rules.num_clients,
+                expected=rounds.quorum,
                 deadline_s=rounds.rules.deadline_s,
             )
 
     def _make_up_for_a_crash(self) -> None:
         """A crash between the commit and its line costs the line: write it from the store, durations unknown."""
         parts, last = self._parts, self._rounds.index - 1
-        if last < 0 or parts.journal.has(COMMITTED, last):
+        if last < 0 or parts.journal.has(COMMITTED, round=last):
             return
         manifests = [parts.store.download(client_id) for client_id in parts.store.clients()]
         current = [manifest for manifest in manifests if manifest is not None and manifest.round == self._rounds.index]

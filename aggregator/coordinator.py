@@ -7,9 +7,11 @@ from typing import Literal
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
+from replayfleet.aggregator.control.desk import ControlDesk
 from replayfleet.aggregator.leading import Deed
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import DEAD_AFTER_S, Change
+from replayfleet.aggregator.records.roll import expected_uploads
 from replayfleet.aggregator.rounds import Decision, Phase, Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
@@ -19,7 +21,7 @@ from replayfleet.aggregator.sync.uploads import UploadDesk
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
-from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack
+from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack, client_mark
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 ANNOUNCE_EVERY_S = 10.0
@@ -33,6 +35,9 @@ FRESH_S = 1.0
 
 LIST_EVERY_S = 1.0
 """How often the store is asked who its members are."""
+
+SEEN_EVERY_S = 60.0
+"""How often the store is told when members were heard of."""
 
 _log = EventLogger("aggregator")
 
@@ -58,9 +63,10 @@ class Coordinator:
         self._uploads = UploadDesk(parts, self.rounds)
         self._downloads = DownloadDesk(parts, self.rounds)
         self._chronicle = Chronicle(parts, self.rounds, now)
+        self.control = ControlDesk(parts, self.rounds, self)
         self._announced_at = now
-        parts.presence.members = parts.store.members()
-        self._listed_at = now
+        self._seen_at = now
+        self._list_members(now)
         self._began_at = now
         self._answer_due = False
         self._collect_due = True
@@ -102,8 +108,9 @@ class Coordinator:
         parts = self._parts
         self._do(parts.leadership.tick(now), now)
         if now - self._listed_at >= LIST_EVERY_S:
-            self._listed_at, parts.presence.members = now, parts.store.members()
+            self._list_members(now)
             self._forget_ghosts(now)
+            self._note_who_was_seen(now)
         if parts.disk.tick(now):
             self._on_disk(now)
         if not parts.leadership.leads:
@@ -123,10 +130,40 @@ class Coordinator:
         for client_id, age in parts.presence.ages_s(now).items():
             parts.metrics.heartbeat_age.labels(client_id).set(age)
 
+    def members_changed(self, now: float) -> None:
+        """Tell the fleet who takes part; the next tick sees whether the round is over."""
+        self._list_members(now)
+        self._announce(now)
+
+    def left_out(self, client_id: str) -> None:
+        """Send a client nothing more, and receive nothing."""
+        self._uploads.marks.pop(client_id, None)
+        self._downloads.hold_back(client_id)
+
+    def provide(self, client_id: str, now: float) -> None:
+        """Offer a client that is there the round's download."""
+        if self._parts.presence.is_live(client_id):
+            self._downloads.provide(client_id, now)
+
     def farewell(self, now: float) -> None:
         """Say that we stop; a finished run stays announced as finished."""
         if self._parts.leadership.leads and self.rounds.phase is not Phase.FINISHED:
             self._announce(now, state="offline")
+
+    def _list_members(self, now: float) -> None:
+        parts = self._parts
+        self._listed_at, parts.presence.members = now, parts.store.members()
+        self.rounds.expected = expected_uploads(parts.rules.num_clients, parts.store.roll.standings.values())
+
+    def _note_who_was_seen(self, now: float) -> None:
+        """Keep when members were heard of; at once if one began or ceased to train."""
+        parts, standings = self._parts, self._parts.store.roll.standings
+        seen, age = parts.presence.heard_of(), parts.wall_clock() - now
+        turned = any(client in standings and standings[client].trains != trains for client, (_, trains) in seen.items())
+        if seen and not parts.disk.problem and (turned or now - self._seen_at >= SEEN_EVERY_S):
+            self._seen_at = now
+            parts.store.roll.saw({client: (age + heard_at, trains) for client, (heard_at, trains) in seen.items()})
+            self._list_members(now)
 
     def _do(self, deed: Deed, now: float) -> None:
         """Lead, answer or step back."""
@@ -160,6 +197,7 @@ class Coordinator:
             parts.journal.add("epoch raised", round=self.rounds.index, detail=detail)
         self.rounds.begin_again(now)
         self._chronicle.started()
+        self.control.tell(recovering=True)
         self._announce(now)
         for client_id in parts.presence.live:
             self._downloads.provide(client_id, now)
@@ -341,4 +379,5 @@ def announcement(
         epoch=parts.store.epoch(),
         holds=holds if state is None else b"",
         roots=parts.releases.roots,
+        excluded=b"".join(sorted(client_mark(client) for client in parts.store.roll.excluded())[:MAX_HOLDS]),
     )

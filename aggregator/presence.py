@@ -83,6 +83,15 @@ class PresenceTable:
         seen = self._seen.get(client_id)
         return seen.presence if seen else None
 
+    def age_s(self, client_id: str, now: float) -> float | None:
+        """Seconds since a client was heard of; None if it wasn't since the start."""
+        seen = self._seen.get(client_id)
+        return None if seen is None else now - seen.heard_at
+
+    def heard_of(self) -> dict[str, tuple[float, bool]]:
+        """When each member was heard of, by the loop's clock, and whether it trains."""
+        return {c: (seen.heard_at, seen.presence.trains) for c, seen in self._seen.items() if c in self.members}
+
     def ages_s(self, now: float) -> dict[str, float]:
         """Seconds since each member was heard of."""
         return {client: now - seen.heard_at for client, seen in sorted(self._seen.items()) if client in self.members}

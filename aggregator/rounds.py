@@ -35,7 +35,8 @@ class RoundRules:
     """When rounds close.
 
     Attributes:
-        num_clients: a round closes at once with uploads from this many clients.
+        num_clients: of the planned fleet: a round closes at once with uploads from this many clients, or from fewer
+            where members take no part.
         min_clients: at its deadline a round closes with at least this many, else it is extended.
         deadline_s: seconds that a round stays open, and by which it is extended.
         num_rounds: the run is finished after this many; None runs for ever.
@@ -66,12 +67,16 @@ class Rounds:
         index: the current round.
         accepted: clients whose upload for it is durable.
         closed: it was closed before a restart, and awaits its aggregation.
+
+    Attributes:
+        expected: a round closes at once with so many uploads, unless the rules ask for more at least.
     """
 
     def __init__(
         self, rules: RoundRules, now: float, *, index: int = 0, accepted: Iterable[str] = (), closed: bool = False
     ) -> None:
         self.rules = rules
+        self.expected = rules.num_clients
         self.index = index
         self._accepted = set(accepted)
         self._deadline = now + rules.deadline_s
@@ -82,6 +87,11 @@ class Rounds:
     def accepted(self) -> tuple[str, ...]:
         """Clients that this round counts, sorted."""
         return tuple(sorted(self._accepted))
+
+    @property
+    def quorum(self) -> int:
+        """With how many uploads the round closes at once."""
+        return max(self.expected, self.rules.min_clients)
 
     @property
     def is_open(self) -> bool:
@@ -113,11 +123,16 @@ class Rounds:
         self._accepted.add(client_id)
         return True
 
+    def withdraw(self, client_id: str) -> None:
+        """Count a client's upload no more, if the round is open."""
+        if self.is_open:
+            self._accepted.discard(client_id)
+
     def decide(self, now: float) -> Decision:
         """Close or extend the open round if it is time; call after uploads and regularly."""
         if not self.is_open:
             return Decision.WAIT
-        if len(self._accepted) >= self.rules.num_clients:
+        if len(self._accepted) >= self.quorum:
             self.phase = Phase.AGGREGATING
             return Decision.CLOSE_QUORUM
         if now < self._deadline:

@@ -11,6 +11,7 @@ from typing import Any
 
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
+from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
 from replayfleet.aggregator.key_ring import KeyRing
@@ -117,6 +118,7 @@ class AggregatorService:
         )
         self._parts.courier.follow(leadership.instance)
         self.coordinator = Coordinator(self._parts, clock())
+        self.control = Control(self.loop.put, self.coordinator.control)
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)
@@ -145,7 +147,7 @@ class AggregatorService:
     @property
     def summary(self) -> str:
         rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
-        uploads = f"{len(rounds.accepted)} of {rounds.rules.num_clients} uploads"
+        uploads = f"{len(rounds.accepted)} of {rounds.quorum} uploads"
         disk = f"; {self.loop.disk.problem}" if self.loop.disk.problem else ""
         return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{disk}"
 
@@ -219,7 +221,7 @@ class AggregatorService:
             "round": rounds.index,
             "phase": rounds.phase.value,
             "uploads": len(rounds.accepted),
-            "expected": rounds.rules.num_clients,
+            "expected": rounds.quorum,
             "clients": self._parts.presence.live,
             "muted": self._listening.muted(self._clock()),
             "messages_dropped": self.loop.inbox.num_dropped,

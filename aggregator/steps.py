@@ -32,6 +32,8 @@ class Step(str, enum.Enum):
     """Announced and offered; old blobs still lie around."""
     COLLECTED = "collected"
     """Old blobs are gone."""
+    DEED_DONE = "deed-done"
+    """What an operator asked for is durable; nobody was told, and the journal doesn't know."""
 
 
 Checkpoint: TypeAlias = Callable[[Step], None]

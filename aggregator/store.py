@@ -6,16 +6,18 @@ refers to it. One thread uses the store. Each writing method is one transaction.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from replayfleet.aggregator.records.database import transaction
+from replayfleet.aggregator.records.deeds import DEEDS_TABLE, Deed, Deeds
+from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_table
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno
@@ -79,6 +81,10 @@ class AggregatorStore:
         folder: a claimed data dir.
         read_only: for ``aggregator status`` beside a running service.
 
+    Attributes:
+        roll: its members.
+        deeds: what operators did.
+
     Raises:
         SettingsError: The database is damaged, or, to be read only, isn't there.
         ReplayfleetError: The disk doesn't let it be opened.
@@ -92,11 +98,13 @@ class AggregatorStore:
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                self._db.executescript(_SCHEMA)
+                self._db.executescript(_SCHEMA + DEEDS_TABLE)
+                make_members_table(self._db)
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
             raise kind(f"{path}: can't be opened ({error})") from error
+        self.roll, self.deeds = Roll(self._db), Deeds(self._db)
 
     def close(self) -> None:
         """Close the database; an unfinished transaction is undone. Idempotent."""
@@ -108,7 +116,7 @@ class AggregatorStore:
 
     def found(self, spec: FleetSpec, at: float) -> None:
         """Begin a fleet: keep its spec and open round 0."""
-        with self._transaction():
+        with transaction(self._db):
             self._set_fact("spec", spec)
             self._set_fact("home", secrets.token_hex(4))
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
@@ -123,7 +131,7 @@ class AggregatorStore:
 
     def move(self) -> None:
         """Become another store than the one this is a copy of, in an epoch of its own."""
-        with self._transaction():
+        with transaction(self._db):
             self._set_fact("home", secrets.token_hex(4))
         self.raise_epoch(self.epoch() + 1)
 
@@ -135,7 +143,7 @@ class AggregatorStore:
         """
         if not self.epoch() < epoch <= MAX_EPOCH:
             raise SettingsError(f"epoch {epoch}, expected more than {self.epoch()} and at most {MAX_EPOCH}")
-        with self._transaction():
+        with transaction(self._db):
             self._set_fact("epoch", epoch)
             for client_id in self.clients():
                 download = self.download(client_id)
@@ -150,7 +158,7 @@ class AggregatorStore:
         download = self.download(client_id)
         if download is None or version <= download.version or epoch_of(version) >= MAX_EPOCH:
             return False
-        with self._transaction():
+        with transaction(self._db):
             base = (epoch_of(version) + 1) << COUNTER_BITS
             self._db.execute("UPDATE clients SET version = ? WHERE client = ?", (base, client_id))
             self._write_download(download)
@@ -162,7 +170,7 @@ class AggregatorStore:
 
     def set_graphs(self, graphs: tuple[BlobEntry, ...]) -> None:
         """Keep the exported graphs."""
-        with self._transaction():
+        with transaction(self._db):
             self._set_fact("graphs", graphs)
 
     def num_rounds(self) -> int | None:
@@ -171,7 +179,7 @@ class AggregatorStore:
 
     def set_num_rounds(self, num_rounds: int | None) -> None:
         """Remember when the run is finished, for those who look at it while no aggregator runs."""
-        with self._transaction():
+        with transaction(self._db):
             self._set_fact("num_rounds", num_rounds)
 
     def state(self) -> StoredArtefacts | None:
@@ -187,7 +195,7 @@ class AggregatorStore:
 
     def close_round(self, index: int, at: float) -> None:
         """Fix the set of uploads of an open round; closing it again changes nothing."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute(
                 "UPDATE rounds SET phase = ?, closed_at = ? WHERE round = ? AND phase = ?",
                 (Phase.AGGREGATING.value, at, index, Phase.OPEN.value),
@@ -198,7 +206,7 @@ class AggregatorStore:
 
         The client evidently holds what it sent, so that is remembered too.
         """
-        with self._transaction():
+        with transaction(self._db):
             row = self._db.execute("SELECT phase FROM rounds WHERE round = ?", (manifest.round,)).fetchone()
             if row is None or row[0] != Phase.OPEN.value:
                 return False
@@ -244,7 +252,7 @@ class AggregatorStore:
         Returns:
             False, with nothing changed, if the round isn't the closed one (it was committed before).
         """
-        with self._transaction():
+        with transaction(self._db):
             cursor = self._db.execute(
                 "UPDATE rounds SET phase = ?, committed_at = ? WHERE round = ? AND phase = ?",
                 (_COMMITTED, at, index, Phase.AGGREGATING.value),
@@ -282,7 +290,7 @@ class AggregatorStore:
 
     def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
         """Keep a member's key; one that an operator enrolled is replaced by no other."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute(
                 "INSERT INTO signing_keys (client, key, enrolled) VALUES (?, ?, ?) ON CONFLICT (client) DO UPDATE "
                 "SET key = excluded.key, enrolled = excluded.enrolled WHERE excluded.enrolled OR NOT enrolled",
@@ -291,7 +299,7 @@ class AggregatorStore:
 
     def put_download(self, draft: Manifest) -> Manifest:
         """Keep one client's download under the next version; returns it with that version."""
-        with self._transaction():
+        with transaction(self._db):
             return self._write_download(draft)
 
     def download(self, client_id: str) -> Manifest | None:
@@ -301,7 +309,7 @@ class AggregatorStore:
 
     def confirm(self, manifest: Manifest) -> None:
         """The client has everything of this manifest on its disk."""
-        with self._transaction():
+        with transaction(self._db):
             self._meet(manifest.client_id)
             self._hold(manifest.client_id, digests_of(manifest))
             self._db.execute(
@@ -311,13 +319,13 @@ class AggregatorStore:
 
     def hold(self, client_id: str, digests: set[str]) -> None:
         """A client has these blobs beside what it confirmed before."""
-        with self._transaction():
+        with transaction(self._db):
             self._meet(client_id)
             self._hold(client_id, self.holdings(client_id) | digests)
 
     def drop_download(self, client_id: str) -> None:
         """Forget a download whose blobs are damaged; the version goes on rising."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("UPDATE clients SET download = NULL WHERE client = ?", (client_id,))
 
     def confirmed_version(self, client_id: str) -> int:
@@ -335,19 +343,34 @@ class AggregatorStore:
         return tuple(client for (client,) in self._db.execute("SELECT client FROM clients ORDER BY client"))
 
     def members(self) -> frozenset[str]:
-        """Clients that have shown that they are some: they confirmed what they were sent, or uploaded."""
-        rows = self._db.execute(
-            "SELECT client FROM clients WHERE confirmed_version > 0 OR holdings != x'90' "
-            "UNION SELECT client FROM uploads"
-        )
-        return frozenset(client for (client,) in rows)
+        """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""
+        return frozenset(client for client, standing in self.roll.refresh().items() if standing.is_member)
+
+    def exclude(self, client_id: str, exclusion: Exclusion, deed: Deed) -> bool:
+        """Let a client take no part any more; returns whether the open round lost its upload by that."""
+        with transaction(self._db):
+            self.roll.exclude(client_id, exclusion)
+            cursor = self._db.execute(
+                "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
+                (client_id, Phase.OPEN.value),
+            )
+            self.deeds.add(deed)
+        self.roll.refresh()
+        return cursor.rowcount == 1
+
+    def readmit(self, client_id: str, deed: Deed) -> None:
+        """Let a client take part again."""
+        with transaction(self._db):
+            self.roll.readmit(client_id)
+            self.deeds.add(deed)
+        self.roll.refresh()
 
     def forget(self, client_id: str) -> None:
         """Forget a client that never was a member; whoever comes next begins with a higher version than it had."""
         row = self._db.execute("SELECT version FROM clients WHERE client = ?", (client_id,)).fetchone()
         if row is None or client_id in self.members():
             return
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM clients WHERE client = ?", (client_id,))
             self._set_fact("lowest_version", max(row[0], self._fact("lowest_version", int) or 0))
 
@@ -363,17 +386,6 @@ class AggregatorStore:
         for manifest in self.uploads(self.round().index).values():
             keep |= digests_of(manifest)
         return keep
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk has rolled back already
-                self._db.execute("ROLLBACK")
-            raise
 
     def _fact(self, name: str, kind: type[_T]) -> _T | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

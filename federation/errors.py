@@ -31,6 +31,7 @@ class Reason(str, enum.Enum):
     PROBE_MISMATCH = "probe-mismatch"
     LOAD_FAILED = "load-failed"
     UNKNOWN_CLIENT = "unknown-client"
+    EXCLUDED = "excluded"
     UNTRUSTED = "untrusted"
     BUSY = "busy"
     CRASHED = "crashed"

@@ -1,4 +1,4 @@
-"""The table of members: in the aggregator's database, written beside a running aggregator, each change whole or not."""
+"""Members and their certificates: in the aggregator's database, beside a running aggregator; no change is half."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from replayfleet.aggregator.records.roll import make_members_table
 from replayfleet.aggregator.store import DATABASE
 from replayfleet.federation.errors import SettingsError
 
 BUSY_S = 30.0
 """A running aggregator writes for moments."""
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS members (
-    client TEXT PRIMARY KEY, enrolled_at REAL NOT NULL, revoked_at REAL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS certificates (
     serial TEXT PRIMARY KEY, client TEXT NOT NULL, issued_at REAL NOT NULL, ends_at REAL NOT NULL,
     expires_at REAL NOT NULL) WITHOUT ROWID;
@@ -72,6 +71,7 @@ class Members:
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            make_members_table(self._db)
         except sqlite3.Error as error:
             raise SettingsError(f"{path}: can't be opened ({error})") from error
 
@@ -80,8 +80,10 @@ class Members:
         self._db.close()
 
     def all(self) -> tuple[Member, ...]:
-        """Everybody who ever belonged to the fleet, sorted."""
-        rows = self._db.execute("SELECT client, enrolled_at, revoked_at FROM members ORDER BY client").fetchall()
+        """Everybody who ever was enrolled, sorted."""
+        rows = self._db.execute(
+            "SELECT client, enrolled_at, revoked_at FROM members WHERE enrolled_at IS NOT NULL ORDER BY client"
+        ).fetchall()
         return tuple(
             Member(client, enrolled_at, revoked_at, self._certificates(client))
             for client, enrolled_at, revoked_at in rows
@@ -92,8 +94,11 @@ class Members:
         return next((member for member in self.all() if member.client == client), None)
 
     def enrol(self, client: str, certificate: Issued, now: float) -> None:
-        """Take a client in, or again after it was revoked, with its first certificate."""
-        enrolled = "INSERT OR REPLACE INTO members (client, enrolled_at, revoked_at) VALUES (?, ?, NULL)"
+        """Take a client in, or again after it was revoked, with its first certificate. Excluded stays excluded."""
+        enrolled = (
+            "INSERT INTO members (client, enrolled_at, revoked_at) VALUES (?, ?, NULL) ON CONFLICT (client) DO UPDATE "
+            "SET enrolled_at = excluded.enrolled_at, revoked_at = NULL"
+        )
         self._change((enrolled, (client, now)), self._issue(client, certificate))
 
     def renew(self, client: str, certificate: Issued, until: float) -> None:

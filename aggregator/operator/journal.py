@@ -118,9 +118,10 @@ class Journal:
         self._file.seek(max(0, self._size - 1))
         self._torn = self._file.read(1) not in {b"\n", b""}
 
-    def has(self, event: str, round_index: int) -> bool:
-        """Whether an event of this kind and round was ever noted."""
-        return any(e.get("event") == event and e.get("round") == round_index for e in read_journal(self._folder))
+    def has(self, event: str, **fields: Any) -> bool:
+        """Whether an event of this kind, with these fields, was ever noted."""
+        wanted = {"event": event, **fields}.items()
+        return any(all(entry.get(key) == value for key, value in wanted) for entry in read_journal(self._folder))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

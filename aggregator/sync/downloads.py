@@ -40,6 +40,8 @@ class DownloadDesk:
 
         A client that came back gets the offer even if it confirmed it before: it may have lost its disk.
         """
+        if self._parts.store.roll.excludes(client_id):
+            return
         self._catch_up(client_id)
         manifest = self._parts.store.download(client_id)
         if manifest is not None and manifest.round == self._rounds.index:
@@ -47,12 +49,16 @@ class DownloadDesk:
             return
         self._prepare(client_id, now)
 
-    def forget(self, client_id: str) -> None:
-        """A newcomer never confirmed anything: keep nothing of it."""
+    def hold_back(self, client_id: str) -> None:
+        """End what is on its way to and from a client."""
         self._again.pop(client_id, None)
         self._sent_back.pop(client_id, None)
         self._parts.courier.forget(client_id)
         self._parts.receiving.pop(client_id, None)
+
+    def forget(self, client_id: str) -> None:
+        """A newcomer never confirmed anything: keep nothing of it."""
+        self.hold_back(client_id)
         self._parts.store.forget(client_id)
 
     def _catch_up(self, client_id: str) -> None:
@@ -104,9 +110,10 @@ class DownloadDesk:
     def publish(self, result: RoundResult, now: float) -> None:
         """Send a committed round's downloads to all who are there: what they share once, the rest one by one."""
         parts = self._parts
-        live = [client for client in parts.presence.live if client in result.drafts]
+        there = [client for client in parts.presence.live if not parts.store.roll.excludes(client)]
+        live = [client for client in there if client in result.drafts]
         shared = self._broadcast(result, live, now)
-        for client_id in parts.presence.live:
+        for client_id in there:
             manifest = parts.store.download(client_id)
             if manifest is not None and manifest.round == self._rounds.index:
                 self._offer(manifest, now, already_sent=shared)
@@ -121,7 +128,7 @@ class DownloadDesk:
         """
         store = self._parts.store
         for client_id in self._parts.presence.live:
-            manifest = store.download(client_id)
+            manifest = None if store.roll.excludes(client_id) else store.download(client_id)
             if manifest is not None and (manifest.round, manifest.version) == (
                 self._rounds.index,
                 self._sent_back.get(client_id),

@@ -30,6 +30,8 @@ class Finish:
         """Clients that are there, or were a moment ago, and didn't confirm and report on their final download yet."""
         waiting = []
         for client_id in self._presence.lately(now):
+            if self._store.roll.excludes(client_id):
+                continue
             manifest = self._store.download(client_id)
             done = min(self._store.confirmed_version(client_id), self._reported.get(client_id, -1))
             if manifest is None or manifest.round != self._rounds.index or done < manifest.version:

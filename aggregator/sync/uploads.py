@@ -43,6 +43,7 @@ class UploadDesk:
             return []
         known = parts.store.clients()
         try:
+            self._check_standing(event.peer)
             parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)
             self._check_epoch(event.peer, manifest)
         except UploadRejected as rejected:
@@ -89,6 +90,10 @@ class UploadDesk:
                 raise
             raise UploadRejected(Reason.BUSY, f"it can't be kept ({self._parts.disk.problem})") from error
 
+    def _check_standing(self, peer: str) -> None:
+        if self._parts.store.roll.excludes(peer):
+            raise UploadRejected(Reason.EXCLUDED, "this client takes no part; the fleet's operator may readmit it")
+
     def _check_epoch(self, peer: str, manifest: Manifest) -> None:
         download = self._parts.store.download(peer)
         if download is not None and manifest.epoch != download.epoch:
@@ -100,6 +105,7 @@ class UploadDesk:
 
     def _accept(self, event: Arrived) -> dict[str, object]:
         parts, manifest = self._parts, event.manifest
+        self._check_standing(event.peer)
         parts.gate.check_round(manifest, self._rounds, event.peer)
         self._check_epoch(event.peer, manifest)
         try:

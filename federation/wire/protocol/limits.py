@@ -276,8 +276,9 @@ def _check_fleet_spec(spec: FleetSpec) -> None:
 def _check_announcement(announcement: Announcement) -> None:
     check_id(announcement.instance, "instance")
     _within(announcement.epoch, 0, MAX_EPOCH, "epoch")
-    _within(len(announcement.holds), 0, MAX_HOLDS * MARK_BYTES, "size of what is held")
-    check(len(announcement.holds) % MARK_BYTES == 0, f"what is held is not a row of {MARK_BYTES} bytes each")
+    for marks, what in ((announcement.holds, "what is held"), (announcement.excluded, "who is excluded")):
+        _within(len(marks), 0, MAX_HOLDS * MARK_BYTES, f"size of {what}")
+        check(len(marks) % MARK_BYTES == 0, f"{what} is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")
     _within(announcement.deadline_s, 0.0, 1e9, "deadline")
     _within(len(announcement.roots), 0, MAX_ROOTS, "number of roots")

@@ -133,6 +133,15 @@ class Manifest(msgspec.Struct, frozen=True):
         return hashlib.sha256(_encoder.encode(plain)).digest()[:MARK_BYTES]
 
 
+def client_mark(client_id: str) -> bytes:
+    """Return eight bytes that tell a client from others."""
+    return hashlib.sha256(client_id.encode()).digest()[:MARK_BYTES]
+
+
+def _has_mark(marks: bytes, mark: bytes) -> bool:
+    return any(marks[place : place + MARK_BYTES] == mark for place in range(0, len(marks), MARK_BYTES))
+
+
 def epoch_of(version: int) -> int:
     """Return the epoch of the store that gave a version."""
     return version >> COUNTER_BITS
@@ -218,7 +227,8 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
 class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     """A client's retained state; ``offline`` is its last will.
 
-    ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead.
+    ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead. One
+    that doesn't train only serves: no round waits for it.
     """
 
     client_id: str
@@ -230,6 +240,7 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     phase: str = ""
     round: int = -1
     serving_version: int = -1
+    trains: bool = True
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):
@@ -295,6 +306,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         epoch: of the aggregator's store: raised when the store is restored or takes over, so that all know.
         holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
         roots: the newest root metadata of The Update Framework, oldest first: whose signatures count.
+        excluded: ``client_mark`` of every client that takes no part, sorted; clients look for theirs.
     """
 
     instance: str
@@ -305,11 +317,15 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     epoch: int = 0
     holds: bytes = b""
     roots: tuple[bytes, ...] = ()
+    excluded: bytes = b""
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""
-        marks = range(0, len(self.holds), MARK_BYTES)
-        return any(self.holds[place : place + MARK_BYTES] == mark for place in marks)
+        return _has_mark(self.holds, mark)
+
+    def excludes(self, client_id: str) -> bool:
+        """Whether this client takes no part."""
+        return _has_mark(self.excluded, client_mark(client_id))
 
 
 Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | RolledBack | Announcement

@@ -1,0 +1,83 @@
+"""The way to the verbs from any thread: the loop does the work, the caller waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError
+from typing import Protocol, TypeVar
+
+from replayfleet.aggregator.control.desk import ControlDesk, Plan
+from replayfleet.aggregator.control.verbs import Verb, VerbRefused
+from replayfleet.aggregator.control.view import FleetView
+
+ANSWER_S = 30.0
+"""The loop answers between two messages; a full disk may hold it up for some seconds."""
+
+_T = TypeVar("_T")
+
+
+class Put(Protocol):
+    """Hands work to the loop; ``federation.service.loop.Loop.put``."""
+
+    def __call__(self, what: str, work: Callable[[float], None]) -> None: ...
+
+
+class Control:
+    """What command line, local socket, HTTP and console use; every method may be called on any thread but the loop's.
+
+    Args:
+        put: hands work to the loop.
+        desk: does it there.
+    """
+
+    def __init__(self, put: Put, desk: ControlDesk) -> None:
+        self._put = put
+        self._desk = desk
+
+    def plan(self, verb: Verb) -> Plan:
+        """Say what a verb would do now.
+
+        Raises:
+            VerbRefused: It can't be done now, or nobody answers.
+        """
+        return self._ask(lambda now: self._desk.plan(verb))
+
+    def do(self, verb: Verb, who: str) -> Plan:
+        """Do a verb, durably, and return what was done.
+
+        Args:
+            verb: what to do; ``check_verb`` has seen it.
+            who: asks for it: a printable name, for the journal.
+
+        Raises:
+            VerbRefused: It can't be done, and nothing was changed; or nobody answers, then it may still be done.
+        """
+        return self._ask(lambda now: self._desk.do(verb, who, now))
+
+    def look(self) -> FleetView:
+        """Return where the run stands, and every client.
+
+        Raises:
+            VerbRefused: Nobody answers.
+        """
+        return self._ask(self._desk.look)
+
+    def _ask(self, question: Callable[[float], _T]) -> _T:
+        answer: Future[_T] = Future()
+
+        def work(now: float) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits any more
+            try:
+                answer.set_result(question(now))
+            except Exception as error:
+                answer.set_exception(error)
+                if not isinstance(error, VerbRefused):
+                    raise
+
+        self._put("control", work)
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError:
+            answer.cancel()
+            raise VerbRefused("the aggregator doesn't answer; look at its log") from None
