@@ -107,9 +107,9 @@ class FewLines(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record, unless there were many like it; first those numbers that are due."""
         now = self._clock()
-        for limiter in (self._story, self._trouble):
+        for limiter, level in ((self._story, logging.INFO), (self._trouble, logging.WARNING)):
             for key, count in limiter.left_out(now):
-                super().emit(_more(record, key, count))
+                super().emit(_more(record, level, key, count))
         limiter = self._story if record.levelno <= logging.INFO else self._trouble
         if record.levelno <= logging.DEBUG or limiter.admit(_kind(record), now):
             super().emit(record)
@@ -129,9 +129,9 @@ def _kind(record: logging.LogRecord) -> tuple[str, str]:
     return (str(record.msg), str(_fields(record).get("client", "")))
 
 
-def _more(record: logging.LogRecord, key: Any, count: int) -> logging.LogRecord:
+def _more(record: logging.LogRecord, level: int, key: Any, count: int) -> logging.LogRecord:
     event, client = key
-    told = logging.LogRecord(record.name, logging.WARNING, "", 0, "more of these", None, None)
+    told = logging.LogRecord(record.name, level, "", 0, "more of these", None, None)
     told.fields = {"of": event, **({"client": client} if client else {}), "count": count}
     return told
 

@@ -31,14 +31,16 @@ class Limiter:
         per_s: of one key.
         burst: of one key.
         max_keys: kept at a time; the one that asked longest ago is forgotten.
+        told_every_s: how long those that are left out are counted before the number is told.
     """
 
-    def __init__(self, per_s: float, burst: float, max_keys: int = 4096) -> None:
+    def __init__(self, per_s: float, burst: float, max_keys: int = 4096, told_every_s: float = 10.0) -> None:
         self._per_s = per_s
         self._burst = burst
         self._max_keys = max_keys
+        self._told_every_s = told_every_s
         self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
-        self._left_out: dict[Hashable, int] = {}
+        self._left_out: dict[Hashable, tuple[int, float]] = {}  # how many, since when
 
     def admit(self, key: Hashable, now: float) -> bool:
         """Whether there may be another one of ``key``; counts those that may not."""
@@ -49,10 +51,11 @@ class Limiter:
             self._left_out.pop(forgotten, None)
         if bucket.take(1, now):
             return True
-        self._left_out[key] = self._left_out.get(key, 0) + 1
+        count, since = self._left_out.get(key, (0, now))
+        self._left_out[key] = (count + 1, since)
         return False
 
     def left_out(self, now: float) -> list[tuple[Hashable, int]]:
-        """Keys that may go on, and how many of each were left out until now; each number is told once."""
-        due = [key for key in self._left_out if self._buckets[key].take(1, now)]
-        return [(key, self._left_out.pop(key)) for key in due]
+        """Keys of which some were left out, and how many; each number is told once, after ``told_every_s``."""
+        due = [key for key, (_, since) in self._left_out.items() if abs(now - since) >= self._told_every_s]
+        return [(key, self._left_out.pop(key)[0]) for key in due]

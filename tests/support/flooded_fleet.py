@@ -115,16 +115,9 @@ class FloodedFleet:
     def flooded(self, kinds: list[str], at_least_s: float, at_least: int, limit_s: float) -> Phase:
         """Let rounds pass while one member floods."""
         self.clients.pop(MEMBER).session.stop() if MEMBER in self.clients else None
-        command = [
-            sys.executable,
-            "-m",
-            "support.flood",
-            self.url,
-            FLEET,
-            MEMBER,
-            self.folder / MEMBER,
-            ",".join(kinds),
-        ]
+        member = [self.url, FLEET, MEMBER, str(self.folder / MEMBER)]
+        # whoever floods does so with cores of its own, elsewhere: here it may have what the others leave
+        command = ["nice", "-n", "19", sys.executable, "-m", "support.flood", *member, ",".join(kinds)]
         with subprocess.Popen(
             command, cwd=HERE.parent, env=CHILDREN, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as flood:
