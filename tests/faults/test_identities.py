@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from integration.test_members_at_the_broker import FLEET, Broker, command
+from integration.test_members_at_the_broker import FLEET, Broker
 
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.errors import SettingsError

@@ -52,8 +52,13 @@ def after(head: int, form: Form) -> Form:
     return Form(parse, unparse)
 
 
+def _text(value: Any) -> str:
+    """What JSON has no form for: bytes, and extensions of msgpack that a mutation made."""
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
 def _json(tree: Tree) -> bytes:
-    return json.dumps(tree, ensure_ascii=False, default=lambda raw: raw.decode("latin-1")).encode()
+    return json.dumps(tree, ensure_ascii=False, default=_text).encode()
 
 
 JSON = Form(json.loads, _json)
