@@ -101,6 +101,7 @@ class Chronicle:
                 round=rounds.index,
                 expected=rounds.quorum,
                 deadline_s=rounds.rules.deadline_s,
+                paused=rounds.is_paused,
             )
 
     def _make_up_for_a_crash(self) -> None:

@@ -60,6 +60,8 @@ class Coordinator:
             accepted=record.accepted,
             closed=record.phase is Phase.AGGREGATING,
         )
+        self.rounds.steer(parts.store.course(), now)
+        self.rounds.extend(parts.store.extension_s(record.index), now)
         self._uploads = UploadDesk(parts, self.rounds)
         self._downloads = DownloadDesk(parts, self.rounds)
         self._chronicle = Chronicle(parts, self.rounds, now)
@@ -130,10 +132,14 @@ class Coordinator:
         for client_id, age in parts.presence.ages_s(now).items():
             parts.metrics.heartbeat_age.labels(client_id).set(age)
 
-    def members_changed(self, now: float) -> None:
-        """Tell the fleet who takes part; the next tick sees whether the round is over."""
+    def tell_fleet(self, now: float) -> None:
+        """Announce who takes part, and whether rounds go on; the next tick sees whether the round is over."""
         self._list_members(now)
         self._announce(now)
+
+    def round_closed(self, now: float) -> None:
+        """Aggregate the round that an operator closed, which is durable."""
+        self._parts.disk.do(functools.partial(self._close, Decision.CLOSE_OPERATOR))
 
     def left_out(self, client_id: str) -> None:
         """Send a client nothing more, and receive nothing."""
@@ -374,10 +380,11 @@ def announcement(
         instance=parts.leadership.instance,
         round=rounds.index,
         state=state or rounds.phase.value,
-        deadline_s=rounds.remaining_s(now) if state is None else 0.0,
+        deadline_s=rounds.remaining_s(now) if state is None and not rounds.is_paused else 0.0,
         spec=parts.spec,
         epoch=parts.store.epoch(),
         holds=holds if state is None else b"",
         roots=parts.releases.roots,
         excluded=b"".join(sorted(client_mark(client) for client in parts.store.roll.excluded())[:MAX_HOLDS]),
+        paused=rounds.is_paused,
     )

@@ -21,12 +21,23 @@ class Phase(str, enum.Enum):
     FINISHED = "finished"
 
 
+class Course(str, enum.Enum):
+    """Whether rounds go on; an operator says so."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    """Paused once the round is committed."""
+    PAUSED = "paused"
+    """The open round takes uploads, and nobody begins to train; it doesn't close, and its deadline stands still."""
+
+
 class Decision(str, enum.Enum):
     """What the clock or an upload made of an open round."""
 
     WAIT = "wait"
     CLOSE_QUORUM = "quorum"
     CLOSE_DEADLINE = "deadline"
+    CLOSE_OPERATOR = "operator"
     EXTEND = "extended"
 
 
@@ -75,6 +86,9 @@ class Rounds:
     def __init__(
         self, rules: RoundRules, now: float, *, index: int = 0, accepted: Iterable[str] = (), closed: bool = False
     ) -> None:
+        self.course = Course.RUNNING
+        self._extension_s = 0.0
+        self._left_s = rules.deadline_s
         self.rules = rules
         self.expected = rules.num_clients
         self.index = index
@@ -104,11 +118,42 @@ class Rounds:
 
     def begin_again(self, now: float) -> None:
         """Count the open round's deadline from here: nobody could upload before."""
-        self._deadline = now + self.rules.deadline_s
+        self._left_s = self.rules.deadline_s + self._extension_s
+        self._deadline = now + self._left_s
+
+    def steer(self, course: Course, now: float) -> None:
+        """Let rounds go on, or not; while they don't the deadline stands still."""
+        if course is Course.PAUSED and not self.is_paused:
+            self._left_s = max(0.0, self._deadline - now)
+        elif course is not Course.PAUSED and self.is_paused:
+            self._deadline = now + self._left_s
+        self.course = course
+
+    @property
+    def is_paused(self) -> bool:
+        return self.course is Course.PAUSED
+
+    def extend(self, by_s: float, now: float) -> None:
+        """Move the open round's deadline; one that has passed counts from now."""
+        self._extension_s += by_s
+        self._left_s += by_s
+        self._deadline = max(self._deadline, now) + by_s
+
+    def close(self) -> None:
+        """Close the open round with what there is.
+
+        Raises:
+            ValueError: It isn't open, or has fewer uploads than the least.
+        """
+        if not self.is_open or len(self._accepted) < self.rules.min_clients:
+            raise ValueError(f"round {self.index} is {self.phase.value}, with {len(self._accepted)} uploads")
+        self.phase = Phase.AGGREGATING
 
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline; 0 unless open."""
-        return max(0.0, self._deadline - now) if self.is_open else 0.0
+        if not self.is_open:
+            return 0.0
+        return self._left_s if self.is_paused else max(0.0, self._deadline - now)
 
     def accept(self, client_id: str) -> bool:
         """Count a client's upload; False if it was counted before.
@@ -130,7 +175,7 @@ class Rounds:
 
     def decide(self, now: float) -> Decision:
         """Close or extend the open round if it is time; call after uploads and regularly."""
-        if not self.is_open:
+        if not self.is_open or self.is_paused:
             return Decision.WAIT
         if len(self._accepted) >= self.quorum:
             self.phase = Phase.AGGREGATING
@@ -153,7 +198,10 @@ class Rounds:
             raise ValueError(f"round {self.index} is {self.phase.value}, it can't be committed")
         self.index += 1
         self._accepted.clear()
-        self._deadline = now + self.rules.deadline_s
+        self._extension_s = 0.0
+        self.begin_again(now)
+        if self.course is Course.DRAINING:
+            self.course = Course.PAUSED
         self.phase = Phase.OPEN
         self._finish_if_last()
 

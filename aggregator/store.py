@@ -6,9 +6,10 @@ refers to it. One thread uses the store. Each writing method is one transaction.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,8 @@ import msgspec
 from replayfleet.aggregator.records.database import transaction
 from replayfleet.aggregator.records.deeds import DEEDS_TABLE, Deed, Deeds
 from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_table
-from replayfleet.aggregator.rounds import Phase
+from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
+from replayfleet.aggregator.rounds import Course, Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
@@ -84,6 +86,7 @@ class AggregatorStore:
     Attributes:
         roll: its members.
         deeds: what operators did.
+        versions: downloads to which clients can go back.
 
     Raises:
         SettingsError: The database is damaged, or, to be read only, isn't there.
@@ -98,13 +101,13 @@ class AggregatorStore:
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                self._db.executescript(_SCHEMA + DEEDS_TABLE)
+                self._db.executescript(_SCHEMA + VERSIONS_TABLE + DEEDS_TABLE)
                 make_members_table(self._db)
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
             raise kind(f"{path}: can't be opened ({error})") from error
-        self.roll, self.deeds = Roll(self._db), Deeds(self._db)
+        self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
 
     def close(self) -> None:
         """Close the database; an unfinished transaction is undone. Idempotent."""
@@ -265,6 +268,8 @@ class AggregatorStore:
             self._db.execute(
                 "INSERT INTO rounds (round, phase, opened_at) VALUES (?, ?, ?)", (index + 1, Phase.OPEN.value, at)
             )
+            if self.course() is Course.DRAINING:
+                self.set_course(Course.PAUSED)
             self._db.execute("DELETE FROM uploads WHERE round <= ?", (index - KEEP_ROUNDS,))
             for client_id, reason in sorted((quarantined or {}).items()):
                 self._db.execute(
@@ -326,6 +331,8 @@ class AggregatorStore:
     def drop_download(self, client_id: str) -> None:
         """Forget a download whose blobs are damaged; the version goes on rising."""
         with transaction(self._db):
+            download = self.download(client_id)
+            self.versions.forget(client_id, -1 if download is None else download.version)
             self._db.execute("UPDATE clients SET download = NULL WHERE client = ?", (client_id,))
 
     def confirmed_version(self, client_id: str) -> int:
@@ -346,7 +353,15 @@ class AggregatorStore:
         """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""
         return frozenset(client for client, standing in self.roll.refresh().items() if standing.is_member)
 
-    def exclude(self, client_id: str, exclusion: Exclusion, deed: Deed) -> bool:
+    @contextlib.contextmanager
+    def doing(self, deed: Deed) -> Iterator[None]:
+        """Make what an operator does, and that it was done, one transaction."""
+        with transaction(self._db):
+            yield
+            self.deeds.add(deed)
+        self.roll.refresh()
+
+    def exclude(self, client_id: str, exclusion: Exclusion) -> bool:
         """Let a client take no part any more; returns whether the open round lost its upload by that."""
         with transaction(self._db):
             self.roll.exclude(client_id, exclusion)
@@ -354,16 +369,26 @@ class AggregatorStore:
                 "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
                 (client_id, Phase.OPEN.value),
             )
-            self.deeds.add(deed)
-        self.roll.refresh()
         return cursor.rowcount == 1
 
-    def readmit(self, client_id: str, deed: Deed) -> None:
-        """Let a client take part again."""
+    def course(self) -> Course:
+        """Whether the fleet runs, is paused, or will be after the round."""
+        return Course(self._fact("course", str) or Course.RUNNING.value)
+
+    def set_course(self, course: Course) -> None:
+        """Run, pause, or pause after the round."""
         with transaction(self._db):
-            self.roll.readmit(client_id)
-            self.deeds.add(deed)
-        self.roll.refresh()
+            self._set_fact("course", course.value)
+
+    def extension_s(self, index: int) -> float:
+        """By how many seconds operators extended a round."""
+        found = self._fact("extension", tuple[int, float])
+        return found[1] if found is not None and found[0] == index else 0.0
+
+    def extend(self, index: int, by_s: float) -> None:
+        """Extend a round by so many seconds more."""
+        with transaction(self._db):
+            self._set_fact("extension", (index, self.extension_s(index) + by_s))
 
     def forget(self, client_id: str) -> None:
         """Forget a client that never was a member; whoever comes next begins with a higher version than it had."""
@@ -372,11 +397,12 @@ class AggregatorStore:
             return
         with transaction(self._db):
             self._db.execute("DELETE FROM clients WHERE client = ?", (client_id,))
+            self.versions.forget(client_id)
             self._set_fact("lowest_version", max(row[0], self._fact("lowest_version", int) or 0))
 
     def referenced(self) -> set[str]:
-        """Digests of all blobs that must stay: state, graphs, downloads, uploads of the current round."""
-        keep = {entry.digest for entry in self.graphs()}
+        """Digests of all blobs that must stay: state, graphs, downloads, earlier ones too, uploads of this round."""
+        keep = {entry.digest for entry in self.graphs()} | self.versions.digests()
         state = self.state()
         if state is not None:
             keep |= state.digests()
@@ -411,6 +437,7 @@ class AggregatorStore:
             "UPDATE clients SET version = ?, download = ? WHERE client = ?",
             (manifest.version, msgspec.msgpack.encode(manifest), draft.client_id),
         )
+        self.versions.add(manifest)
         return manifest
 
 

@@ -1,49 +1,56 @@
-"""What verbs do, and what they would do. On the loop's thread; ``control.door`` leads here from others."""
+"""Does what operators ask for. On the loop's thread; ``control.door`` leads here from others."""
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from replayfleet.aggregator.control.verbs import Exclude, Readmit, Verb, VerbRefused, check_words, client_of, name_of
-from replayfleet.aggregator.control.view import FleetView, MemberView
-from replayfleet.aggregator.control.waits import wait_of
+from msgspec.structs import replace
+
+from replayfleet.aggregator.control.look import look
+from replayfleet.aggregator.control.plans import Plan, Planner
+from replayfleet.aggregator.control.verbs import (
+    CloseRound,
+    Drain,
+    Exclude,
+    ExtendRound,
+    Pause,
+    Readmit,
+    Resume,
+    RollBack,
+    Verb,
+    VerbRefused,
+    check_verb,
+    check_words,
+    client_of,
+    name_of,
+)
+from replayfleet.aggregator.control.view import FleetView
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.deeds import Deed
-from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
-from replayfleet.aggregator.rounds import Phase, Rounds
+from replayfleet.aggregator.records.roll import Exclusion
+from replayfleet.aggregator.rounds import Course, Rounds
 from replayfleet.aggregator.steps import Step
-from replayfleet.federation.errors import nearest
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.messages import spoken
 
-_SOMEBODYS = Exclusion(0.0, "", "")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a verb would do now.
-
-    Attributes:
-        text: in words, one sentence or more.
-        undo: the command line that takes it back; empty if nothing does.
-    """
-
-    text: str
-    undo: str = ""
+_COURSES = {Pause: Course.PAUSED, Drain: Course.DRAINING, Resume: Course.RUNNING}
 
 
 class Levers(Protocol):
     """What a verb sets in motion; the coordinator."""
 
-    def members_changed(self, now: float) -> None:
-        """Tell the fleet, and see whether the round waits for fewer."""
+    def tell_fleet(self, now: float) -> None:
+        """Announce how things stand; the next tick sees whether the round is over."""
 
     def left_out(self, client_id: str) -> None:
         """Send a client nothing more, and receive nothing."""
 
     def provide(self, client_id: str, now: float) -> None:
-        """Offer a client the round's download."""
+        """Offer a client that is there its download."""
+
+    def round_closed(self, now: float) -> None:
+        """Aggregate the round that an operator closed."""
 
 
 class ControlDesk:
@@ -59,20 +66,16 @@ class ControlDesk:
         self._parts = parts
         self._rounds = rounds
         self._levers = levers
+        self._planner = Planner(parts, rounds)
 
     def plan(self, verb: Verb) -> Plan:
         """Say what a verb would do now.
 
         Raises:
             VerbRefused: It can't be done now.
+            MalformedMessage: It is no verb that anybody could do.
         """
-        if not self._parts.leadership.leads:
-            raise VerbRefused(f"this aggregator doesn't lead the fleet ({self._parts.leadership.notice}); ask that one")
-        match verb:
-            case Exclude():
-                return self._plan_exclusion(self._standing(verb.client))
-            case Readmit():
-                return self._plan_readmission(self._standing(verb.client))
+        return self._planner.plan(check_verb(verb))
 
     def do(self, verb: Verb, who: str, now: float) -> Plan:
         """Do a verb, durably; returns what was done.
@@ -84,11 +87,13 @@ class ControlDesk:
 
         Raises:
             VerbRefused: It can't be done; nothing was changed.
+            MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
         plan = self.plan(verb)
         deed = Deed(self._parts.wall_clock(), check_words(who, "name"), name_of(verb), client_of(verb), plan.text)
         try:
-            self._carry_out(verb, deed)
+            with self._parts.store.doing(deed):
+                self._carry_out(verb, deed)
         except (OSError, sqlite3.Error) as error:
             if not self._parts.disk.takes(error):
                 raise
@@ -115,107 +120,46 @@ class ControlDesk:
 
     def look(self, now: float) -> FleetView:
         """Where the run stands, and every client."""
-        parts, rounds = self._parts, self._rounds
-        members = tuple(self._view(standing, now) for standing in parts.store.roll.refresh().values())
-        return FleetView(
-            fleet=parts.spec.fleet,
-            method=parts.spec.method,
-            leads=parts.leadership.leads,
-            round=rounds.index,
-            phase=rounds.phase.value,
-            uploads=rounds.accepted,
-            expected=rounds.quorum,
-            at_least=rounds.rules.min_clients,
-            remaining_s=rounds.remaining_s(now),
-            members=members,
-            waits=tuple(member.wait for member in members if member.is_awaited and member.wait is not None),
-        )
-
-    def _plan_exclusion(self, standing: Standing) -> Plan:
-        if standing.exclusion is not None:
-            raise VerbRefused(f"{standing.client} is excluded already, by {standing.exclusion.by}")
-        rounds, client = self._rounds, standing.client
-        text = (
-            f"{client} takes no part from now on: no round waits for it, its uploads are refused and it gets no new "
-            "models; it goes on serving what it has, and its status says that it is excluded"
-        )
-        excluded = {**self._parts.store.roll.standings, client: dataclasses.replace(standing, exclusion=_SOMEBODYS)}
-        expected, rules = expected_uploads(rounds.rules.num_clients, excluded.values()), rounds.rules
-        if client in rounds.accepted:
-            left = "is taken out" if rounds.is_open else "is being aggregated already, and counts"
-            text += f". Its upload of round {rounds.index} {left}"
-        if rounds.is_open:
-            there = len(set(rounds.accepted) - {client})
-            text += f". Round {rounds.index} closes with {max(expected, rules.min_clients)} uploads, {there} are there"
-        if expected < rules.min_clients:
-            text += (
-                f". Only {expected} clients are left that train, and a round closes with {rules.min_clients} at least: "
-                "no round ends until another one takes part, or --min-clients is lower"
-            )
-        return Plan(text, f"aggregator readmit {client}")
-
-    def _plan_readmission(self, standing: Standing) -> Plan:
-        if standing.exclusion is None:
-            raise VerbRefused(f"{standing.client} isn't excluded")
-        text = f"{standing.client} takes part again: it gets the models of round {self._rounds.index}"
-        text += ", and the round waits for it" if standing.trains else "; it only serves, so no round waits for it"
-        return Plan(text, f"aggregator exclude {standing.client}")
+        return look(self._parts, self._rounds, now)
 
     def _carry_out(self, verb: Verb, deed: Deed) -> None:
-        """Make it durable, in one transaction with the deed."""
-        store = self._parts.store
+        """Make it durable; called in one transaction with the deed."""
+        store, rounds = self._parts.store, self._rounds
         match verb:
-            case Exclude():
-                store.exclude(verb.client, Exclusion(deed.at, deed.who, verb.because), deed)
-            case Readmit():
-                store.readmit(verb.client, deed)
+            case Exclude(client, because):
+                store.exclude(client, Exclusion(deed.at, deed.who, because))
+            case Readmit(client):
+                store.roll.readmit(client)
+            case Pause() | Drain() | Resume():
+                store.set_course(_COURSES[type(verb)])
+            case CloseRound():
+                store.close_round(rounds.index, deed.at)
+            case ExtendRound(by_s):
+                store.extend(rounds.index, by_s or rounds.rules.deadline_s)
+            case RollBack():
+                for target in self._planner.targets(verb).values():
+                    notice = f"an operator rolled this client back to version {spoken(target.origin)}"
+                    store.put_download(replace(target.manifest, round=rounds.index, notice=notice))
 
     def _follow_up(self, verb: Verb, now: float) -> None:
+        """Let memory and fleet follow what is durable."""
+        rounds, levers = self._rounds, self._levers
         match verb:
-            case Exclude():
-                self._rounds.withdraw(verb.client)
-                self._levers.left_out(verb.client)
-                self._levers.members_changed(now)
-            case Readmit():
-                self._levers.members_changed(now)
-                self._levers.provide(verb.client, now)
-
-    def _standing(self, client: str) -> Standing:
-        """Return a client that is known.
-
-        Raises:
-            VerbRefused: Nobody has ever heard of it.
-        """
-        standings = self._parts.store.roll.refresh()
-        if client not in standings:
-            raise VerbRefused(f"no client {client!r} belongs to the fleet{nearest(client, standings)}")
-        return standings[client]
-
-    def _view(self, standing: Standing, now: float) -> MemberView:
-        parts, rounds, client = self._parts, self._rounds, standing.client
-        presence, live = parts.presence.last(client), parts.presence.is_live(client)
-        uploaded = client in rounds.accepted
-        awaited = rounds.phase is Phase.OPEN and standing.is_expected and not uploaded
-        download = parts.store.download(client)
-        version = download.version if download is not None and download.round == rounds.index else 0
-        age_s = parts.presence.age_s(client, now)
-        return MemberView(
-            client=client,
-            is_member=standing.is_member,
-            enrolled=standing.enrolled_at is not None,
-            revoked=standing.revoked_at is not None,
-            trains=standing.trains,
-            exclusion=standing.exclusion,
-            live=live,
-            seen_at=standing.seen_at if age_s is None else parts.wall_clock() - age_s,
-            device=presence.device if presence else "",
-            provider=presence.provider if presence else "",
-            phase=presence.phase if presence else "",
-            round=presence.round if presence else -1,
-            serving_version=presence.serving_version if presence else -1,
-            version=standing.version,
-            confirmed_version=standing.confirmed_version,
-            uploaded=uploaded,
-            is_awaited=awaited,
-            wait=wait_of(standing, presence, live=live, awaited=awaited, version=version),
-        )
+            case Exclude(client):
+                rounds.withdraw(client)
+                levers.left_out(client)
+            case Pause() | Drain() | Resume():
+                rounds.steer(_COURSES[type(verb)], now)
+            case CloseRound():
+                rounds.close()
+                levers.round_closed(now)
+                return
+            case ExtendRound(by_s):
+                rounds.extend(by_s or rounds.rules.deadline_s, now)
+        levers.tell_fleet(now)
+        match verb:
+            case Readmit(client):
+                levers.provide(client, now)
+            case RollBack(client):
+                for each in self._parts.presence.live if client == EVERYBODY else (client,):
+                    levers.provide(each, now)

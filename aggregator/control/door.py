@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from typing import Protocol, TypeVar
 
-from replayfleet.aggregator.control.desk import ControlDesk, Plan
+from replayfleet.aggregator.control.desk import ControlDesk
+from replayfleet.aggregator.control.plans import Plan
 from replayfleet.aggregator.control.verbs import Verb, VerbRefused
 from replayfleet.aggregator.control.view import FleetView
+from replayfleet.federation.errors import ReplayfleetError
 
 ANSWER_S = 30.0
 """The loop answers between two messages; a full disk may hold it up for some seconds."""
@@ -39,6 +41,7 @@ class Control:
 
         Raises:
             VerbRefused: It can't be done now, or nobody answers.
+            MalformedMessage: It is no verb that anybody could do.
         """
         return self._ask(lambda now: self._desk.plan(verb))
 
@@ -46,11 +49,12 @@ class Control:
         """Do a verb, durably, and return what was done.
 
         Args:
-            verb: what to do; ``check_verb`` has seen it.
+            verb: what to do.
             who: asks for it: a printable name, for the journal.
 
         Raises:
             VerbRefused: It can't be done, and nothing was changed; or nobody answers, then it may still be done.
+            MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
         return self._ask(lambda now: self._desk.do(verb, who, now))
 
@@ -72,7 +76,7 @@ class Control:
                 answer.set_result(question(now))
             except Exception as error:
                 answer.set_exception(error)
-                if not isinstance(error, VerbRefused):
+                if not isinstance(error, ReplayfleetError):
                     raise
 
         self._put("control", work)

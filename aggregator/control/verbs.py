@@ -2,36 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import re
+from typing import TypeAlias
 
 import msgspec
 
 from replayfleet.federation.errors import UNREADABLE, MalformedMessage, ReplayfleetError
-from replayfleet.federation.wire.protocol.limits import check, check_id
+from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_COUNTER, check, check_id
+from replayfleet.federation.wire.protocol.messages import COUNTER_BITS
 
 MAX_VERB_BYTES = 4096
 MAX_WORDS = 200
+MAX_EXTENSION_S = 30 * 86400.0
+_VERSION = re.compile(r"(?:(\d{1,7})/)?(\d{1,10})", re.ASCII)
 
 
 class VerbRefused(ReplayfleetError):
     """A verb that can't be done now; nothing was changed. The text says why and what would help."""
 
 
-class Exclude(msgspec.Struct, frozen=True, tag="exclude", tag_field="verb", forbid_unknown_fields=True):
+class _Verb(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True):
+    """What all have in common: the tag, which is their name on the command line and in the journal."""
+
+
+class Exclude(_Verb, frozen=True, tag="exclude"):
     """A client takes no part from now on, until it is readmitted; ``because`` is for other operators."""
 
     client: str
     because: str = ""
 
 
-class Readmit(msgspec.Struct, frozen=True, tag="readmit", tag_field="verb", forbid_unknown_fields=True):
+class Readmit(_Verb, frozen=True, tag="readmit"):
     """An excluded client takes part again."""
 
     client: str
 
 
-Verb: TypeAlias = Exclude | Readmit
-Name: TypeAlias = Literal["exclude", "readmit"]
+class Pause(_Verb, frozen=True, tag="pause"):
+    """Nobody begins to train, and the open round doesn't close."""
+
+
+class Drain(_Verb, frozen=True, tag="drain"):
+    """The fleet pauses when the open round is committed."""
+
+
+class Resume(_Verb, frozen=True, tag="resume"):
+    """Rounds go on."""
+
+
+class RollBack(_Verb, frozen=True, tag="rollback"):
+    """A client, or all (``*``), serve an earlier content that is still kept, as a new version.
+
+    Attributes:
+        client: whom it is about.
+        to: a version that had it; None for the content before the present one.
+    """
+
+    client: str
+    to: int | None = None
+
+
+class CloseRound(_Verb, frozen=True, tag="round close"):
+    """The open round closes with the uploads that it has."""
+
+
+class ExtendRound(_Verb, frozen=True, tag="round extend"):
+    """The open round's deadline comes later: by ``by_s`` seconds, or by another deadline if None."""
+
+    by_s: float | None = None
+
+
+Verb: TypeAlias = Exclude | Readmit | Pause | Drain | Resume | RollBack | CloseRound | ExtendRound
 
 _decoder: msgspec.json.Decoder[Verb] = msgspec.json.Decoder(Verb)
 
@@ -43,7 +84,8 @@ def name_of(verb: Verb) -> str:
 
 def client_of(verb: Verb) -> str:
     """Return whom a verb is about; empty for the whole fleet."""
-    return str(getattr(verb, "client", ""))
+    client = str(getattr(verb, "client", ""))
+    return "" if client == EVERYBODY else client
 
 
 def decode_verb(data: bytes) -> Verb:
@@ -66,13 +108,34 @@ def check_verb(verb: Verb) -> Verb:
     Raises:
         MalformedMessage: They can't.
     """
-    if client_of(verb):
-        check_id(client_of(verb), "client id")
-    if isinstance(verb, (Exclude, Readmit)):
-        check(bool(verb.client), f"{name_of(verb)} needs a client")
+    match verb:
+        case RollBack(client, to):
+            if client != EVERYBODY:
+                check_id(client, "client id")
+            check(to is None or 0 < to <= MAX_COUNTER, f"version {to}, expected one that was given")
+        case Exclude(client) | Readmit(client):
+            check_id(client, "client id")
+        case ExtendRound(by_s):
+            check(
+                by_s is None or 0 < by_s <= MAX_EXTENSION_S, f"{by_s} s, expected more than 0 and at most 30 days more"
+            )
+        case _:
+            pass
     if isinstance(verb, Exclude):
         check_words(verb.because, "reason")
     return verb
+
+
+def parse_version(text: str) -> int:
+    """Return a version that a person wrote: ``7``, or ``2/7`` where the store's epoch was raised.
+
+    Raises:
+        MalformedMessage: It is none.
+    """
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        raise MalformedMessage(f"version {text[:40]!r}, expected a number such as 7 or 2/7")
+    return (int(found[1] or 0) << COUNTER_BITS) + int(found[2])
 
 
 def check_words(text: str, what: str) -> str:

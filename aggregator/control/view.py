@@ -75,6 +75,7 @@ class FleetView:
         leads: whether this aggregator leads it.
         round: the current round.
         phase: ``open``, ``aggregating`` or ``finished``.
+        course: ``running``, ``draining`` (paused after this round) or ``paused``.
         uploads: clients whose upload it has, sorted.
         expected: with how many uploads it closes at once.
         at_least: with how many it closes at its deadline.
@@ -88,6 +89,7 @@ class FleetView:
     leads: bool
     round: int
     phase: str
+    course: str
     uploads: tuple[str, ...]
     expected: int
     at_least: int

@@ -129,7 +129,7 @@ def _copied(source: Path, fresh: Path, target: Path) -> Copied:
         (fresh / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy2(source / place, fresh / place)
     for entry in source.iterdir():
-        if entry.name in _NOT_COPIED or entry.name.startswith(".") or entry.is_symlink():
+        if entry.name in _NOT_COPIED or entry.name.startswith(".") or entry.is_symlink() or entry.is_socket():
             continue
         if entry.is_dir():
             shutil.copytree(entry, fresh / entry.name, symlinks=True, dirs_exist_ok=True)

@@ -307,6 +307,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
         roots: the newest root metadata of The Update Framework, oldest first: whose signatures count.
         excluded: ``client_mark`` of every client that takes no part, sorted; clients look for theirs.
+        paused: nobody begins to train until the operator lets the fleet go on; uploads of the open round still count.
     """
 
     instance: str
@@ -318,6 +319,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     holds: bytes = b""
     roots: tuple[bytes, ...] = ()
     excluded: bytes = b""
+    paused: bool = False
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,24 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import Crash, TinyFleet
 
-from replayfleet.aggregator.control.verbs import Exclude, Readmit, Verb, VerbRefused, decode_verb
+from replayfleet.aggregator.control.verbs import (
+    CloseRound,
+    Drain,
+    Exclude,
+    ExtendRound,
+    Pause,
+    Readmit,
+    Resume,
+    RollBack,
+    Verb,
+    VerbRefused,
+    decode_verb,
+    name_of,
+    parse_version,
+)
 from replayfleet.aggregator.control.view import MemberView
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.messages import Presence
@@ -41,6 +57,11 @@ def member(fleet: TinyFleet, client: str) -> MemberView:
 
 def events(fleet: TinyFleet, kind: str) -> list[dict]:
     return [event for event in read_journal(fleet.tmp_path / "aggregator") if event["event"] == kind]
+
+
+def holds(fleet: TinyFleet, client: str, round_index: int) -> bool:
+    manifest = fleet.clients[client].manifest
+    return manifest is not None and manifest.round == round_index
 
 
 def waits_for_the_fifth(fleet: TinyFleet, round_index: int = 0) -> None:
@@ -99,19 +120,129 @@ def test_an_upload_of_the_open_round_goes_with_its_client(fleet: TinyFleet) -> N
     assert set(fleet.store.uploads(0)) == {"cam-2", "cam-3", "cam-4", "cam-5"}
 
 
-@pytest.mark.parametrize("verb", [Exclude("cam-5"), Readmit("cam-4")], ids=["exclude", "readmit"])
-def test_a_deed_that_a_crash_interrupts_is_done_and_told_once(fleet: TinyFleet, verb: Verb) -> None:
-    waits_for_the_fifth(fleet)
+OUTCOMES = {
+    Exclude("cam-5"): lambda fleet: fleet.store.roll.refresh()["cam-5"].exclusion is not None,
+    Readmit("cam-4"): lambda fleet: fleet.store.roll.refresh()["cam-4"].exclusion is None,
+    Pause(): lambda fleet: fleet.rounds.is_paused and not fleet.clients["cam-1"].announcement.deadline_s,
+    Drain(): lambda fleet: fleet.rounds.course.value == "draining",
+    CloseRound(): lambda fleet: fleet.rounds.index == 2 and "cam-5" not in fleet.store.uploads(1),
+    ExtendRound(90.0): lambda fleet: fleet.rounds.remaining_s(fleet.now) > 120,
+    RollBack("cam-1"): lambda fleet: fleet.clients["cam-1"].download().personalised["w"].tolist() == FIRST[0],
+}
+FIRST: list[list[float]] = [[]]
+
+
+@pytest.mark.parametrize("verb", OUTCOMES, ids=name_of)
+@pytest.mark.parametrize("crashes", [False, True], ids=["lives", "crashes"])
+def test_a_deed_is_done_and_told_once_though_a_crash_follows_it(fleet: TinyFleet, verb: Verb, crashes: bool) -> None:
+    fleet.run(until=lambda: holds(fleet, "cam-1", 0))
+    FIRST[0] = fleet.clients["cam-1"].download().personalised["w"].tolist()
+    for client in ("cam-4", "cam-5"):
+        fleet.clients[client].dies_in = 1
+    fleet.run(until=lambda: fleet.rounds.index == 1 and len(fleet.rounds.accepted) == 3)
     do(fleet, Exclude("cam-4"))
-    fleet.crash_at = Step.DEED_DONE
-    with pytest.raises(Crash):
+    fleet.crash_at = Step.DEED_DONE if crashes else None
+    if crashes:
+        with pytest.raises(Crash):
+            do(fleet, verb)
+        for _ in range(2):
+            fleet.kill_aggregator()
+            fleet.new_service()
+            fleet.run(for_s=1.0, until=lambda: fleet.service.ready)
+    else:
         do(fleet, verb)
-    for _ in range(2):
-        fleet.kill_aggregator()
-        fleet.new_service()
-        fleet.run(for_s=1.0, until=lambda: fleet.service.ready)
-    assert fleet.store.roll.refresh()[verb.client].exclusion is None or isinstance(verb, Exclude)
-    assert [event["verb"] for event in events(fleet, "operator")] == ["exclude", type(verb).__name__.lower()]
+    fleet.run(for_s=20.0, until=lambda: OUTCOMES[verb](fleet))
+    assert [event["verb"] for event in events(fleet, "operator")] == ["exclude", name_of(verb)]
+
+
+@pytest.mark.parametrize("verb", OUTCOMES, ids=name_of)
+def test_a_deed_that_the_disk_does_not_take_is_not_done(
+    fleet: TinyFleet, verb: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client in ("cam-4", "cam-5"):
+        fleet.clients[client].dies_in = 1
+    fleet.run(until=lambda: fleet.rounds.index == 1 and len(fleet.rounds.accepted) == 3)
+    do(fleet, Exclude("cam-4"))
+
+    def fails(_deed: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    rows = [list(fleet.store._db.execute(f"SELECT * FROM {table}")) for table in TABLES]
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.store.deeds, "add", fails)
+        with pytest.raises(VerbRefused, match="nothing was changed"):
+            do(fleet, verb)
+    assert rows == [list(fleet.store._db.execute(f"SELECT * FROM {table}")) for table in TABLES]
+    assert (fleet.rounds.index, fleet.rounds.phase.value, fleet.rounds.is_paused) == (1, "open", False)
+
+
+TABLES = ("facts", "rounds", "uploads", "clients", "versions", "deeds")
+
+
+def test_a_paused_fleet_begins_nothing_takes_what_comes_and_goes_on(fleet: TinyFleet) -> None:
+    waits_for_the_fifth(fleet)
+    assert "its deadline stands still" in do(fleet, Pause())
+    with pytest.raises(VerbRefused, match="paused already"):
+        do(fleet, Pause())
+    fleet.clients["cam-5"].dies_in = 9
+    fleet.run(until=lambda: len(fleet.rounds.accepted) == 5)
+    left = fleet.rounds.remaining_s(fleet.now)
+    fleet.now += 300.0  # far beyond the deadline
+    fleet.run(until=lambda: fleet.clients["cam-1"].announcement.paused)
+    assert (fleet.rounds.index, fleet.rounds.remaining_s(fleet.now)) == (0, left)
+    do(fleet, Resume())
+    fleet.run()
+    assert {event["by"] for event in events(fleet, "round closed")} == {"quorum"}
+
+
+def test_a_drained_fleet_ends_its_round_and_pauses_also_over_a_restart(fleet: TinyFleet) -> None:
+    waits_for_the_fifth(fleet)
+    assert "round 0 ends as usual" in do(fleet, Drain())
+    do(fleet, CloseRound())
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    assert fleet.rounds.is_paused
+    assert events(fleet, "round opened")[-1]["paused"]
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.now += 300.0
+    fleet.run(until=lambda: fleet.service.ready)
+    assert (fleet.rounds.index, fleet.rounds.is_paused) == (1, True)
+    do(fleet, Resume())
+    fleet.clients["cam-5"].dies_in = 9
+    fleet.run()
+
+
+def test_a_client_goes_back_to_what_it_had_and_forward_again(fleet: TinyFleet) -> None:
+    fleet.clients["cam-5"].dies_in = 2
+    models = {}
+    for index in range(3):
+        fleet.run(
+            until=lambda index=index: fleet.clients["cam-1"].manifest and fleet.clients["cam-1"].manifest.round == index
+        )
+        models[index] = fleet.clients["cam-1"].download().personalised["w"].tolist()
+    fleet.run(until=lambda: len(fleet.rounds.accepted) == 4)
+    served = fleet.clients["cam-1"].manifest
+    assert "cam-1 serves version 2 of round 1 again" in do(fleet, RollBack("cam-1"))
+
+    def serves(index: int) -> bool:
+        return fleet.clients["cam-1"].download().personalised["w"].tolist() == models[index]
+
+    fleet.run(until=lambda: serves(1))
+    back = fleet.clients["cam-1"].manifest
+    assert (back.round, back.version) == (2, served.version + 1)
+    assert back.notice == "an operator rolled this client back to version 2"
+    do(fleet, RollBack("cam-1"))
+    fleet.run(until=lambda: serves(0))
+    plan = fleet.service.coordinator.control.plan(RollBack("cam-1", to=served.version))
+    assert plan.undo == "aggregator rollback cam-1 --to 1"
+    do(fleet, RollBack("cam-1", to=served.version))
+    fleet.run(until=lambda: serves(2))
+    with pytest.raises(VerbRefused, match="no such version to go back to; kept are 1 "):
+        do(fleet, RollBack("cam-1", to=99))
+    do(fleet, RollBack("*"))
+    fleet.run(until=lambda: serves(1) and fleet.clients["cam-4"].manifest.version == 4)
+    fleet.clients["cam-5"].dies_in = 9
+    fleet.run()
 
 
 def test_a_device_that_only_serves_delays_nothing(fleet: TinyFleet) -> None:
@@ -139,11 +270,18 @@ def test_excluding_too_many_says_that_no_round_ends(tmp_path: Path) -> None:
     [
         (Exclude("cam-6"), "did you mean 'cam-"),
         (Readmit("cam-1"), "isn't excluded"),
+        (Resume(), "isn't paused"),
+        (CloseRound(), "closes with 3 at least"),
+        (RollBack("cam-1", to=77), "no such version to go back to; kept are 1 "),
+        (RollBack("*", to=77), "no client has such a version"),
     ],
-    ids=["nobody", "not excluded"],
+    ids=str,
 )
 def test_what_cannot_be_done_says_why_and_changes_nothing(fleet: TinyFleet, verb: Verb, why: str) -> None:
-    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.rules = RoundRules(num_clients=5, min_clients=3)
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.rounds.index == 1 and not fleet.rounds.accepted)
     before = fleet.service.coordinator.control.look(0.0)
     for attempt in (fleet.service.coordinator.control.plan, lambda verb: do(fleet, verb)):
         with pytest.raises(VerbRefused, match=why):
@@ -165,6 +303,11 @@ def test_what_cannot_be_done_says_why_and_changes_nothing(fleet: TinyFleet, verb
         b'{"verb": "exclude", "client": "a", "force": true}',
         b'{"verb": "exclude", "client": "a", "because": "\\u001b[2J"}',
         b'{"verb": "exclude", "client": "a", "because": "' + b"x" * 201 + b'"}',
+        b'{"verb": "rollback", "client": "a", "to": 0}',
+        b'{"verb": "rollback", "client": "a", "to": 1e300}',
+        b'{"verb": "exclude", "client": "*"}',
+        b'{"verb": "round extend", "by_s": -1}',
+        b'{"verb": "round extend", "by_s": NaN}',
         b" " * 5000,
         b"\xff",
     ],
@@ -172,6 +315,14 @@ def test_what_cannot_be_done_says_why_and_changes_nothing(fleet: TinyFleet, verb
 def test_what_is_no_verb_is_one_documented_error(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         decode_verb(data)
+
+
+@pytest.mark.parametrize(("text", "version"), [("7", 7), ("2/7", (2 << 32) + 7)])
+def test_a_version_is_written_as_it_is_shown(text: str, version: int) -> None:
+    assert parse_version(text) == version
+    for wrong in ("", "x", "/7", "7/", "1/2/3", "-1", "9" * 40):
+        with pytest.raises(MalformedMessage):
+            parse_version(wrong)
 
 
 def test_other_threads_are_answered_by_the_loop(fleet: TinyFleet) -> None:

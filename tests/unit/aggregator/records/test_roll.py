@@ -63,14 +63,16 @@ def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_exclude
 ) -> None:
     for client in ("a", "b"):
         store.accept_upload(Manifest("up", "street", client, 0, 1, ()), 1)
-    assert store.exclude("a", BAD, deed())
+    with store.doing(deed()):
+        assert store.exclude("a", BAD)
     assert store.round().accepted == ("b",)
     store.close()
     again = AggregatorStore(tmp_path)
     assert again.members() == {"b"}, "it never confirmed anything, and its upload is gone"
     assert again.roll.standings["a"].exclusion == BAD
     assert again.roll.excluded() == ("a",)
-    again.readmit("a", deed("readmit"))
+    with again.doing(deed("readmit")):
+        again.roll.readmit("a")
     assert again.roll.excluded() == ()
     assert [found.verb for found in again.deeds.untold()] == ["exclude", "readmit"]
 
@@ -78,14 +80,14 @@ def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_exclude
 def test_an_upload_that_is_being_aggregated_stays(store: AggregatorStore) -> None:
     store.accept_upload(Manifest("up", "street", "a", 0, 1, ()), 1)
     store.close_round(0, 1.0)
-    assert not store.exclude("a", BAD, deed())
+    assert not store.exclude("a", BAD)
     assert set(store.uploads(0)) == {"a"}
 
 
 def test_a_new_certificate_with_the_old_name_ends_no_exclusion(store: AggregatorStore, tmp_path: Path) -> None:
     table = Members(tmp_path)
     table.enrol("a", Issued(1, 0.0, 9.0, 9.0), 1.0)
-    store.exclude("a", BAD, deed())
+    store.exclude("a", BAD)
     table.revoke("a", 2.0)
     table.enrol("a", Issued(2, 3.0, 9.0, 9.0), 3.0)
     found = store.roll.refresh()["a"]
@@ -120,6 +122,6 @@ def test_a_deed_and_what_it_does_are_one(store: AggregatorStore, monkeypatch: py
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(store.deeds, "add", fails)
-    with pytest.raises(sqlite3.OperationalError):
-        store.exclude("a", BAD, deed())
+    with pytest.raises(sqlite3.OperationalError), store.doing(deed()):
+        store.exclude("a", BAD)
     assert "a" not in store.roll.refresh()

@@ -1,0 +1,58 @@
+"""Makes the view of a running aggregator, on the loop's thread."""
+
+from __future__ import annotations
+
+from replayfleet.aggregator.control.view import FleetView, MemberView
+from replayfleet.aggregator.control.waits import wait_of
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.records.roll import Standing
+from replayfleet.aggregator.rounds import Phase, Rounds
+
+
+def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
+    """Where the run stands, and every client."""
+    members = tuple(_view(parts, rounds, standing, now) for standing in parts.store.roll.refresh().values())
+    return FleetView(
+        fleet=parts.spec.fleet,
+        method=parts.spec.method,
+        leads=parts.leadership.leads,
+        round=rounds.index,
+        phase=rounds.phase.value,
+        course=rounds.course.value,
+        uploads=rounds.accepted,
+        expected=rounds.quorum,
+        at_least=rounds.rules.min_clients,
+        remaining_s=rounds.remaining_s(now),
+        members=members,
+        waits=tuple(member.wait for member in members if member.is_awaited and member.wait is not None),
+    )
+
+
+def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> MemberView:
+    client = standing.client
+    presence, live = parts.presence.last(client), parts.presence.is_live(client)
+    uploaded = client in rounds.accepted
+    awaited = rounds.phase is Phase.OPEN and standing.is_expected and not uploaded
+    download = parts.store.download(client)
+    version = download.version if download is not None and download.round == rounds.index else 0
+    age_s = parts.presence.age_s(client, now)
+    return MemberView(
+        client=client,
+        is_member=standing.is_member,
+        enrolled=standing.enrolled_at is not None,
+        revoked=standing.revoked_at is not None,
+        trains=standing.trains,
+        exclusion=standing.exclusion,
+        live=live,
+        seen_at=standing.seen_at if age_s is None else parts.wall_clock() - age_s,
+        device=presence.device if presence else "",
+        provider=presence.provider if presence else "",
+        phase=presence.phase if presence else "",
+        round=presence.round if presence else -1,
+        serving_version=presence.serving_version if presence else -1,
+        version=standing.version,
+        confirmed_version=standing.confirmed_version,
+        uploaded=uploaded,
+        is_awaited=awaited,
+        wait=wait_of(standing, presence, live=live, awaited=awaited, version=version),
+    )

@@ -1,0 +1,264 @@
+"""What verbs would do, in words; and why they can't be done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replayfleet.aggregator.control.verbs import (
+    CloseRound,
+    Drain,
+    Exclude,
+    ExtendRound,
+    Pause,
+    Readmit,
+    Resume,
+    RollBack,
+    Verb,
+    VerbRefused,
+)
+from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
+from replayfleet.aggregator.records.versions import Kept
+from replayfleet.aggregator.rounds import Course, Phase, Rounds
+from replayfleet.federation.errors import nearest
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.messages import spoken
+
+_SOMEBODYS = Exclusion(0.0, "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a verb would do now.
+
+    Attributes:
+        text: in words, one sentence or more.
+        undo: the command that takes it back; empty if none does.
+    """
+
+    text: str
+    undo: str = ""
+
+
+class Planner:
+    """Plans verbs against the run as it stands; changes nothing.
+
+    Args:
+        parts: collaborators.
+        rounds: the round machine.
+    """
+
+    def __init__(self, parts: Parts, rounds: Rounds) -> None:
+        self._parts = parts
+        self._rounds = rounds
+
+    def plan(self, verb: Verb) -> Plan:  # one for each verb
+        """Say what a verb would do now.
+
+        Raises:
+            VerbRefused: It can't be done now.
+        """
+        leadership, standings = self._parts.leadership, self._parts.store.roll.refresh()
+        if not leadership.leads:
+            raise VerbRefused(f"this aggregator doesn't lead the fleet ({leadership.notice}); ask the one that does")
+        match verb:
+            case Exclude(client):
+                return self._exclusion(known(client, standings))
+            case Readmit(client):
+                return self._readmission(known(client, standings))
+            case RollBack():
+                return self._rollback(verb)
+            case Pause() | Drain() | Resume():
+                return self._course(verb)
+            case CloseRound():
+                return self._close()
+            case ExtendRound(by_s):
+                return self._extension(by_s)
+
+    def targets(self, verb: RollBack) -> dict[str, Kept]:
+        """Return to which content each client goes back; those that have none stay as they are.
+
+        Raises:
+            VerbRefused: One that is asked for by name has none.
+        """
+        versions, roll = self._parts.store.versions, self._parts.store.roll
+        if verb.client != EVERYBODY:
+            client = known(verb.client, roll.standings).client
+            target = target_of(versions.of(client), verb.to)
+            if target is None:
+                raise VerbRefused(f"{client} has no such version to go back to; {_kept(versions.of(client))}")
+            return {client: target}
+        found = {client: target_of(versions.of(client), verb.to) for client in self._parts.store.clients()}
+        targets = {client: target for client, target in found.items() if target is not None}
+        if not targets:
+            raise VerbRefused("no client has such a version to go back to")
+        return targets
+
+    def _exclusion(self, standing: Standing) -> Plan:
+        plan, rounds, client = excluding(standing), self._rounds, standing.client
+        text, rules = plan.text, rounds.rules
+        excluded = {**self._parts.store.roll.standings, client: dataclasses.replace(standing, exclusion=_SOMEBODYS)}
+        expected = expected_uploads(rules.num_clients, excluded.values())
+        if client in rounds.accepted:
+            left = "is taken out" if rounds.is_open else "is being aggregated already, and counts"
+            text += f". Its upload of round {rounds.index} {left}"
+        if rounds.is_open:
+            there = len(set(rounds.accepted) - {client})
+            text += f". Round {rounds.index} closes with {max(expected, rules.min_clients)} uploads, {there} are there"
+        if expected < rules.min_clients:
+            text += (
+                f". Only {expected} clients are left that train, and a round closes with {rules.min_clients} at least: "
+                "no round ends until another one takes part, or --min-clients is lower"
+            )
+        return Plan(text, plan.undo)
+
+    def _readmission(self, standing: Standing) -> Plan:
+        plan = readmitting(standing)
+        waits = ", and the round waits for it" if standing.trains else "; it only serves, so no round waits for it"
+        return Plan(f"{plan.text} It gets the models of round {self._rounds.index}{waits}", plan.undo)
+
+    def _course(self, verb: Pause | Drain | Resume) -> Plan:
+        rounds, course = self._rounds, self._rounds.course
+        self._still_runs()
+        match verb, course:
+            case Resume(), Course.RUNNING:
+                raise VerbRefused("the fleet isn't paused")
+            case Resume(), _:
+                return Plan(f"rounds go on with round {rounds.index}; its deadline counts on", "aggregator pause")
+            case (Pause(), Course.PAUSED) | (Drain(), Course.PAUSED):
+                raise VerbRefused("the fleet is paused already; `aggregator resume` lets it go on")
+            case Drain(), Course.DRAINING:
+                raise VerbRefused("the fleet pauses after this round already; `aggregator resume` lets it go on")
+            case Drain(), _:
+                return Plan(
+                    f"round {rounds.index} ends as usual; then nobody begins to train until `aggregator resume`",
+                    "aggregator resume",
+                )
+        held = (
+            f"round {rounds.index} stays open, its uploads count, and its deadline stands still"
+            if rounds.is_open
+            else f"round {rounds.index} is aggregated to its end"
+        )
+        return Plan(
+            f"nobody begins to train from now on until `aggregator resume`; who trains ends it; {held}; all serve on",
+            "aggregator resume",
+        )
+
+    def _rollback(self, verb: RollBack) -> Plan:
+        rounds = self._rounds
+        self._still_runs()
+        if rounds.phase is Phase.AGGREGATING:
+            raise VerbRefused(f"round {rounds.index} is being aggregated, and brings new models; try again after that")
+        targets, versions = self.targets(verb), self._parts.store.versions
+        words, undo = [], ""
+        for client, target in targets.items():
+            current = versions.current(client)
+            words.append(f"{client} serves version {spoken(target.origin)} of round {target.manifest.round} again")
+            if verb.client == client and current is not None:
+                undo = f"aggregator rollback {client} --to {spoken(current.origin)}"
+        others = sorted(set(self._parts.store.clients()) - set(targets))
+        stay = f"; {', '.join(others)} stay as they are, for nothing earlier is kept of them" if others else ""
+        return Plan(
+            f"{', '.join(words)}, as a new version, and trains from that{stay}. The next round's models follow as "
+            "usual; `aggregator pause` keeps them back",
+            undo,
+        )
+
+    def _close(self) -> Plan:
+        rounds, there = self._rounds, self._rounds.accepted
+        self._is_open()
+        if len(there) < rounds.rules.min_clients:
+            raise VerbRefused(
+                f"round {rounds.index} has {len(there)} uploads, and closes with {rounds.rules.min_clients} at least "
+                "(--min-clients)"
+            )
+        awaited = [
+            client
+            for client, standing in self._parts.store.roll.standings.items()
+            if standing.is_expected and client not in there
+        ]
+        without = f", without {', '.join(sorted(awaited))}, whose work of this round is lost" if awaited else ""
+        return Plan(f"round {rounds.index} closes with the uploads of {', '.join(there)}{without}")
+
+    def _extension(self, by_s: float | None) -> Plan:
+        rounds = self._rounds
+        self._is_open()
+        return Plan(
+            f"round {rounds.index} stays open {by_s or rounds.rules.deadline_s:g} s longer, unless its uploads are "
+            "there before"
+        )
+
+    def _is_open(self) -> None:
+        self._still_runs()
+        if not self._rounds.is_open:
+            raise VerbRefused(f"round {self._rounds.index} is closed, and being aggregated")
+
+    def _still_runs(self) -> None:
+        if self._rounds.phase is Phase.FINISHED:
+            raise VerbRefused(f"the run is finished after {self._rounds.index} rounds")
+
+
+def known(client: str, standings: Mapping[str, Standing]) -> Standing:
+    """Return a client's standing.
+
+    Raises:
+        VerbRefused: Nobody has ever heard of it.
+    """
+    if client not in standings:
+        hint = nearest(client, standings) if standings else "; nobody has come yet"
+        raise VerbRefused(f"no client {client!r} belongs to the fleet{hint}")
+    return standings[client]
+
+
+def excluding(standing: Standing) -> Plan:
+    """Say what excluding a client does, whatever the round does.
+
+    Raises:
+        VerbRefused: It is excluded.
+    """
+    client = standing.client
+    if standing.exclusion is not None:
+        raise VerbRefused(f"{client} is excluded already, by {standing.exclusion.by}")
+    return Plan(
+        f"{client} takes no part from now on: no round waits for it, its uploads are refused and it gets no new "
+        "models; it goes on serving what it has, and its status says that it is excluded",
+        f"aggregator readmit {client}",
+    )
+
+
+def readmitting(standing: Standing) -> Plan:
+    """Say what readmitting a client does, whatever the round does.
+
+    Raises:
+        VerbRefused: It isn't excluded.
+    """
+    if standing.exclusion is None:
+        raise VerbRefused(f"{standing.client} isn't excluded")
+    return Plan(f"{standing.client} takes part again.", f"aggregator exclude {standing.client}")
+
+
+def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:
+    """Return the content to go back to: the one of version ``to``, else the newest that came before the present one.
+
+    Args:
+        kept: all of one client.
+        to: any version by which that content was given.
+
+    Returns:
+        None if there is none, or it is the present one.
+    """
+    if not kept:
+        return None
+    current = max(kept, key=lambda one: one.manifest.version)
+    if to is not None:
+        earlier = [one for one in kept if to in {one.origin, one.manifest.version} and one is not current]
+    else:
+        earlier = [one for one in kept if one.origin < current.origin]
+    return max(earlier, key=lambda one: one.origin, default=None)
+
+
+def _kept(kept: tuple[Kept, ...]) -> str:
+    found = ", ".join(f"{spoken(one.origin)} (round {one.manifest.round})" for one in kept)
+    return f"kept are {found}; the newest is served" if found else "it has no download yet"
