@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
-from replayfleet.aggregator.members.command import clients, enroll, renew, revoke
+from replayfleet.aggregator.control.command import COMMANDS
+from replayfleet.aggregator.control.listing import clients, history
+from replayfleet.aggregator.members.command import enroll, renew, revoke
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
@@ -91,8 +93,8 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
 
 
-for member_command in (enroll, renew, revoke, clients):
-    cli.add_command(member_command)
+for command in (enroll, renew, revoke, clients, history, *COMMANDS):
+    cli.add_command(command)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.control.door import Control
+from replayfleet.aggregator.control.local import LocalSocket
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
 from replayfleet.aggregator.key_ring import KeyRing
@@ -128,6 +129,7 @@ class AggregatorService:
         self._listen(clock())
         self._view = self._snapshot()
         self._refusal = ""
+        self._folder = folder
 
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
@@ -162,12 +164,14 @@ class AggregatorService:
             ReplayfleetError: A round can't be aggregated, or the database is damaged. Nothing accepted is lost.
         """
         manager = manager or ServiceManager()
+        local = LocalSocket(self._folder, self.control)
         try:
             self.start()
             self.loop.run(stop, self.coordinator.over, manager)
             return self.coordinator.rounds.phase is Phase.FINISHED
         finally:
             manager.stopping()
+            local.stop()
             self.stop()
 
     def start(self) -> None:

@@ -32,9 +32,14 @@ class Step(str, enum.Enum):
     """Announced and offered; old blobs still lie around."""
     COLLECTED = "collected"
     """Old blobs are gone."""
+    DEED_BEGUN = "deed-begun"
+    """What an operator asked for is written, and not committed."""
     DEED_DONE = "deed-done"
     """What an operator asked for is durable; nobody was told, and the journal doesn't know."""
 
+
+DEEDS = frozenset({Step.DEED_BEGUN, Step.DEED_DONE})
+"""Steps that only come when an operator asks for something."""
 
 Checkpoint: TypeAlias = Callable[[Step], None]
 """Called after every step."""

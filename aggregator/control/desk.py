@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from replayfleet.aggregator.control.look import look
-from replayfleet.aggregator.control.plans import Plan, Planner
+from replayfleet.aggregator.control.membership import Plan
+from replayfleet.aggregator.control.plans import Planner
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
     Drain,
@@ -94,6 +95,7 @@ class ControlDesk:
         try:
             with self._parts.store.doing(deed):
                 self._carry_out(verb, deed)
+                self._parts.checkpoint(Step.DEED_BEGUN)
         except (OSError, sqlite3.Error) as error:
             if not self._parts.disk.takes(error):
                 raise

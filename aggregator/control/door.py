@@ -7,13 +7,10 @@ from concurrent.futures import Future, TimeoutError
 from typing import Protocol, TypeVar
 
 from replayfleet.aggregator.control.desk import ControlDesk
-from replayfleet.aggregator.control.plans import Plan
-from replayfleet.aggregator.control.verbs import Verb, VerbRefused
+from replayfleet.aggregator.control.membership import Plan
+from replayfleet.aggregator.control.verbs import ANSWER_S, Verb, VerbRefused
 from replayfleet.aggregator.control.view import FleetView
 from replayfleet.federation.errors import ReplayfleetError
-
-ANSWER_S = 30.0
-"""The loop answers between two messages; a full disk may hold it up for some seconds."""
 
 _T = TypeVar("_T")
 

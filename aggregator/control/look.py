@@ -11,7 +11,9 @@ from replayfleet.aggregator.rounds import Phase, Rounds
 
 def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
     """Where the run stands, and every client."""
-    members = tuple(_view(parts, rounds, standing, now) for standing in parts.store.roll.refresh().values())
+    members = tuple(
+        _view(parts, rounds, standing, now) for standing in parts.store.roll.refresh().values() if standing.is_client
+    )
     return FleetView(
         fleet=parts.spec.fleet,
         method=parts.spec.method,

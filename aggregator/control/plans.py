@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
 
+from replayfleet.aggregator.control.membership import Plan, excluding, known, readmitting
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
     Drain,
@@ -22,24 +21,10 @@ from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
 from replayfleet.aggregator.records.versions import Kept
 from replayfleet.aggregator.rounds import Course, Phase, Rounds
-from replayfleet.federation.errors import nearest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import spoken
 
 _SOMEBODYS = Exclusion(0.0, "", "")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a verb would do now.
-
-    Attributes:
-        text: in words, one sentence or more.
-        undo: the command that takes it back; empty if none does.
-    """
-
-    text: str
-    undo: str = ""
 
 
 class Planner:
@@ -198,45 +183,6 @@ class Planner:
     def _still_runs(self) -> None:
         if self._rounds.phase is Phase.FINISHED:
             raise VerbRefused(f"the run is finished after {self._rounds.index} rounds")
-
-
-def known(client: str, standings: Mapping[str, Standing]) -> Standing:
-    """Return a client's standing.
-
-    Raises:
-        VerbRefused: Nobody has ever heard of it.
-    """
-    if client not in standings:
-        hint = nearest(client, standings) if standings else "; nobody has come yet"
-        raise VerbRefused(f"no client {client!r} belongs to the fleet{hint}")
-    return standings[client]
-
-
-def excluding(standing: Standing) -> Plan:
-    """Say what excluding a client does, whatever the round does.
-
-    Raises:
-        VerbRefused: It is excluded.
-    """
-    client = standing.client
-    if standing.exclusion is not None:
-        raise VerbRefused(f"{client} is excluded already, by {standing.exclusion.by}")
-    return Plan(
-        f"{client} takes no part from now on: no round waits for it, its uploads are refused and it gets no new "
-        "models; it goes on serving what it has, and its status says that it is excluded",
-        f"aggregator readmit {client}",
-    )
-
-
-def readmitting(standing: Standing) -> Plan:
-    """Say what readmitting a client does, whatever the round does.
-
-    Raises:
-        VerbRefused: It isn't excluded.
-    """
-    if standing.exclusion is None:
-        raise VerbRefused(f"{standing.client} isn't excluded")
-    return Plan(f"{standing.client} takes part again.", f"aggregator exclude {standing.client}")
 
 
 def target_of(kept: tuple[Kept, ...], to: int | None) -> Kept | None:

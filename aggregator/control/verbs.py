@@ -14,6 +14,8 @@ from replayfleet.federation.wire.protocol.messages import COUNTER_BITS
 MAX_VERB_BYTES = 4096
 MAX_WORDS = 200
 MAX_EXTENSION_S = 30 * 86400.0
+ANSWER_S = 30.0
+"""The loop answers between two messages; a full disk may hold it up for some seconds."""
 _VERSION = re.compile(r"(?:(\d{1,7})/)?(\d{1,10})", re.ASCII)
 
 

@@ -20,10 +20,10 @@ def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaite
     Returns:
         None if there is nothing to say.
     """
-    return _outside(standing) or (_inside(standing, presence, live, version) if awaited else None)
+    return outside(standing) or (_inside(standing, presence, live, version) if awaited else None)
 
 
-def _outside(standing: Standing) -> Wait | None:
+def outside(standing: Standing) -> Wait | None:
     """Why no round waits for it."""
     client, exclusion = standing.client, standing.exclusion
     if standing.revoked_at is not None:

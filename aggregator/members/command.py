@@ -1,9 +1,7 @@
-"""``aggregator enroll``, ``renew``, ``revoke`` and ``clients``; what they need is imported when they run."""
+"""``aggregator enroll``, ``renew`` and ``revoke``; what they need is imported when they run."""
 
 from __future__ import annotations
 
-import json
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,6 @@ from replayfleet.federation.paths import ANY_PATH, FOLDER
 
 if TYPE_CHECKING:
     from replayfleet.aggregator.members.enrolment import Done
-    from replayfleet.aggregator.members.table import Member
 
 _DATA_DIR = click.option("--data-dir", type=FOLDER, required=True, help="The data dir of `aggregator serve`.")
 _TERMS = (
@@ -87,34 +84,15 @@ def revoke(client: str, data_dir: Path) -> None:
         _tell(registry.revoke(client), f"{client} is revoked")
 
 
-@click.command(cls=GroupedCommand)
-@_DATA_DIR
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def clients(data_dir: Path, as_json: bool) -> None:
-    """List the fleet's members, and bring what the broker gets up to date."""
-    from replayfleet.aggregator.members.enrolment import opened
-
-    with opened(data_dir) as registry:
-        now = time.time()
-        rows = [_row(member, now) for member in registry.members()]
-        rows += [{"client": name, "state": "not enrolled", "until": "", "note": ""} for name in registry.strangers()]
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]} if rows else {}
-    for row in [{key: key for key in widths}, *rows]:
-        click.echo("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip())
-
-
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
     from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, place_in
 
     newest = done.member.certificates[0]
-    lines = [what if done.folder is None else f"{what}; its certificate is valid until {_day(newest.expires_at)}"]
+    lines = [what if done.folder is None else f"{what}; its certificate is valid until {day(newest.expires_at)}"]
     former = [each for each in done.member.certificates[1:] if each.ends_at > newest.issued_at]
     if former:
-        until = _day(max(each.ends_at for each in former))
+        until = day(max(each.ends_at for each in former))
         lines.append(f"the former one counts until {until}; `aggregator clients` after that day ends it at the broker")
     if done.own_identity is not None:
         lines.append(f"aggregator: start `aggregator serve` with --identity {done.own_identity}")
@@ -131,13 +109,6 @@ def _tell(done: Done, what: str) -> None:
     click.echo("\n".join(lines))
 
 
-def _row(member: Member, now: float) -> dict[str, str]:
-    valid = [each for each in member.certificates if each.ends_at > now]
-    state = "revoked" if member.revoked_at is not None else "member" if valid else "expired"
-    until = member.revoked_at or max(each.ends_at for each in member.certificates)
-    note = f"a former certificate counts until {_day(min(each.ends_at for each in valid))}" if len(valid) > 1 else ""
-    return {"client": member.client, "state": state, "until": _day(until), "note": note}
-
-
-def _day(at: float) -> str:
+def day(at: float) -> str:
+    """Return the day of a Unix time, in UTC."""
     return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%Y-%m-%d")

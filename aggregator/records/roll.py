@@ -71,9 +71,14 @@ class Standing:
     took_part: bool = False
 
     @property
+    def is_client(self) -> bool:
+        """Whether it is one, or was only enrolled as something else."""
+        return self.took_part or self.enrolled_at is None or self.client not in NO_CLIENTS
+
+    @property
     def is_member(self) -> bool:
         """Whether it belongs, or belonged, to the fleet; a newcomer doesn't yet."""
-        return self.took_part or (self.enrolled_at is not None and self.client not in NO_CLIENTS)
+        return self.took_part or (self.enrolled_at is not None and self.is_client)
 
     @property
     def is_expected(self) -> bool:

@@ -15,7 +15,7 @@ from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
-from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.steps import DEEDS, Step
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -95,7 +95,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     fleet.close()
 
 
-ALWAYS = [step for step in Step if step not in {Step.EPOCH_RAISED, Step.DEED_DONE}]
+ALWAYS = [step for step in Step if step not in {Step.EPOCH_RAISED, *DEEDS}]
 """Steps that every run takes."""
 
 

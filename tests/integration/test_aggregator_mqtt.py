@@ -18,7 +18,7 @@ from support.tiny_method import TinyState
 from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
-from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.steps import DEEDS, Step
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.broker import find_mosquitto, open_broker
@@ -26,7 +26,7 @@ from replayfleet.federation.wire.transport.interfaces import OnMessage, Session,
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 TESTS = Path(__file__).parents[1]
-ALWAYS = tuple(step for step in Step if step not in {Step.EPOCH_RAISED, Step.DEED_DONE})
+ALWAYS = tuple(step for step in Step if step not in {Step.EPOCH_RAISED, *DEEDS})
 KILLED_AT = (Step.UPLOAD_STORED, Step.COMMITTED)
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")

@@ -165,7 +165,7 @@ def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     }
     assert [row["client"] for row in rows if "former certificate" in row["note"]] == ["cam-2"]
     text = run("clients", "--data-dir", tmp_path).output
-    assert text.splitlines()[0].split() == ["client", "state", "until", "note"]
+    assert text.splitlines()[0].split() == ["client", "state", "seen", "version", "until", "note"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Asks the aggregator that runs on a data dir, over the socket there: one line of JSON each way.
+
+The request is ``{"ask": "plan" | "do", "verb": {...}}`` or ``{"ask": "look"}``; the answer has ``plan``, ``view`` or
+``refused``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from replayfleet.aggregator.control.membership import Plan
+from replayfleet.aggregator.control.verbs import ANSWER_S, Verb, VerbRefused
+from replayfleet.aggregator.control.view import FleetView
+from replayfleet.federation.errors import UNREADABLE
+
+SOCKET = "control.sock"
+MAX_ANSWER_BYTES = 64 << 20
+REQUEST_S = 10.0
+"""A request that isn't there by then is given up."""
+_NOBODY = (1 << 32) - 1
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked; ``verb`` unless it is to look."""
+
+    ask: Literal["plan", "do", "look"]
+    verb: Verb | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the three."""
+
+    plan: Plan | None = None
+    view: FleetView | None = None
+    refused: str = ""
+
+
+class LocalControl:
+    """The other end, with the methods of ``Control``.
+
+    Args:
+        folder: the data dir of a running aggregator.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def plan(self, verb: Verb) -> Plan:
+        """Say what a verb would do now; raises as ``Control.plan``."""
+        plan = self._ask(Request("plan", verb)).plan
+        assert plan is not None
+        return plan
+
+    def do(self, verb: Verb) -> Plan:
+        """Do a verb in the name of this process's user; raises as ``Control.do``."""
+        plan = self._ask(Request("do", verb)).plan
+        assert plan is not None
+        return plan
+
+    def look(self) -> FleetView:
+        """Return where the run stands; raises as ``Control.look``."""
+        view = self._ask(Request("look")).view
+        assert view is not None
+        return view
+
+    def _ask(self, request: Request) -> Answer:
+        """Ask.
+
+        Raises:
+            ConnectionError: No aggregator runs there.
+            VerbRefused: It can't be done, or the aggregator doesn't answer.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(ANSWER_S + REQUEST_S)
+            try:
+                with short_place(self._folder) as place:
+                    line.connect(str(place / SOCKET))
+            except PermissionError as error:
+                raise VerbRefused(f"{self._folder / SOCKET} is another user's; ask as the aggregator's user") from error
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+                raise ConnectionError(f"no aggregator runs on {self._folder}") from error
+            except OSError as error:
+                raise VerbRefused(f"the aggregator on {self._folder} is asked too much at once; try again") from error
+            try:
+                line.sendall(msgspec.json.encode(request) + b"\n")
+                with line.makefile("rb") as file:
+                    said = file.readline(MAX_ANSWER_BYTES)
+                answer = msgspec.json.decode(said, type=Answer)
+            except (OSError, *UNREADABLE) as error:
+                raise VerbRefused(f"the aggregator broke off ({error}); see its log") from error
+        if answer.refused:
+            raise VerbRefused(answer.refused)
+        return answer
+
+
+@contextlib.contextmanager
+def short_place(folder: Path) -> Iterator[Path]:
+    """Yield a short name of a folder: a socket's path has room for 107 bytes."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
+def who_is(pid: int, uid: int) -> str:
+    """Return a name for the journal: of the user, and of the one who had logged in if that is another."""
+    with contextlib.suppress(OSError, ValueError):
+        login = int(Path(f"/proc/{pid}/loginuid").read_text())
+        if login not in {uid, _NOBODY}:
+            return f"{_user(login)} as {_user(uid)}"
+    return _user(uid)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,153 @@
+"""``aggregator clients`` and ``history``: who belongs to the fleet, why each is waited for, and what happened."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replayfleet.aggregator.control.caller import LocalControl
+from replayfleet.aggregator.control.command import DATA_DIR
+from replayfleet.aggregator.control.verbs import VerbRefused
+from replayfleet.aggregator.control.waits import outside
+from replayfleet.aggregator.members.command import day
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.help_groups import GroupedCommand
+from replayfleet.federation.service.words import visible
+from replayfleet.federation.wire.protocol.messages import spoken
+
+if TYPE_CHECKING:
+    from replayfleet.aggregator.control.view import MemberView
+    from replayfleet.aggregator.members.table import Member
+    from replayfleet.aggregator.records.roll import Standing
+
+_HIDDEN = frozenset({"time", "event", "spec", "weights", "counters", "facts", "metrics"})
+
+
+@click.command(cls=GroupedCommand)
+@DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def clients(data_dir: Path, as_json: bool) -> None:
+    """List the fleet's members, what each is waited for, and until when its certificate counts.
+
+    Also brings what the broker gets up to date, if anybody was enrolled.
+    """
+    rows = _rows(data_dir, time.time())
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    shown = [{key: visible(text) for key, text in _shown(row).items()} for row in rows]
+    widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]} if shown else {}
+    for line in [{key: key for key in widths}, *shown]:
+        click.echo("  ".join(line[key].ljust(width) for key, width in widths.items()).rstrip())
+
+
+@click.command(cls=GroupedCommand)
+@DATA_DIR
+@click.option("--last", type=click.IntRange(1), default=50, show_default=True, help="So many events, the newest last.")
+@click.option("--client", help="Only what is about this client.")
+@click.option("--deeds", is_flag=True, help="Only what operators did.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
+def history(data_dir: Path, last: int, client: str | None, deeds: bool, as_json: bool) -> None:
+    """Show what happened, from the journal, also while the aggregator runs."""
+    from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
+
+    if not (data_dir / JOURNAL).is_file():
+        raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {JOURNAL}")
+    wanted = (
+        event
+        for event in read_journal(data_dir)
+        if client in {None, event.get("client")} and not (deeds and event.get("event") != "operator")
+    )
+    for event in deque(wanted, maxlen=last):
+        click.echo(json.dumps(event) if as_json else visible(_line(event)))
+
+
+def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:
+    """Return what is known of everybody: certificates, the store's word, and that of the aggregator if it runs."""
+    from replayfleet.aggregator.members.authority import CA_CERTIFICATE
+    from replayfleet.aggregator.members.enrolment import MEMBERS, opened
+    from replayfleet.aggregator.store import DATABASE, AggregatorStore
+
+    enrolled: dict[str, Member] = {}
+    if (data_dir / MEMBERS / CA_CERTIFICATE).is_file():
+        with opened(data_dir) as registry:
+            enrolled = {member.client: member for member in registry.members()}
+    elif not (data_dir / DATABASE).is_file():
+        raise SettingsError(f"data dir {data_dir}: nobody was enrolled here, and no aggregator has run; expected one")
+    try:
+        views = {view.client: view for view in LocalControl(data_dir).look().members}
+    except (ConnectionError, VerbRefused):  # the store says what it knows
+        views = {}
+    store = AggregatorStore(data_dir)
+    try:
+        standings = store.roll.refresh()
+    finally:
+        store.close()
+    names = sorted(enrolled.keys() | standings.keys())
+    return [_row(standings[name], enrolled.get(name), views.get(name), now) for name in names if name in standings]
+
+
+def _row(standing: Standing, member: Member | None, view: MemberView | None, now: float) -> dict[str, Any]:
+    valid = [each for each in member.certificates if each.ends_at > now] if member else []
+    until = "" if member is None else day(member.revoked_at or max(each.ends_at for each in member.certificates))
+    note = f"a former certificate counts until {day(min(each.ends_at for each in valid))}" if len(valid) > 1 else ""
+    if member is not None and member.revoked_at is None and not valid:
+        state = "expired"
+    elif standing.revoked_at is not None:
+        state = "revoked"
+    elif standing.exclusion is not None:
+        state = "excluded"
+    elif not standing.trains:
+        state = "serves only"
+    else:
+        state = "not enrolled" if member is None else "member"
+    wait = view.wait if view is not None else outside(standing)
+    seen_at = standing.seen_at if view is None else view.seen_at
+    return {
+        "client": standing.client,
+        "state": state,
+        "trains": standing.trains,
+        "live": None if view is None else view.live,
+        "seen": "" if seen_at is None else _moment(seen_at),
+        "version": standing.version,
+        "confirmed_version": standing.confirmed_version,
+        "serving_version": None if view is None else view.serving_version,
+        "phase": None if view is None else view.phase,
+        "excluded_by": None if standing.exclusion is None else standing.exclusion.by,
+        "waits": None if wait is None else wait.reason,
+        "why": "" if wait is None else wait.text,
+        "until": until,
+        "note": note,
+    }
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    """Return what fits into a line."""
+    live = {True: "now", False: row["seen"], None: row["seen"]}[row["live"]]
+    why = "; ".join(filter(None, (row["why"], row["note"])))
+    version = spoken(row["confirmed_version"]) if row["confirmed_version"] else ""
+    return {
+        "client": row["client"],
+        "state": row["state"],
+        "seen": live,
+        "version": version,
+        "until": row["until"],
+        "note": why,
+    }
+
+
+def _line(event: dict[str, Any]) -> str:
+    words = [f"{key}={value}" for key, value in event.items() if key not in _HIDDEN and value not in ("", None)]
+    at = event.get("time")
+    moment = _moment(float(at)) if isinstance(at, (int, float)) else "?"
+    return " ".join([moment, str(event.get("event")), *words])
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,140 @@
+"""Operators' verbs on aggregators that are processes: killed in the middle, over the socket, on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.mortal_verbs import listens
+from support.tiny_fleet import TinyFleet
+
+from replayfleet.aggregator.cli import cli
+from replayfleet.aggregator.control.caller import SOCKET, LocalControl
+from replayfleet.aggregator.control.local import MAX_REQUEST_BYTES
+from replayfleet.aggregator.control.verbs import Exclude, Pause, VerbRefused
+from replayfleet.aggregator.operator.journal import read_journal
+
+TESTS = Path(__file__).parents[1]
+CHANGES = {
+    "exclude": ["excluded", "uploads"],
+    "readmit": ["excluded"],
+    "pause": ["course"],
+    "drain": ["course"],
+    "resume": ["course"],
+    "rollback": ["served", "version"],
+    "round extend": ["extension_s"],
+    "round close": ["phase"],
+}
+
+
+def test_a_verb_is_done_or_not_done_whenever_its_aggregator_is_killed(tmp_path: Path) -> None:
+    path = f"{TESTS}{os.pathsep}{TESTS.parent}"
+    command = [sys.executable, "-m", "support.mortal_verbs", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=TESTS, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert {one["exit"] for one in found} == {-9}
+    assert all("broke off" in one["told"] for one in found)
+    begun = {one["verb"]: (one["changed"], one["deeds"]) for one in found if one["kill_at"] == "deed-begun"}
+    assert begun == {verb: ([], []) for verb in CHANGES}
+    committed = {one["verb"]: (one["changed"], one["deeds"]) for one in found if one["kill_at"] == "deed-done"}
+    assert committed == {verb: (changes, [verb]) for verb, changes in CHANGES.items()}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[TinyFleet]:
+    """A round waits for its third client, and a thread turns its aggregator's loop."""
+    made = TinyFleet(tmp_path)
+    made.clients["cam-3"].dies_in = 0
+    made.run(until=lambda: len(made.rounds.accepted) == 2)
+    made.kill_aggregator()
+    stop = threading.Event()
+    serving = threading.Thread(target=lambda: made.new_service().run(stop))
+    serving.start()
+    end = time.monotonic() + 10
+    while not (made.tmp_path / "aggregator" / SOCKET).exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    yield made
+    stop.set()
+    serving.join()
+
+
+def run(fleet: TinyFleet, *words: str) -> Result:
+    return CliRunner().invoke(cli, [*words, "--data-dir", str(fleet.tmp_path / "aggregator")])
+
+
+def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFleet) -> None:
+    looked = run(fleet, "exclude", "cam-3", "--dry-run")
+    assert "Round 0 closes with 2 uploads, 2 are there" in looked.output
+    assert "nobody is here to say yes" in str(run(fleet, "exclude", "cam-3").exception)
+    rows = {row["client"]: row for row in json.loads(run(fleet, "clients", "--json").output)}
+    assert [rows[name]["waits"] for name in ("cam-1", "cam-3")] == [None, "upload"]
+    done = run(fleet, "exclude", "cam-3", "--because", "its lens is broken", "--yes")
+    assert "done; `aggregator readmit cam-3` takes it back" in done.output
+    listed = run(fleet, "clients").output
+    assert "its lens is broken; `aggregator readmit cam-3` brings it back" in listed
+    refused = run(fleet, "exclude", "cam-3", "--yes")
+    assert isinstance(refused.exception, VerbRefused)
+    told = run(fleet, "history", "--deeds").output
+    assert "verb=exclude" in told
+    assert "client=cam-3" in told
+    assert "round closed" in run(fleet, "history", "--last", "5").output
+
+
+def test_what_needs_a_running_aggregator_says_so_and_what_does_not_works(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.kill_aggregator()
+    assert "no aggregator runs on" in str(run(fleet, "pause", "--yes").exception)
+    assert "done" in run(fleet, "exclude", "cam-3", "--yes").output
+    assert "did you mean" in str(run(fleet, "exclude", "cam-33", "--yes").exception)
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    assert set(fleet.store.uploads(1)) == {"cam-1", "cam-2"}
+    told = [event for event in read_journal(tmp_path / "aggregator") if event["event"] == "operator"]
+    assert [(event["verb"], event["client"]) for event in told] == [("exclude", "cam-3")]
+    fleet.close()
+
+
+def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet) -> None:
+    folder = fleet.tmp_path / "aggregator"
+    assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
+    hostile = [b"", b"\n", b"\x00" * 100, b"{" * 5000 + b"\n", b"x" * (2 * MAX_REQUEST_BYTES), b'{"ask": "do"}\n']
+    hostile += [b'{"ask": "plan", "verb": {"verb": "exclude", "client": "\\u0000"}}\n', b'{"ask": "look", "x": 1}\n']
+    for data in hostile:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(5)
+            line.connect(str(folder / SOCKET))
+            line.sendall(data)
+            line.shutdown(socket.SHUT_WR)
+            try:
+                answer = line.makefile("rb").readline()
+            except ConnectionResetError:  # what wasn't read was too much
+                continue
+            assert json.loads(answer)["refused"]
+    with contextlib.ExitStack() as stack:  # many who say nothing
+        for _ in range(40):
+            line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            line.settimeout(5)
+            with contextlib.suppress(BlockingIOError):
+                line.connect(str(folder / SOCKET))
+    end = time.monotonic() + 20
+    while not listens(folder):
+        assert time.monotonic() < end
+    assert LocalControl(folder).plan(Exclude("cam-3")).undo == "aggregator readmit cam-3"
+    assert LocalControl(folder).do(Pause()).undo == "aggregator resume"
+    assert fleet.rounds.is_paused
+    assert fleet.service.health()["broker"], "the loop lives"

@@ -1,0 +1,174 @@
+"""Every verb on an aggregator of its own process, killed with SIGKILL before and after it commits; as JSON.
+
+    python -m tests.support.mortal_verbs FOLDER
+
+Processes are forked from this one, which has imported everything and has no thread. No broker is there: an aggregator
+that nobody else can reach leads all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from support.tiny_fleet import TinyExporter, tiny_spec
+from support.tiny_method import TinyMethod
+
+from replayfleet.aggregator.control.caller import LocalControl
+from replayfleet.aggregator.control.verbs import (
+    CloseRound,
+    Drain,
+    Exclude,
+    ExtendRound,
+    Pause,
+    Readmit,
+    Resume,
+    RollBack,
+    Verb,
+    VerbRefused,
+    name_of,
+)
+from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.records.roll import Exclusion
+from replayfleet.aggregator.rounds import Course, RoundRules
+from replayfleet.aggregator.service import AggregatorService
+from replayfleet.aggregator.steps import Step
+from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.service.logs import configure_logging
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
+from replayfleet.federation.wire.transport.mqtt import MqttSession
+
+VERBS: tuple[Verb, ...] = (
+    Exclude("cam-1"),
+    Readmit("cam-3"),
+    Pause(),
+    Drain(),
+    Resume(),
+    RollBack("cam-1"),
+    ExtendRound(100.0),
+    CloseRound(),
+)
+TIMES = (Step.DEED_BEGUN, Step.DEED_DONE)
+
+
+def prepared(folder: Path, verb: Verb) -> None:
+    """A store with an open round, two uploads that can't be aggregated, and two downloads of a client."""
+    folder.mkdir(parents=True)
+    store = AggregatorStore(folder)
+    store.found(tiny_spec(), 0.0)
+    for client in ("cam-1", "cam-2"):
+        store.accept_upload(Manifest("up", "tiny-fleet", client, 0, 1, ()), 1)
+    for digest in ("aa", "bb"):
+        store.put_download(Manifest("down", "tiny-fleet", "cam-1", 0, 0, (BlobEntry("task", digest * 32, 1),)))
+    store.put_download(Manifest("down", "tiny-fleet", "cam-3", 0, 0, ()))
+    store.exclude("cam-3", Exclusion(1.0, "somebody", ""))
+    if isinstance(verb, Resume):
+        store.set_course(Course.PAUSED)
+    store.close()
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """All that a verb can change."""
+    store = AggregatorStore(folder)
+    try:
+        download, record = store.download("cam-1"), store.round()
+        return {
+            "excluded": sorted(name for name, one in store.roll.refresh().items() if one.exclusion is not None),
+            "uploads": sorted(store.uploads(0)),
+            "course": store.course().value,
+            "extension_s": store.extension_s(0),
+            "phase": "open" if record.index == 0 and record.phase.value == "open" else "closed",
+            "served": download.blobs[0].digest[:2],
+            "version": download.version,
+        }
+    finally:
+        store.close()
+
+
+def aggregate(folder: Path, kill_at: str) -> None:
+    """Serve until somebody ends this process."""
+
+    def checkpoint(step: Step) -> None:
+        if step.value == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    rules = RoundRules(num_clients=5, min_clients=1, deadline_s=3600)
+    fleet = Fleet(tiny_spec(), TinyMethod(), lambda _: None, TinyExporter(), rules)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    service = AggregatorService(
+        fleet,
+        folder,
+        lambda name, on_message, will: MqttSession("mqtt://127.0.0.1:1", name, on_message=on_message, will=will),
+        checkpoint=checkpoint,
+    )
+    service.run(stop)
+
+
+def forked(folder: Path, kill_at: str) -> int:
+    """Start an aggregator, and wait until it listens."""
+    pid = os.fork()
+    if pid == 0:
+        log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 2)
+        configure_logging()
+        try:
+            aggregate(folder, kill_at)
+        finally:
+            os._exit(0)
+    end = time.monotonic() + 30
+    while not listens(folder):
+        assert time.monotonic() < end, f"no aggregator on {folder}"
+        time.sleep(0.01)
+    return pid
+
+
+def listens(folder: Path) -> bool:
+    try:
+        return LocalControl(folder).look().leads
+    except (ConnectionError, VerbRefused):
+        return False
+
+
+def tried(folder: Path, verb: Verb, kill_at: Step) -> dict[str, Any]:
+    prepared(folder, verb)
+    before, pid, told = state(folder), forked(folder, kill_at.value), ""
+    try:
+        LocalControl(folder).do(verb)
+    except VerbRefused as refused:
+        told = str(refused)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    after = state(folder)
+    if kill_at is Step.DEED_DONE:  # the next start tells of it
+        again = forked(folder, "")
+        os.kill(again, signal.SIGTERM)
+        os.waitpid(again, 0)
+    return {
+        "verb": name_of(verb),
+        "kill_at": kill_at.value,
+        "exit": exit_code,
+        "told": told,
+        "changed": sorted(key for key in before if before[key] != after[key]),
+        "deeds": [event["verb"] for event in read_journal(folder) if event["event"] == "operator"],
+    }
+
+
+def main(folder: Path) -> None:
+    found = [
+        tried(folder / f"{number}-{kill_at.value}", verb, kill_at)
+        for number, verb in enumerate(VERBS)
+        for kill_at in TIMES
+    ]
+    sys.stdout.write(json.dumps(msgspec.to_builtins(found)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
