@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 
+from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.service import AggregatorService
@@ -65,6 +66,8 @@ def serve(settings: AggregatorSettings) -> bool:
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
         )
         health.answer(service.health)
+        if (console := settings.console_settings()) is not None:
+            stack.enter_context(ConsoleBeside(console.arguments))
         stack.enter_context(stopped_by_signals(stop))
         _log.info("serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url)
         return service.run(stop, manager)

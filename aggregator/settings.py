@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
@@ -102,9 +103,41 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         Option("Threads of one tensor operation, as of fleet-sim; results depend on their number.", TRAINING),
     ] = 2
 
+    console: Annotated[
+        str | None,
+        Option(
+            "Pages that show the fleet in a browser, in a process beside this one; needs replayfleet[console].",
+            CONSOLE,
+            metavar="HOST:PORT",
+            unset="no pages",
+        ),
+    ] = None
+    console_names: Annotated[
+        tuple[str, ...],
+        Option(
+            "A name under which browsers reach the console, beside its host.",
+            CONSOLE,
+            metavar="NAME",
+            flags="--console-name",
+        ),
+    ] = ()
+
     def __post_init__(self) -> None:
         check_settings(self)
         self.rules()
+        self.console_settings()
+
+    def console_settings(self) -> ConsoleSettings | None:
+        """The console to start, if any.
+
+        Raises:
+            SettingsError: Its address can't be used, or its packages aren't installed.
+        """
+        if self.console is None:
+            return None
+        return ConsoleSettings(
+            data_dir=self.data_dir, listen=self.console, names=self.console_names, json_logs=self.json_logs
+        )
 
     def rules(self) -> RoundRules:
         """When rounds close.

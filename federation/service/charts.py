@@ -89,6 +89,7 @@ def line_chart(
     changes: Sequence[int],
     size: tuple[int, int],
     title: str = "Accuracy after each round",
+    first_round: int = 0,
     places: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
     """Return an SVG element for a page, whose colours it takes; lines later in the list are drawn on top.
@@ -98,6 +99,7 @@ def line_chart(
         changes: rounds before which the stream changes.
         size: (width, height) of the drawing in pixels; text keeps its size.
         title: what the drawing shows.
+        first_round: that of the first values, for the axis and for what dots say.
         places: round -> a word that stands over the drawing where the stream enters a place in that round.
     """
     import matplotlib as mpl
@@ -116,6 +118,7 @@ def line_chart(
         axes = percent_axes(figure, num_rounds)
         axes.set_position((_LEFT / width, _BOTTOM / height, 1 - (_LEFT + _RIGHT) / width, 1 - (top + _BOTTOM) / height))
         axes.set_xlim(*((0, num_rounds - 1) if num_rounds > 1 else (-0.5, 0.5)))
+        axes.xaxis.set_major_formatter(lambda at, _: f"{at + first_round:.0f}")
         axes.set_yticks([0, 25, 50, 75, 100], ["0 %", "25 %", "50 %", "75 %", "100 %"])
         axes.spines["left"].set_visible(False)
         axes.spines["bottom"].set_color(_THEME["soft"])
@@ -134,7 +137,7 @@ def line_chart(
                 figure.text(x / width, y, name, color=_THEME["soft"], gid=f"tip-{len(texts)}")
                 texts.append(entered[index])
         for line in lines:
-            _draw(axes, line, texts)
+            _draw(axes, line, texts, first_round)
         _write_ends(axes, lines, per_pixel)
         drawing = io.StringIO()
         figure.savefig(drawing, format="svg", transparent=True, metadata={"Date": None})
@@ -163,7 +166,7 @@ def _labels(
     return found
 
 
-def _draw(axes: Axes, line: Line, texts: list[str]) -> None:
+def _draw(axes: Axes, line: Line, texts: list[str], first_round: int) -> None:
     colour = _THEME[_COLOURS[line.style]]
     known = [(index, 100 * value) for index, value in enumerate(line.values) if value is not None]
     style = {**_STYLES[line.style], "color": colour, "clip_on": False, "solid_capstyle": "round"}
@@ -172,7 +175,7 @@ def _draw(axes: Axes, line: Line, texts: list[str]) -> None:
     for index, value in known if line.style != "client" else ():
         (dot,) = axes.plot(index, value, "o", color=colour, markersize=8, mec=_THEME["card"], mew=2, clip_on=False)
         dot.set_gid(f"tip-{len(texts)}")
-        texts.append(f"{line.label}, round {index}: {value:.1f} %")
+        texts.append(f"{line.label}, round {index + first_round}: {value:.1f} %")
 
 
 def _write_ends(axes: Axes, lines: Sequence[Line], per_pixel: float) -> None:

@@ -60,7 +60,7 @@ class BrokerAddress:
             raise SettingsError(f"broker {shown!r} is not a URL ({error}); expected mqtts://host:port") from None
         _check_shape(parts, shown)
         host, encrypted = parts.hostname or "", parts.scheme == "mqtts"
-        if not encrypted and not insecure and not _is_loopback(host):
+        if not encrypted and not insecure and not is_loopback(host):
             raise SettingsError(
                 f"broker {shown!r} is on another machine and not encrypted; use mqtts://, or --insecure on a network "
                 "where everybody may read and write the models"
@@ -69,7 +69,7 @@ class BrokerAddress:
 
     @property
     def on_this_machine(self) -> bool:
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -169,10 +169,11 @@ def _check_shape(parts: SplitResult, shown: str) -> None:
 
 
 def _scheme_for(place: str) -> str:
-    return "mqtt" if _is_loopback(urlsplit(f"//{place}").hostname or "") else "mqtts"
+    return "mqtt" if is_loopback(urlsplit(f"//{place}").hostname or "") else "mqtts"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
     if host == "localhost":
         return True
     try:

@@ -1,0 +1,124 @@
+"""Routes of the console: pages, what is static, and the live channel. Rendering is off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from replayfleet.aggregator.console import views
+from replayfleet.aggregator.console.facts import Fleet
+from replayfleet.aggregator.console.guard import Guard, Rules
+from replayfleet.aggregator.console.story import Story
+from replayfleet.aggregator.console.views import Asked, Facts, Pages
+from replayfleet.aggregator.console.watch import LOOK_EVERY_S, Watch
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service import pages as shared_pages
+
+MAX_LIVE = 256
+"""Pages that are told of changes at a time; others are as they were when they were loaded."""
+MAX_KEPT = 256
+MAX_FIELD = 200
+KEEP_ALIVE_S = 15.0
+_STATIC = Path(__file__).parent / "static"
+_ADDRESSES = ("/", "/round", "/journal")
+
+Page = Callable[[Fleet, Story, Asked], "Facts | None"]
+
+
+class Console:
+    """The console of one aggregator.
+
+    Args:
+        watch: what is known.
+        rules: who may ask.
+    """
+
+    def __init__(self, watch: Watch, rules: Rules) -> None:
+        self._watch = watch
+        self._pages = Pages()
+        self._kept: dict[str, tuple[int, str]] = {}
+        self._num_live = 0
+        self.app = Starlette(
+            routes=[
+                self._page("/", "fleet.html", views.fleet_page),
+                self._page("/round", "round.html", views.round_page),
+                self._page("/clients/{client}", "client.html", views.client_page),
+                self._page("/journal", "journal.html", views.journal_page),
+                Route("/live", self._live),
+                Route("/static/{name}", self._static),
+            ],
+            middleware=[Middleware(Guard, rules=rules)],
+            exception_handlers={404: self._missing, ReplayfleetError: self._trouble},
+        )
+
+    def _page(self, path: str, template: str, page: Page) -> Route:
+        def endpoint(request: Request) -> Response:
+            asked = {
+                key: value[:MAX_FIELD] for key, value in (*request.query_params.items(), *request.path_params.items())
+            }
+            text = self._watch.read(
+                lambda fleet, story, number: self._text(path, template, page, asked, fleet, story, number)
+            )
+            return HTMLResponse(text) if text is not None else self._missing(request, None)
+
+        return Route(path, endpoint)
+
+    def _text(
+        self, path: str, template: str, page: Page, asked: Asked, fleet: Fleet, story: Story, number: int
+    ) -> str | None:
+        key = f"{path} {sorted(asked.items())}"
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] == number:
+            return kept[1]
+        facts = page(fleet, story, asked)
+        if facts is None:
+            return None
+        common = {"fleet": fleet, "asked": asked, "here": path, "addresses": _ADDRESSES}
+        text = self._pages.render(template, {**common, **facts})
+        if len(self._kept) >= MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = number, text
+        return text
+
+    async def _live(self, request: Request) -> Response:
+        if self._num_live >= MAX_LIVE:
+            return PlainTextResponse("too many pages are open; this one isn't told of changes\n", 503)
+        return StreamingResponse(self._numbers(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def _numbers(self) -> AsyncIterator[str]:
+        self._num_live += 1
+        try:
+            last, quiet_s = None, 0.0
+            while True:
+                number = await run_in_threadpool(self._watch.number)
+                quiet_s += LOOK_EVERY_S
+                if number != last or quiet_s >= KEEP_ALIVE_S:
+                    yield f"data: {number}\n\n"
+                    last, quiet_s = number, 0.0
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            self._num_live -= 1
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == "console.css":
+            style = Path(shared_pages.__file__).parent / "style.css"
+            return Response(style.read_text() + (_STATIC / name).read_text(), media_type="text/css")
+        kind = {"live.js": "text/javascript", "icon.svg": "image/svg+xml"}.get(name)
+        return Response((_STATIC / name).read_text(), media_type=kind) if kind else self._missing(request, None)
+
+    def _missing(self, request: Request, error: Exception | None) -> Response:
+        facts = {"title": "Nothing is here", "text": f"There is no page {request.url.path[:MAX_FIELD]}."}
+        return HTMLResponse(self._pages.render("problem.html", facts), 404)
+
+    def _trouble(self, request: Request, error: Exception) -> Response:
+        facts = {"title": "The fleet can't be read", "text": str(error)}
+        return HTMLResponse(self._pages.render("problem.html", facts), 503)

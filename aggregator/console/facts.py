@@ -1,0 +1,163 @@
+"""What pages show of a fleet: values, made from the store and the journal, or from what the running loop says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from replayfleet.aggregator.console.story import ClientStory, Event, Story
+from replayfleet.aggregator.operator.status import Status, read_status
+from replayfleet.federation.wire.protocol.messages import spoken
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One client as a row.
+
+    Attributes:
+        state: one word: ``online``, ``offline``, ``excluded``, ...
+        tone: how it is coloured: ``good``, ``quiet``, ``warn``.
+        why: what it does or is waited for, in words.
+        accuracy: newest share in [0, 1]; None where none was reported.
+        change: of the accuracy since the report before.
+        num_troubles: rejected, refused, failed and rolled back since the journal begins.
+        seen_at: Unix time; None if never heard of.
+    """
+
+    client: str
+    state: str
+    tone: str
+    why: str
+    device: str
+    version: str
+    is_confirmed: bool
+    has_uploaded: bool
+    is_awaited: bool
+    accuracy: float | None
+    change: float | None
+    bytes_up: int
+    bytes_down: int
+    num_troubles: int
+    last_trouble: Event | None = field(compare=False)
+    seen_at: float | None = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A fleet as its pages show it.
+
+    Attributes:
+        is_live: whether the aggregator's loop answers; else this is what lies on its disk.
+        deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
+        at_least: uploads with which it closes then; None if unknown.
+        notices: what is wrong with the aggregator itself, or why the round isn't over.
+    """
+
+    name: str
+    method: str
+    seed: int
+    stores_data: bool
+    round: int
+    phase: str
+    expected: int
+    at_least: int | None
+    members: tuple[Member, ...]
+    notices: tuple[str, ...]
+    is_live: bool
+    deadline_at: float | None = field(compare=False)
+
+    @property
+    def uploaded(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.has_uploaded)
+
+    @property
+    def awaited(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.is_awaited)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean of the newest ones."""
+        known = [member.accuracy for member in self.members if member.accuracy is not None]
+        return fmean(known) if known else None
+
+    def member(self, client: str) -> Member | None:
+        return next((member for member in self.members if member.client == client), None)
+
+
+def fleet_on_disk(folder: Path, story: Story) -> Fleet:
+    """Return what store and journal say, also of an aggregator that doesn't run.
+
+    Raises:
+        SettingsError: No aggregator has run there, or its database is damaged.
+    """
+    status = read_status(folder)
+    now = story.rounds.get(status.round)
+    is_open = status.phase == "open"
+    expected = (now and now.expected) or int(story.started.get("clients") or 0) or len(status.clients)
+    deadline_at = None
+    if is_open and now is not None and now.opened_at is not None and now.deadline_s is not None:
+        deadline_at = now.opened_at + (1 + now.num_extended) * now.deadline_s
+    return Fleet(
+        name=status.fleet,
+        method=status.method,
+        seed=status.seed,
+        stores_data=status.stores_data,
+        round=status.round,
+        phase=status.phase,
+        expected=expected,
+        at_least=None,
+        members=_members(status, story),
+        notices=(),
+        is_live=False,
+        deadline_at=deadline_at,
+    )
+
+
+def _members(status: Status, story: Story) -> tuple[Member, ...]:
+    found = []
+    for known in status.clients:
+        told = story.clients.get(known.client) or ClientStory()
+        has_uploaded = known.client in status.uploads
+        awaited = status.phase == "open" and not has_uploaded
+        found.append(
+            Member(
+                client=known.client,
+                state="online" if told.online else "offline",
+                tone="good" if told.online else "quiet",
+                why=_why(known.version, known.confirmed_version, awaited=awaited, online=told.online),
+                version=spoken(known.version),
+                is_confirmed=known.confirmed_version == known.version > 0,
+                has_uploaded=has_uploaded,
+                is_awaited=awaited,
+                seen_at=told.seen_at,
+                **from_story(told),
+            )
+        )
+    return tuple(found)
+
+
+def from_story(told: ClientStory) -> Mapping[str, Any]:
+    """Return the fields of a ``Member`` that the journal alone knows."""
+    known = [metrics["accuracy"] for _, metrics in told.reports if "accuracy" in metrics]
+    return {
+        "device": " · ".join(filter(None, (told.device, told.provider))),
+        "accuracy": known[-1] if known else None,
+        "change": known[-1] - known[-2] if len(known) > 1 else None,
+        "bytes_up": told.bytes_up,
+        "bytes_down": told.bytes_down,
+        "num_troubles": sum(told.troubles.values()),
+        "last_trouble": told.last_trouble,
+    }
+
+
+def _why(version: int, confirmed: int, *, awaited: bool, online: bool) -> str:
+    if not awaited:
+        return ""
+    if not online:
+        return "it isn't connected"
+    return (
+        "it trains, or waits for labels" if confirmed == version > 0 else "it hasn't confirmed this round's models yet"
+    )

@@ -1,0 +1,90 @@
+"""What an operator says of the console: where it answers, and to whom."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.help_groups import ADVANCED
+from replayfleet.federation.paths import check_folder
+from replayfleet.federation.service.settings import Option, check_settings
+from replayfleet.federation.wire.transport.broker_address import is_loopback
+
+CONSOLE = "Console"
+_PACKAGES = ("starlette", "uvicorn", "jinja2", "matplotlib")
+
+
+def check_address(text: str) -> tuple[str, int]:
+    """Return ``HOST:PORT`` as both; of IPv6 the host stands in brackets.
+
+    Raises:
+        SettingsError: It is none.
+    """
+    host, colon, port = text.rpartition(":")
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not name or (":" in name and name == host) or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"{text!r} is no address; expected HOST:PORT, for example 127.0.0.1:8080")
+    return name, int(port)
+
+
+def check_packages() -> None:
+    """Raise a SettingsError where the console's packages aren't installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError(f"the console needs {' and '.join(missing)}: pip install 'replayfleet[console]'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleSettings:
+    """Settings of ``aggregator console``."""
+
+    data_dir: Annotated[
+        Path,
+        Option("The data dir of `aggregator serve`, running or not.", CONSOLE, metavar="DIR", check=check_folder),
+    ]
+    listen: Annotated[
+        str, Option("Where the pages are; port 0 picks a free one.", CONSOLE, metavar="HOST:PORT", check=check_address)
+    ] = "127.0.0.1:8080"
+    names: Annotated[
+        tuple[str, ...],
+        Option(
+            "A name under which browsers reach the console, beside the host of --listen.",
+            CONSOLE,
+            metavar="NAME",
+            flags="--name",
+        ),
+    ] = ()
+
+    json_logs: Annotated[bool, Option("Log JSON, an object a line.", ADVANCED)] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        check_packages()
+        host, _ = self.address
+        if not is_loopback(host):
+            raise SettingsError(
+                f"--listen {self.listen}: other machines would reach it; expected an address on loopback"
+            )
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """As a command line."""
+        named = (word for name in self.names for word in ("--name", name))
+        logs = ("--json-logs",) if self.json_logs else ()
+        return ("--data-dir", str(self.data_dir), "--listen", self.listen, *named, *logs)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return check_address(self.listen)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names that the console answers to."""
+        host, _ = self.address
+        return frozenset(
+            {host.lower(), *(name.lower() for name in self.names), *({"localhost"} if is_loopback(host) else ())}
+        )

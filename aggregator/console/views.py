@@ -1,0 +1,261 @@
+"""The pages: what a template is told, decided from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import urlencode
+
+from replayfleet.aggregator.console.charts import shares_chart
+from replayfleet.aggregator.console.facts import Fleet, Member
+from replayfleet.aggregator.console.story import MAX_EVENTS, TROUBLES, ClientStory, RoundStory, Story
+from replayfleet.federation.service import words
+
+NUM_ROUNDS = 60
+"""That charts show; each dot is an element of the page."""
+MAX_LINES = 12
+"""Clients drawn one by one; of more, the mean alone."""
+SHOWS = (
+    ("", "all"),
+    ("waits", "waited for"),
+    ("trouble", "with trouble"),
+    ("offline", "not online"),
+)
+_SHOWN = {
+    "waits": lambda member: member.is_awaited,
+    "trouble": lambda member: member.num_troubles > 0,
+    "offline": lambda member: member.state != "online",
+}
+_UNITS = {"_s": words.milliseconds, "bytes_up": words.megabytes, "bytes_down": words.megabytes}
+Facts = dict[str, Any]
+Asked = Mapping[str, str]
+
+
+class Pages:
+    """Templates of this package, escaped throughout."""
+
+    def __init__(self) -> None:
+        import jinja2
+
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
+            autoescape=True,
+            undefined=jinja2.ChainableUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        for given in (words.percent, words.megabytes, words.visible, words.spaced, iso, utc, span, told):
+            self._environment.filters[given.__name__] = given
+        self._environment.globals["troubles"] = TROUBLES
+
+    def render(self, template: str, facts: Facts) -> str:
+        return self._environment.get_template(template).render(**facts)
+
+
+def iso(at: float) -> str:
+    """Return a Unix time as ``2026-03-01T12:00:00.000Z``."""
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def utc(at: float) -> str:
+    """Return a Unix time for who has no script, in UTC."""
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%d %b %H:%M:%S UTC")
+
+
+def span(seconds: float | None) -> str:
+    """Return ``0.41 s``, ``12 s`` or ``1:07 h``, and so on."""
+    if seconds is None:
+        return words.UNKNOWN
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds) // 60
+    return f"{minutes}:{int(seconds) % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def told(value: object) -> str:
+    """Return what an event says of something, numbers without digits that nobody reads."""
+    return f"{value:.4g}" if isinstance(value, float) else words.visible(str(value))
+
+
+def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
+    """Return what the page of all clients shows."""
+    online = sum(member.state == "online" for member in fleet.members)
+    up, down = sum(m.bytes_up for m in fleet.members), sum(m.bytes_down for m in fleet.members)
+    troubled = sum(member.num_troubles > 0 for member in fleet.members)
+    wanted, show = asked.get("q", "").lower(), _SHOWN.get(asked.get("show", ""))
+    rows = [m for m in fleet.members if wanted in m.client.lower() and (show is None or show(m))]
+    return {
+        "title": "Fleet",
+        "headline": headline(fleet),
+        "tiles": (
+            ("Clients online", f"{online} of {len(fleet.members)}", ""),
+            ("Mean accuracy", words.percent(fleet.accuracy), ""),
+            ("Rounds done", str(fleet.round), ""),
+            ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),
+            ("With trouble", f"{troubled} of {len(fleet.members)}", "since the journal begins"),
+        ),
+        "chart": _fleet_chart(story),
+        "rows": sorted(rows, key=lambda m: (-(m.is_awaited + 2 * (m.num_troubles > 0)), m.client)),
+        "shows": SHOWS,
+    }
+
+
+def round_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
+    """Return what the page of the current round shows."""
+    before = sorted((one for one in story.rounds.values() if one.index < fleet.round), key=lambda one: -one.index)
+    phases = ("open", "aggregating", "finished")
+    at = phases.index(fleet.phase) if fleet.phase in phases else 0
+    last = before[0] if before else None
+    texts = ("collects uploads", "averages what came", "every client gets its own model")
+    steps = []
+    for place, (name, text) in enumerate(zip(("Open", "Aggregating", "Published"), texts, strict=True)):
+        state = "now" if place == at and fleet.phase != "finished" else "done" if place < at or at == 2 else "later"
+        taken = last.aggregate_s if last and place == 1 else None
+        more = f"{text}; it took {span(taken)} last time" if taken is not None and state == "later" else text
+        steps.append((name, state, more))
+    return {
+        "title": f"Round {fleet.round}",
+        "headline": headline(fleet),
+        "steps": steps,
+        "now": story.rounds.get(fleet.round) or RoundStory(fleet.round),
+        "rounds": before[:30],
+    }
+
+
+def client_page(fleet: Fleet, story: Story, asked: Asked) -> Facts | None:
+    """Return what the page of one client shows; None if nobody knows it."""
+    name = asked["client"]
+    member, told = fleet.member(name), story.clients.get(name) or ClientStory()
+    if member is None:
+        return None
+    newest = told.reports[-1][1] if told.reports else {}
+    return {
+        "title": name,
+        "member": member,
+        "told": told,
+        "tiles": _client_tiles(member, told),
+        "charts": _client_charts(told),
+        "metrics": sorted((key, _measured(key, value)) for key, value in newest.items()),
+        "events": story.search(client=name, limit=15)[0],
+    }
+
+
+def journal_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
+    """Return what the journal's page shows."""
+    before = asked.get("before", "")
+    only = (lambda event: event.get("event") in TROUBLES) if asked.get("trouble") else None
+    found, more = story.search(
+        asked.get("q", ""),
+        client=asked.get("client", ""),
+        kind=asked.get("kind", ""),
+        only=only,
+        limit=100,
+        before=int(before) if before.isdecimal() else None,
+    )
+    same = {key: asked[key] for key in ("q", "kind", "client", "trouble") if asked.get(key)}
+    return {
+        "title": "Journal",
+        "events": found,
+        "kinds": sorted(story.kinds),
+        "older": urlencode({**same, "before": found[-1][0]}) if more else "",
+        "newest": urlencode(same),
+        "oldest": story.oldest > 0,
+        "kept": MAX_EVENTS,
+    }
+
+
+def headline(fleet: Fleet) -> str:
+    """Return one sentence: what the fleet does now."""
+    if fleet.phase == "finished":
+        return f"All {fleet.round} rounds are done"
+    if fleet.phase == "aggregating":
+        return f"Round {fleet.round} is being aggregated from {len(fleet.uploaded)} uploads"
+    waits = [member.client for member in fleet.awaited]
+    if not waits:
+        return f"Round {fleet.round} is open"
+    named = waits[0] if len(waits) == 1 else f"{', '.join(waits[:2])} and {len(waits) - 2} more"
+    if len(waits) == 2:
+        named = " and ".join(waits)
+    return f"Round {fleet.round} waits for {named}"
+
+
+def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, str], ...]:
+    change = "" if member.change is None else f"{100 * member.change:+.1f} points in its last round"
+    latency = told.newest("latency_p95_s")
+    return (
+        ("Accuracy", words.percent(member.accuracy), change),
+        ("Version", member.version, "confirmed" if member.is_confirmed else "not confirmed"),
+        ("Sent", words.megabytes(member.bytes_up), "in all its uploads"),
+        ("Received", words.megabytes(member.bytes_down), "in all its downloads"),
+        ("Answers within", words.milliseconds(latency), "95 % of its newest pictures"),
+    )
+
+
+def _fleet_chart(story: Story) -> str:
+    by_client = {name: dict(_series(told, "accuracy")) for name, told in sorted(story.clients.items())}
+    by_client = {name: values for name, values in by_client.items() if values}
+    if not by_client:
+        return ""
+    rounds = _shown_rounds(index for values in by_client.values() for index in values)
+    mean = [_mean([values[index] for values in by_client.values() if index in values]) for index in rounds]
+    lines = [("mean of the clients", mean, "own")]
+    if len(by_client) <= MAX_LINES:
+        lines = [
+            *((name, [values.get(index) for index in rounds], "client") for name, values in by_client.items()),
+            *lines,
+        ]
+    return shares_chart("Accuracy after each round", lines, rounds[0])
+
+
+def _client_charts(told: ClientStory) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """Return (id, title, drawing, legend) of what was measured over rounds: all of it, by class and by place."""
+    found = []
+    lines = [("on its test set", "accuracy", "own"), ("of what its cameras saw", "stream_accuracy", "stream"),
+             ("boxes found", "boxes_found", "fedavg")]  # fmt: skip
+    there = [(label, name, style) for label, name, style in lines if told.newest(name) is not None]
+    if there:
+        found.append(_client_chart(told, "accuracy", "Accuracy over its rounds", there))
+    for id_, prefix, title in (
+        ("places", "stream_accuracy/", "By place"),
+        ("classes", "accuracy/", "By class"),
+    ):
+        names = sorted({name for _, metrics in told.reports for name in metrics if name.startswith(prefix)})
+        if names:
+            parts = [(name.removeprefix(prefix), name, "own" if len(names) < 3 else "client") for name in names]
+            found.append(_client_chart(told, id_, title, parts[:MAX_LINES]))
+    return found
+
+
+def _client_chart(
+    told: ClientStory, id_: str, title: str, lines: list[tuple[str, str, str]]
+) -> tuple[str, str, str, list[tuple[str, str]]]:
+    rounds = _shown_rounds(index for index, _ in told.reports)
+    series = [(label, dict(_series(told, name)), style) for label, name, style in lines]
+    drawn = [(label, [values.get(index) for index in rounds], style) for label, values, style in series]
+    return f"chart-{id_}", title, shares_chart(title, drawn, rounds[0]), [(style, label) for label, _, style in lines]
+
+
+def _series(told: ClientStory, name: str) -> list[tuple[int, float]]:
+    return [(index, metrics[name]) for index, metrics in told.reports if 0 <= metrics.get(name, -1) <= 1]
+
+
+def _shown_rounds(known: Any) -> list[int]:
+    last = max((index for index in known), default=0)
+    first = max(0, last - NUM_ROUNDS + 1)
+    return list(range(first, last + 1))
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _measured(name: str, value: float) -> str:
+    for ending, shown in _UNITS.items():
+        if name.endswith(ending):
+            return shown(value)
+    if name.split("/")[0] in {"accuracy", "stream_accuracy", "boxes_found"}:
+        return words.percent(value)
+    return words.spaced(int(value)) if value == int(value) else f"{value:.4g}"

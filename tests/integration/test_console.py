@@ -1,0 +1,139 @@
+"""The console as a process, beside an aggregator and in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replayfleet.aggregator.console.beside import ConsoleBeside
+from replayfleet.federation.children import child_command
+from tests.support.browser import CHROMIUM, Browser, chromium
+from tests.support.watched_fleet import watched_fleet
+
+PAGES = ("/", "/round", "/clients/cam-002", "/journal")
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def console(folder: Path, *arguments: str) -> Iterator[str]:
+    """Run ``aggregator console``; yields its address."""
+    command = child_command(
+        "replayfleet.aggregator.console.command", "--data-dir", str(folder), "--listen", "127.0.0.1:0", *arguments
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = None
+            while found is None:
+                line = process.stderr.readline()
+                assert line, f"no console: {process.wait()}"
+                found = re.search(r"url=(\S+)/", line)
+            yield found[1]
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def test_a_console_ends_with_one_line_where_no_aggregator_has_run(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        child_command("replayfleet.aggregator.console.command", "--data-dir", str(tmp_path)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "no aggregator has run here" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_it_is_started_again_when_it_dies_and_ends_with_its_parent(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ConsoleBeside(("--data-dir", str(folder), "--listen", f"127.0.0.1:{port}"), again_s=0.1) as beside:
+        answered(port)
+        process = beside._process
+        assert process is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+        answered(port)
+        process = beside._process
+        assert process is not None
+    assert process.poll() is not None
+
+
+def answered(port: int) -> None:
+    """Wait until a console answers there."""
+    until = time.monotonic() + PATIENCE_S
+    while not answers(port):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def answers(port: int) -> bool:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as line:
+        try:
+            line.request("GET", "/")
+            return line.getresponse().status == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if not CHROMIUM:
+        pytest.skip("Chromium is not installed")
+    with chromium(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with console(watched_fleet(tmp_path_factory.mktemp("fleet") / "aggregator")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_is_wider_than_its_window_nor_breaks_its_own_policy(browser: Browser, address: str, path: str) -> None:
+    for width in (1280, 390):
+        page = browser.page(address + path, width=width)
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        assert page.run("document.documentElement.scrollWidth") == width
+        assert page.run("document.title").endswith("street")
+        assert page.complaints() == []
+        page.close()
+
+
+def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    with console(folder) as url:
+        page = browser.page(url + "/clients/cam-001")
+        page.wait("document.getElementById('live-state').textContent === 'live'")
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(
+                '{"time": 1800000500, "event": "model rolled back", "client": "cam-001", "reason": "too-slow"}\n'
+            )
+        page.wait("document.body.innerText.includes('too-slow')")
+        page.close()
+
+
+def test_all_of_it_can_be_reached_with_the_keyboard(browser: Browser, address: str) -> None:
+    page = browser.page(address + "/")
+    seen = []
+    for _ in range(6):
+        page.press("Tab")
+        seen.append(page.run("document.activeElement.innerText"))
+    assert seen[:2] == ["To the content", "street"]
+    assert seen[2:5] == ["Fleet", "Round", "Journal"]
+    assert seen[5] == "cam-002"  # what needs somebody stands first
+    assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("Enter")
+    page.wait("location.pathname === '/clients/cam-002'")
+    page.close()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replayfleet.aggregator.console.app import Console
+from replayfleet.aggregator.console.guard import POLICY, Rules, host_of
+from replayfleet.aggregator.console.watch import Watch
+from tests.support.asking import ask
+from tests.support.watched_fleet import watched_fleet
+
+PAGES = ("/", "/round", "/clients/cam-001", "/clients/cam-002", "/journal")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return watched_fleet(tmp_path_factory.mktemp("fleet"))
+
+
+def console(folder: Path, **rules: Any) -> Any:
+    return Console(Watch(folder), Rules(frozenset({"127.0.0.1", "localhost"}), **rules)).app
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_whole_and_escapes_what_clients_say(folder: Path, path: str) -> None:
+    said = ask(console(folder), path)
+    assert said.status == 200
+    assert "</html>" in said.text
+    assert "<script>document" not in said.text
+    assert "onerror=alert(1)>" not in said.text
+    assert "\x1b" not in said.text
+    assert "\u202e" not in said.text
+    assert 'style="' not in said.text  # the policy would refuse it
+
+
+def test_the_page_says_who_is_waited_for_and_who_refuses(folder: Path) -> None:
+    app = console(folder)
+    assert "Round 3 waits for cam-002 and cam-003" in ask(app, "/").text
+    assert "2 of 4 uploads are there" in ask(app, "/round").text
+    assert "probe-mismatch" in ask(app, "/clients/cam-002").text
+    assert "probe-mismatch" not in ask(app, "/clients/cam-001").text
+
+
+def test_rows_can_be_chosen(folder: Path) -> None:
+    text = ask(console(folder), "/?show=trouble&q=CAM").text
+    assert "/clients/cam-002" in text
+    assert "/clients/cam-001" not in text
+    assert "No client matches" in ask(console(folder), "/?q=%3Cb%3E").text
+
+
+def test_the_journal_is_searched_and_paged(folder: Path) -> None:
+    app = console(folder)
+    assert ask(app, "/journal?q=probe-mismatch").text.count('class="trouble"') == 3
+    assert "Nothing is there" in ask(app, "/journal?q=xyzzy").text
+    assert ask(app, "/journal?before=2").text.count('class="what"') == 2
+    assert ask(app, "/journal?before=-1&kind=x&trouble=1").status == 200
+
+
+def test_what_isnt_there_is_said_and_escaped(folder: Path) -> None:
+    for path in ("/clients/nobody", "/%3Cscript%3E", "/static/../app.py", "/clients/"):
+        said = ask(console(folder), path)
+        assert said.status == 404
+        assert "<script>" not in said.text
+
+
+def test_every_answer_has_a_strict_policy(folder: Path) -> None:
+    app = console(folder)
+    for path in ("/", "/nope", "/static/console.css", "/static/live.js"):
+        assert ask(app, path).headers["content-security-policy"] == POLICY
+    assert ask(app, "/", host="evil.example").headers["x-content-type-options"] == "nosniff"
+    assert "unsafe" not in POLICY
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:8080", "", "[::2]:80", "evil.example:127.0.0.1"]
+)
+def test_a_name_that_somebody_else_made_lead_here_gets_nothing(folder: Path, host: str) -> None:
+    said = ask(console(folder), "/", host=host)
+    assert said.status == 421
+    assert "street" not in said.text
+
+
+def test_who_asks_too_often_waits(folder: Path) -> None:
+    app = console(folder, clock=lambda: 0.0)
+    codes = [ask(app, "/static/icon.svg").status for _ in range(520)]
+    assert codes.count(200) == 500
+    assert codes[-1] == 429
+    assert ask(app, "/static/icon.svg", client="10.0.0.2").status == 200
+
+
+def test_a_data_dir_that_cant_be_read_is_said(tmp_path: Path) -> None:
+    said = ask(console(tmp_path), "/")
+    assert said.status == 503
+    assert "no aggregator has run here" in said.text
+
+
+def test_hosts() -> None:
+    assert [host_of(text) for text in ("A.b:80", "a.b", "[::1]:80", "[::1]")] == ["a.b", "a.b", "::1", "::1"]
