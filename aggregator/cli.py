@@ -94,7 +94,7 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
 
 
-for command in (console, enroll, renew, revoke, clients, history, *COMMANDS):
+for command in (enroll, renew, revoke, clients, history, *COMMANDS, console):
     cli.add_command(command)
 
 

@@ -9,13 +9,14 @@ import click
 
 from replayfleet.aggregator.console.settings import ConsoleSettings
 from replayfleet.federation.children import die_with_parent
+from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.service.command import run_command, with_settings
 
 _NICE = 10
 """Beside an aggregator, which comes first where cores are few."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @with_settings(ConsoleSettings)
 def console(settings: ConsoleSettings) -> None:
     """Show a fleet in the browser, also while its aggregator runs; `aggregator serve --console` does it beside it."""
