@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from replayfleet.aggregator.console.command import console
+from replayfleet.aggregator.console.command import console, token
 from replayfleet.aggregator.control.command import COMMANDS
 from replayfleet.aggregator.control.listing import clients, history
 from replayfleet.aggregator.members.command import enroll, renew, revoke
@@ -94,7 +94,7 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
 
 
-for command in (enroll, renew, revoke, clients, history, *COMMANDS, console):
+for command in (enroll, renew, revoke, clients, history, *COMMANDS, console, token):
     cli.add_command(command)
 
 

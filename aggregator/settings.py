@@ -122,6 +122,20 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         ),
     ] = ()
 
+    console_tokens: Annotated[
+        Path | None,
+        Option(
+            "File with the tokens of those who may operate or look, as `aggregator token` writes it.",
+            CONSOLE,
+            metavar="FILE",
+            unset="pages are read-only",
+        ),
+    ] = None
+    console_tls_cert: Annotated[
+        Path | None, Option("The console's certificate, PEM; needed where other machines reach it.", CONSOLE)
+    ] = None
+    console_tls_key: Annotated[Path | None, Option("The private key of --console-tls-cert, PEM.", CONSOLE)] = None
+
     def __post_init__(self) -> None:
         check_settings(self)
         self.rules()
@@ -136,7 +150,13 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         if self.console is None:
             return None
         return ConsoleSettings(
-            data_dir=self.data_dir, listen=self.console, names=self.console_names, json_logs=self.json_logs
+            data_dir=self.data_dir,
+            listen=self.console,
+            names=self.console_names,
+            tokens=self.console_tokens,
+            tls_cert=self.console_tls_cert,
+            tls_key=self.console_tls_key,
+            json_logs=self.json_logs,
         )
 
     def rules(self) -> RoundRules:

@@ -15,7 +15,8 @@ from starlette.routing import Route
 
 from replayfleet.aggregator.console import views
 from replayfleet.aggregator.console.facts import Fleet
-from replayfleet.aggregator.console.guard import Guard, Rules
+from replayfleet.aggregator.console.guard import Guard, Rules, who_asks
+from replayfleet.aggregator.console.operating import Operating
 from replayfleet.aggregator.console.story import Story
 from replayfleet.aggregator.console.views import Asked, Facts, Pages
 from replayfleet.aggregator.console.watch import LOOK_EVERY_S, Watch
@@ -39,11 +40,14 @@ class Console:
     Args:
         watch: what is known.
         rules: who may ask.
+        secure: whether browsers reach it over TLS.
     """
 
-    def __init__(self, watch: Watch, rules: Rules) -> None:
+    def __init__(self, watch: Watch, rules: Rules, *, secure: bool = False) -> None:
         self._watch = watch
+        self._access = rules.access
         self._pages = Pages()
+        self._operating = Operating(watch, rules.access, self._pages, secure=secure)
         self._kept: dict[str, tuple[int, str]] = {}
         self._num_live = 0
         self.app = Starlette(
@@ -54,39 +58,44 @@ class Console:
                 self._page("/journal", "journal.html", views.journal_page),
                 Route("/live", self._live),
                 Route("/static/{name}", self._static),
+                *self._operating.routes,
             ],
             middleware=[Middleware(Guard, rules=rules)],
-            exception_handlers={404: self._missing, ReplayfleetError: self._trouble},
+            exception_handlers={
+                404: self._missing,
+                ReplayfleetError: self._trouble,
+                **self._operating.handlers,
+            },
         )
 
     def _page(self, path: str, template: str, page: Page) -> Route:
         def endpoint(request: Request) -> Response:
-            asked = {
-                key: value[:MAX_FIELD] for key, value in (*request.query_params.items(), *request.path_params.items())
-            }
-            text = self._watch.read(
-                lambda fleet, story, number: self._text(path, template, page, asked, fleet, story, number)
-            )
-            return HTMLResponse(text) if text is not None else self._missing(request, None)
+            somebody = who_asks(request).somebody
+            given = (*request.query_params.items(), *request.path_params.items())
+            asked = {key: value[:MAX_FIELD] for key, value in given}
+            common = {"asked": asked, "here": path, "addresses": _ADDRESSES, "somebody": somebody,
+                      "has_tokens": self._access.has_tokens, "said": self._operating.take_said(somebody)}  # fmt: skip
+
+            def text(fleet: Fleet, story: Story, number: int) -> str | None:
+                # What is the same for all who look is made once; a form has its session's secret.
+                key = None if somebody.secret else f"{path} {sorted(asked.items())}"
+                kept = self._kept.get(key or "")
+                if kept is not None and kept[0] == number:
+                    return kept[1]
+                facts = page(fleet, story, asked)
+                if facts is None:
+                    return None
+                made = self._pages.render(template, {"fleet": fleet, **common, **facts})
+                if key is not None:
+                    if len(self._kept) >= MAX_KEPT:
+                        self._kept.clear()
+                    self._kept[key] = number, made
+                return made
+
+            made = self._watch.read(text)
+            return HTMLResponse(made) if made is not None else self._missing(request, None)
 
         return Route(path, endpoint)
-
-    def _text(
-        self, path: str, template: str, page: Page, asked: Asked, fleet: Fleet, story: Story, number: int
-    ) -> str | None:
-        key = f"{path} {sorted(asked.items())}"
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] == number:
-            return kept[1]
-        facts = page(fleet, story, asked)
-        if facts is None:
-            return None
-        common = {"fleet": fleet, "asked": asked, "here": path, "addresses": _ADDRESSES}
-        text = self._pages.render(template, {**common, **facts})
-        if len(self._kept) >= MAX_KEPT:
-            self._kept.clear()
-        self._kept[key] = number, text
-        return text
 
     async def _live(self, request: Request) -> Response:
         if self._num_live >= MAX_LIVE:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from replayfleet.aggregator.console.settings import ConsoleSettings
 from replayfleet.federation.children import die_with_parent
 from replayfleet.federation.help_groups import GroupedCommand
+from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
+
+if TYPE_CHECKING:
+    from replayfleet.aggregator.console.access import Role
 
 _NICE = 10
 """Beside an aggregator, which comes first where cores are few."""
@@ -26,6 +32,24 @@ def console(settings: ConsoleSettings) -> None:
     from replayfleet.aggregator.console.server import run
 
     run(settings)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("name")
+@click.option("--tokens", type=ANY_PATH, required=True, help="The file of `--console-tokens`; made if it isn't there.")
+@click.option(
+    "--role", type=click.Choice(["viewer", "operator"]), default="viewer", help="What NAME may do.  [default: viewer]"
+)
+@click.option("--remove", is_flag=True, help="Take the token of NAME away.")
+def token(name: str, tokens: Path, role: Role, remove: bool) -> None:
+    """Make a token with which NAME may use the console, and print it once; a former one of NAME counts no more."""
+    from replayfleet.aggregator.console.access import add_token, remove_token
+
+    if remove:
+        remove_token(tokens, name)
+        click.echo(f"{name} has no token any more")
+    else:
+        click.echo(add_token(tokens, name, role))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from replayfleet.aggregator.console.story import ClientStory, Event, Story
+from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.status import Status, read_status
 from replayfleet.federation.wire.protocol.messages import spoken
 
@@ -43,6 +44,7 @@ class Member:
     num_troubles: int
     last_trouble: Event | None = field(compare=False)
     seen_at: float | None = field(compare=False)
+    is_excluded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Fleet:
 
     Attributes:
         is_live: whether the aggregator's loop answers; else this is what lies on its disk.
+        course: ``running``, ``draining`` or ``paused``.
         deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
         at_least: uploads with which it closes then; None if unknown.
         notices: what is wrong with the aggregator itself, or why the round isn't over.
@@ -67,7 +70,8 @@ class Fleet:
     members: tuple[Member, ...]
     notices: tuple[str, ...]
     is_live: bool
-    deadline_at: float | None = field(compare=False)
+    course: str = "running"
+    deadline_at: float | None = field(default=None, compare=False)
 
     @property
     def uploaded(self) -> tuple[Member, ...]:
@@ -101,6 +105,7 @@ def fleet_on_disk(folder: Path, story: Story) -> Fleet:
     if is_open and now is not None and now.opened_at is not None and now.deadline_s is not None:
         deadline_at = now.opened_at + (1 + now.num_extended) * now.deadline_s
     return Fleet(
+        notices=("The aggregator isn't running: this is what it left on its disk.",) if is_open else (),
         name=status.fleet,
         method=status.method,
         seed=status.seed,
@@ -110,7 +115,6 @@ def fleet_on_disk(folder: Path, story: Story) -> Fleet:
         expected=expected,
         at_least=None,
         members=_members(status, story),
-        notices=(),
         is_live=False,
         deadline_at=deadline_at,
     )
@@ -137,6 +141,64 @@ def _members(status: Status, story: Story) -> tuple[Member, ...]:
             )
         )
     return tuple(found)
+
+
+def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fleet:
+    """Return what the running loop says.
+
+    Args:
+        view: the loop's.
+        before: what the store says of things that don't change.
+        story: the journal's.
+        now: Unix time.
+    """
+    notices = [] if view.leads else ["This aggregator stands by: another one leads the fleet."]
+    notices += {
+        "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
+        "draining": ["The fleet pauses when this round is committed."],
+    }.get(view.course, [])
+    return Fleet(
+        name=view.fleet,
+        method=view.method,
+        seed=before.seed,
+        stores_data=before.stores_data,
+        round=view.round,
+        phase=view.phase,
+        course=view.course,
+        expected=view.expected,
+        at_least=view.at_least,
+        members=tuple(_alive(member, story.clients.get(member.client) or ClientStory()) for member in view.members),
+        notices=tuple(notices),
+        is_live=True,
+        deadline_at=now + view.remaining_s if view.phase == "open" and view.course != "paused" else None,
+    )
+
+
+def _alive(member: MemberView, told: ClientStory) -> Member:
+    if member.revoked:
+        state, tone = "revoked", "bad"
+    elif member.exclusion is not None:
+        state, tone = "excluded", "warn"
+    elif member.live:
+        state, tone = "online", "good"
+    else:
+        state, tone = ("offline", "warn" if member.is_awaited else "quiet")
+    why = member.wait.text if member.wait is not None else member.phase if member.live else ""
+    known = from_story(told)
+    device = " · ".join(filter(None, (member.device, member.provider)))
+    return Member(
+        client=member.client,
+        state=state,
+        tone=tone,
+        why=why,
+        version=spoken(member.version),
+        is_confirmed=member.confirmed_version == member.version > 0,
+        has_uploaded=member.uploaded,
+        is_awaited=member.is_awaited,
+        is_excluded=member.exclusion is not None,
+        seen_at=member.seen_at,
+        **{**known, "device": device or known["device"]},
+    )
 
 
 def from_story(told: ClientStory) -> Mapping[str, Any]:

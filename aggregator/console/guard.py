@@ -1,4 +1,4 @@
-"""What stands before every page: which host is meant, how often somebody may ask, and what a browser may load."""
+"""What stands before every page: which host is meant, who asks and how often, and what a browser may load."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from replayfleet.aggregator.console.access import NOBODY, Access, Somebody
 from replayfleet.federation.service.quotas import Limiter
 
 POLICY = "; ".join((
@@ -28,6 +30,19 @@ REQUESTS_PER_S, REQUESTS_AT_ONCE = 150.0, 500.0
 """From one address, which may be a proxy's."""
 
 
+COOKIE = "replayfleet-console"
+_OPEN = ("/login", "/static/console.css", "/static/icon.svg")
+_ASKING = "replayfleet.asking"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Who asks, and when on the console's clock."""
+
+    somebody: Somebody
+    now: float
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Who may ask.
@@ -35,10 +50,12 @@ class Rules:
     Attributes:
         hosts: names that the console answers to, as a ``Host`` header has them without the port; a page of somebody
             else's that made its own name lead here gets nothing.
+        access: tokens and sessions.
         clock: seconds; never runs backwards.
     """
 
     hosts: frozenset[str]
+    access: Access
     clock: Callable[[], float] = time.monotonic
 
 
@@ -60,15 +77,37 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self._refusal(scope)
+        now = self._rules.clock()
+        refusal: Response | None = self._refusal(scope, now)
+        if refusal is None:
+            somebody = self._somebody(scope, now)
+            scope[_ASKING] = Asking(somebody or NOBODY, now)
+            refusal = self._locked(scope["path"], somebody)
         await (self._app if refusal is None else refusal)(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+    def _somebody(self, scope: Scope, now: float) -> Somebody | None:
+        """Return who asks; None for a token that is nobody's."""
+        headers, access = Headers(scope=scope), self._rules.access
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind:
+            return access.by_token(token.strip()) if kind.lower() == "bearer" else None
+        return access.by_cookie(Request(scope).cookies.get(COOKIE, ""), now)
+
+    def _locked(self, path: str, somebody: Somebody | None) -> Response | None:
+        if somebody is not None and (somebody.role or not self._rules.access.reading_needs_token or path in _OPEN):
+            return None
+        if somebody is None or path.startswith(("/api/", "/live")):
+            return PlainTextResponse(
+                "a token is needed: Authorization: Bearer TOKEN\n", 401, {"WWW-Authenticate": "Bearer"}
+            )
+        return RedirectResponse("/login", 303)
+
+    def _refusal(self, scope: Scope, now: float) -> PlainTextResponse | None:
         host = host_of(Headers(scope=scope).get("host", ""))
         if host not in self._rules.hosts:
             return PlainTextResponse("this console has another name; start it with --console-name to add one\n", 421)
         address = (scope.get("client") or ("",))[0]
-        if not self._limiter.admit(address, self._rules.clock()):
+        if not self._limiter.admit(address, now):
             return PlainTextResponse("too many requests; wait a moment\n", 429, {"Retry-After": "2"})
         return None
 
@@ -78,3 +117,17 @@ def host_of(header: str) -> str:
     if header.startswith("["):
         return header[1:].split("]", 1)[0].lower()
     return header.rsplit(":", 1)[0].lower() if ":" in header else header.lower()
+
+
+def who_asks(request: Request) -> Asking:
+    """Return what the guard found out about a request."""
+    asking: Asking = request.scope[_ASKING]
+    return asking
+
+
+def is_ours(request: Request) -> bool:
+    """Whether a form was sent by a page of this console: browsers say so, and no script can lie about it."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        return request.headers.get("sec-fetch-site") == "same-origin"
+    return origin == f"{request.url.scheme}://{request.headers.get('host', '')}"

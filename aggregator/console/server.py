@@ -8,6 +8,7 @@ import time
 
 import uvicorn
 
+from replayfleet.aggregator.console.access import Access
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.guard import Rules
 from replayfleet.aggregator.console.settings import ConsoleSettings
@@ -30,7 +31,9 @@ def run(settings: ConsoleSettings) -> None:
     """
     watch = Watch(settings.data_dir)
     watch.number()
-    console = Console(watch, Rules(settings.hosts))
+    access = Access(settings.tokens, reading_needs_token=not settings.is_private)
+    secure = settings.tls_cert is not None
+    console = Console(watch, Rules(settings.hosts, access), secure=secure)
     config = uvicorn.Config(
         console.app,
         http="h11",
@@ -42,11 +45,14 @@ def run(settings: ConsoleSettings) -> None:
         proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=1,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
     )
     server = uvicorn.Server(config)
     with _bound(*settings.address) as listening:
         host, port = listening.getsockname()[:2]
-        _log.info("console", url=f"http://{f'[{host}]' if ':' in host else host}:{port}/")
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _log.info("console", url=f"{'https' if secure else 'http'}://{place}/")
         server.run(sockets=[listening])
 
 

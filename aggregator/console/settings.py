@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -58,23 +59,56 @@ class ConsoleSettings:
         ),
     ] = ()
 
+    tokens: Annotated[
+        Path | None,
+        Option(
+            "File with the tokens of those who may operate or look, as `aggregator token` writes it.",
+            CONSOLE,
+            metavar="FILE",
+            unset="pages are read-only, and all who reach them may look",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, Option("The console's certificate, PEM; needed where other machines reach it.", CONSOLE)
+    ] = None
+    tls_key: Annotated[Path | None, Option("The private key of --tls-cert, PEM.", CONSOLE)] = None
     json_logs: Annotated[bool, Option("Log JSON, an object a line.", ADVANCED)] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
         check_packages()
-        host, _ = self.address
-        if not is_loopback(host):
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise SettingsError("of the console's certificate and key one is missing; expected both or none")
+        if not self.is_private and (self.tls_cert is None or self.tokens is None):
             raise SettingsError(
-                f"--listen {self.listen}: other machines would reach it; expected an address on loopback"
+                f"other machines reach the console at {self.listen}: expected a certificate, its key and a file of "
+                "tokens with it, or an address on loopback"
             )
+        self._check_tls()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine reaches it; then all who do may look."""
+        return is_loopback(self.address[0])
+
+    def _check_tls(self) -> None:
+        if self.tls_cert is None:
+            return
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                self.tls_cert, self.tls_key, password=""
+            )
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"the console's certificate {self.tls_cert} and key {self.tls_key}: {error}") from error
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """As a command line."""
         named = (word for name in self.names for word in ("--name", name))
+        files = (("--tokens", self.tokens), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))
+        given = (word for option, path in files if path is not None for word in (option, str(path)))
         logs = ("--json-logs",) if self.json_logs else ()
-        return ("--data-dir", str(self.data_dir), "--listen", self.listen, *named, *logs)
+        return ("--data-dir", str(self.data_dir), "--listen", self.listen, *named, *given, *logs)
 
     @property
     def address(self) -> tuple[str, int]:

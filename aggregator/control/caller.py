@@ -29,10 +29,11 @@ _NOBODY = (1 << 32) - 1
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked; ``verb`` unless it is to look."""
+    """What is asked; ``verb`` unless it is to look. ``who``: for whom a program asks that checked who that is."""
 
     ask: Literal["plan", "do", "look"]
     verb: Verb | None = None
+    who: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,9 +60,9 @@ class LocalControl:
         assert plan is not None
         return plan
 
-    def do(self, verb: Verb) -> Plan:
-        """Do a verb in the name of this process's user; raises as ``Control.do``."""
-        plan = self._ask(Request("do", verb)).plan
+    def do(self, verb: Verb, who: str = "") -> Plan:
+        """Do a verb in the name of ``who``, or of this process's user; raises as ``Control.do``."""
+        plan = self._ask(Request("do", verb, who)).plan
         assert plan is not None
         return plan
 

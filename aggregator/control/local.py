@@ -21,7 +21,7 @@ from replayfleet.aggregator.control.verbs import MAX_VERB_BYTES, VerbRefused
 from replayfleet.federation.errors import UNREADABLE, ReplayfleetError, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 
-MAX_REQUEST_BYTES = MAX_VERB_BYTES + 64
+MAX_REQUEST_BYTES = MAX_VERB_BYTES + 1024
 MAX_CONNECTIONS = 16
 _CREDENTIALS = struct.Struct("iII")
 
@@ -113,7 +113,7 @@ class _Handler(socketserver.StreamRequestHandler):
             raise VerbRefused("a verb is missing")
         if request.ask == "plan":
             return Answer(plan=control.plan(request.verb))
-        return Answer(plan=control.do(request.verb, who_is(*_peer(self.request)[:2])))
+        return Answer(plan=control.do(request.verb, request.who or who_is(*_peer(self.request)[:2])))
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.mortal_verbs import listens
 from support.tiny_fleet import TinyFleet
+from support.waiting_fleet import waiting_fleet
 
 from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.control.caller import SOCKET, LocalControl
@@ -56,20 +56,8 @@ def test_a_verb_is_done_or_not_done_whenever_its_aggregator_is_killed(tmp_path: 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[TinyFleet]:
     """A round waits for its third client, and a thread turns its aggregator's loop."""
-    made = TinyFleet(tmp_path)
-    made.clients["cam-3"].dies_in = 0
-    made.run(until=lambda: len(made.rounds.accepted) == 2)
-    made.kill_aggregator()
-    stop = threading.Event()
-    serving = threading.Thread(target=lambda: made.new_service().run(stop))
-    serving.start()
-    end = time.monotonic() + 10
-    while not (made.tmp_path / "aggregator" / SOCKET).exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    yield made
-    stop.set()
-    serving.join()
+    with waiting_fleet(tmp_path) as made:
+        yield made
 
 
 def run(fleet: TinyFleet, *words: str) -> Result:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from replayfleet.aggregator.console.access import Access
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.guard import POLICY, Rules, host_of
 from replayfleet.aggregator.console.watch import Watch
@@ -20,7 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def console(folder: Path, **rules: Any) -> Any:
-    return Console(Watch(folder), Rules(frozenset({"127.0.0.1", "localhost"}), **rules)).app
+    return Console(
+        Watch(folder), Rules(frozenset({"127.0.0.1", "localhost"}), Access(None, reading_needs_token=False), **rules)
+    ).app
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -1,0 +1,203 @@
+"""What operators do in the console: each verb first says what will happen, then is done; pages and JSON alike."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from replayfleet.aggregator.console.access import Access, Somebody
+from replayfleet.aggregator.console.facts import Fleet
+from replayfleet.aggregator.console.guard import COOKIE, is_ours, who_asks
+from replayfleet.aggregator.console.views import Pages
+from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.control.verbs import (
+    MAX_VERB_BYTES,
+    Verb,
+    VerbRefused,
+    client_of,
+    decode_verb,
+    name_of,
+    parse_version,
+)
+from replayfleet.federation.errors import MalformedMessage, ReplayfleetError
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
+
+MAX_BODY_BYTES = 16 * 1024
+_STATUS = {MalformedMessage: 400, VerbRefused: 409, ConnectionError: 503}
+_FIELDS = ("verb", "client", "because", "to", "by_s")
+
+
+class _Refused(ReplayfleetError):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Operating:
+    """Login, verbs and the JSON interface.
+
+    Args:
+        watch: knows the aggregator.
+        access: who may.
+        pages: templates.
+        secure: whether the console is reached over TLS.
+    """
+
+    def __init__(self, watch: Watch, access: Access, pages: Pages, *, secure: bool) -> None:
+        self._watch = watch
+        self._access = access
+        self._pages = pages
+        self._secure = secure
+        self._said: dict[str, tuple[str, str]] = {}
+        self.handlers = dict.fromkeys((_Refused, *_STATUS), self._refuse)
+        self.routes = [
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/ask", self._ask),
+            Route("/do", self._do, methods=["POST"]),
+            Route("/api/fleet", self._api_fleet),
+            Route("/api/plan", self._api_verb, methods=["POST"]),
+            Route("/api/do", self._api_verb, methods=["POST"]),
+        ]
+
+    def take_said(self, somebody: Somebody) -> tuple[str, str]:
+        """Return what was just done and the address that takes it back, once."""
+        return self._said.pop(somebody.secret, ("", "")) if somebody.secret else ("", "")
+
+    async def _login(self, request: Request) -> Response:
+        now = who_asks(request).now
+        if request.method == "GET":
+            return self._page("login.html", {"title": "Log in", "wrong": "", "possible": self._access.has_tokens})
+        form = await _form(request)
+        address = request.client.host if request.client else ""
+        somebody = self._access.by_token(form.get("token", "")) if self._access.may_try(address, now) else None
+        if somebody is None:
+            wrong = "This is no valid token, or too many were tried; wait ten seconds and look again."
+            return self._page("login.html", {"title": "Log in", "wrong": wrong, "possible": True}, 403)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, self._access.begin(somebody, now), httponly=True, samesite="strict", secure=self._secure, path="/"
+        )
+        return answer
+
+    async def _logout(self, request: Request) -> Response:
+        _check_form(who_asks(request).somebody, await _form(request))
+        self._access.end(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=self._secure)
+        return answer
+
+    async def _ask(self, request: Request) -> Response:
+        """Say what a verb would do, and ask whether to do it. Changes nothing, so a link may lead here."""
+        somebody = who_asks(request).somebody
+        verb = _verb_of(request.query_params)
+        _check_operator(somebody)
+        plan = await run_in_threadpool(self._watch.control.plan, verb)
+        facts = {
+            "title": name_of(verb).capitalize(), "verb": name_of(verb), "client": client_of(verb), "plan": plan,
+            "fields": {name: value for name in _FIELDS if (value := request.query_params.get(name))},
+            "takes_reason": name_of(verb) == "exclude", "somebody": somebody, "back": _page_of(verb),
+        }  # fmt: skip
+        return self._page("ask.html", facts)
+
+    async def _do(self, request: Request) -> Response:
+        somebody = who_asks(request).somebody
+        form = await _form(request)
+        _check_form(somebody, form)
+        _check_operator(somebody)
+        verb = _verb_of(form)
+        await run_in_threadpool(self._watch.control.do, verb, f"{somebody.name} in the console")
+        self._watch.look_again()
+        self._said[somebody.secret] = f"Done: {name_of(verb)} {client_of(verb)}".strip(), _undo(verb)
+        return RedirectResponse(_page_of(verb), 303)
+
+    async def _api_fleet(self, request: Request) -> Response:
+        fleet = await run_in_threadpool(self._watch.read, lambda fleet, story, number: fleet)
+        return Response(msgspec.json.encode(_json_of(fleet)), media_type="application/json")
+
+    async def _api_verb(self, request: Request) -> Response:
+        """Take a verb as JSON: ``/api/plan`` says what it would do, ``/api/do`` does it."""
+        somebody = who_asks(request).somebody
+        _check_operator(somebody)
+        if somebody.secret:
+            raise _Refused(403, "a browser's session has no say here; send Authorization: Bearer TOKEN")
+        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+            raise _Refused(415, "expected Content-Type: application/json")
+        verb, control = decode_verb(await _body(request, MAX_VERB_BYTES)), self._watch.control
+        if request.url.path == "/api/plan":
+            plan = await run_in_threadpool(control.plan, verb)
+        else:
+            plan = await run_in_threadpool(control.do, verb, f"{somebody.name} over HTTP")
+        self._watch.look_again()
+        return Response(msgspec.json.encode(plan), media_type="application/json")
+
+    def _page(self, template: str, facts: dict[str, object], status: int = 200) -> Response:
+        return HTMLResponse(self._pages.render(template, facts), status)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, _Refused) else _STATUS[type(error)]
+        if request.url.path.startswith("/api/"):
+            return JSONResponse({"error": str(error)}, status)
+        return self._page("problem.html", {"title": "Nothing was changed", "text": str(error)}, status)
+
+
+def _verb_of(fields: Mapping[str, str]) -> Verb:
+    given: dict[str, object] = {name: fields[name] for name in _FIELDS if fields.get(name)}
+    if given.get("client") == "all":
+        given["client"] = EVERYBODY
+    if "to" in given:
+        given["to"] = parse_version(str(given["to"]))
+    if "by_s" in given:
+        try:
+            given["by_s"] = float(str(given["by_s"]))
+        except ValueError as error:
+            raise MalformedMessage(f"by_s {given['by_s']!r}, expected seconds") from error
+    return decode_verb(msgspec.json.encode(given))
+
+
+def _undo(verb: Verb) -> str:
+    other = {"exclude": "readmit", "readmit": "exclude", "pause": "resume", "drain": "resume", "resume": "pause"}
+    client = client_of(verb)
+    name = other.get(name_of(verb))
+    return "" if name is None else f"/ask?verb={name}" + (f"&client={client}" if client else "")
+
+
+def _page_of(verb: Verb) -> str:
+    return f"/clients/{client_of(verb)}" if client_of(verb) else "/round"
+
+
+def _json_of(fleet: Fleet) -> object:
+    return {**{name: getattr(fleet, name) for name in fleet.__slots__}, "accuracy": fleet.accuracy}
+
+
+def _check_operator(somebody: Somebody) -> None:
+    if not somebody.may_operate:
+        raise _Refused(403 if somebody.role else 401, "this takes the token of an operator; log in with one")
+
+
+def _check_form(somebody: Somebody, form: Mapping[str, str]) -> None:
+    if not somebody.secret or not hmac.compare_digest(somebody.secret, form.get("secret", "")):
+        raise _Refused(403, "this form is of another session; load the page again")
+
+
+async def _form(request: Request) -> Mapping[str, str]:
+    if not is_ours(request):
+        raise _Refused(403, "this form was sent by a page of somebody else's")
+    text = (await _body(request, MAX_BODY_BYTES)).decode(errors="replace")
+    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
+
+
+async def _body(request: Request, most: int) -> bytes:
+    found = b""
+    async for part in request.stream():
+        found += part
+        if len(found) > most:
+            raise _Refused(413, f"expected at most {most} bytes")
+    return found

@@ -1,0 +1,168 @@
+"""Operators' verbs from pages and over HTTP, on a fleet whose loop turns."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from support.tiny_fleet import TinyFleet
+from support.waiting_fleet import waiting_fleet
+
+from replayfleet.aggregator.console.access import Access, add_token
+from replayfleet.aggregator.console.app import Console
+from replayfleet.aggregator.console.guard import COOKIE, Rules
+from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.operator.journal import read_journal
+from tests.support.asking import Said, ask
+
+OURS = "http://127.0.0.1:8080"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[TinyFleet]:
+    with waiting_fleet(tmp_path) as made:
+        yield made
+
+
+class Browser:
+    """Asks as a browser with a session does."""
+
+    def __init__(self, folder: Path, role: Any = None, *, locked: bool = False) -> None:
+        tokens = folder / "tokens.toml"
+        self.token = add_token(tokens, "anna", role or "viewer")
+        rules = Rules(frozenset({"127.0.0.1"}), Access(tokens, reading_needs_token=locked))
+        self.app = Console(Watch(folder / "aggregator"), rules).app
+        self.cookie = ""
+        if role is not None:
+            self.log_in(self.token)
+
+    def log_in(self, token: str) -> Said:
+        said = self.send("/login", token=token)
+        self.cookie = said.headers.get("set-cookie", "").split(";")[0]
+        return said
+
+    def get(self, url: str) -> Said:
+        return ask(self.app, url, cookie=self.cookie)
+
+    def send(self, url: str, origin: str = OURS, **form: str) -> Said:
+        return ask(self.app, url, "POST", body=urlencode(form).encode(), cookie=self.cookie, origin=origin)
+
+    def secret(self, page: Said) -> str:
+        found = re.search(r'name="secret" value="([^"]+)"', page.text)
+        assert found is not None
+        return found[1]
+
+
+def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    assert "Round 0 waits for cam-3" in anna.get("/").text
+    asked = anna.get("/ask?verb=exclude&client=cam-3")
+    assert "Round 0 closes with 2 uploads, 2 are there" in asked.text
+    done = anna.send("/do", verb="exclude", client="cam-3", because="its lens is broken", secret=anna.secret(asked))
+    assert (done.status, done.headers["location"]) == (303, "/clients/cam-3")
+    page = anna.get("/clients/cam-3").text
+    assert "Done: exclude cam-3" in page
+    assert "excluded by anna in the console: its lens is broken" in page
+    assert "Done: exclude" not in anna.get("/clients/cam-3").text
+    asked = anna.get("/ask?verb=readmit&client=cam-3")
+    assert anna.send("/do", verb="readmit", client="cam-3", secret=anna.secret(asked)).status == 303
+    told = [event for event in read_journal(fleet.tmp_path / "aggregator") if event["event"] == "operator"]
+    assert [(event["verb"], event["who"]) for event in told] == [
+        ("exclude", "anna in the console"),
+        ("readmit", "anna in the console"),
+    ]
+
+
+def test_whoever_shows_no_operators_token_changes_nothing(fleet: TinyFleet) -> None:
+    viewer = Browser(fleet.tmp_path, "viewer")
+    assert viewer.get("/ask?verb=pause").status == 403
+    page = viewer.get("/clients/cam-3")
+    assert 'id="exclude"' not in page.text
+    assert viewer.send("/do", verb="pause", secret=viewer.secret(page)).status == 403
+    nobody = Browser(fleet.tmp_path)
+    assert nobody.get("/ask?verb=pause").status == 401
+    assert nobody.send("/do", verb="pause", secret="").status == 403
+    assert "open" in nobody.get("/").text
+    assert not [event for event in read_journal(fleet.tmp_path / "aggregator") if event["event"] == "operator"]
+
+
+def test_a_form_counts_only_with_its_sessions_secret_and_from_our_own_page(fleet: TinyFleet) -> None:
+    anna = Browser(fleet.tmp_path, "operator")
+    secret = anna.secret(anna.get("/"))
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:8081"):
+        assert anna.send("/do", origin, verb="pause", secret=secret).status == 403
+        assert anna.send("/login", origin, token=anna.token).status == 403
+    assert anna.send("/do", verb="pause", secret="x").status == 403
+    assert anna.send("/do", verb="pause").status == 403
+    assert anna.get("/do").status == 405
+    assert ask(anna.app, "/do", "POST", body=b"verb=pause", cookie=anna.cookie).status == 403
+    assert anna.send("/do", verb="pause", secret=secret).status == 303
+    anna.send("/logout", secret=secret)
+    assert anna.send("/do", verb="resume", secret=secret).status == 403
+
+
+def test_where_reading_needs_a_token_nobody_else_sees_a_word(fleet: TinyFleet) -> None:
+    nobody = Browser(fleet.tmp_path, locked=True)
+    for path in ("/", "/round", "/journal", "/clients/cam-3", "/ask?verb=pause"):
+        said = nobody.get(path)
+        assert (said.status, said.headers["location"], said.body) == (303, "/login", b"")
+    for path in ("/live", "/api/fleet"):
+        assert nobody.get(path).status == 401
+    assert ask(nobody.app, "/login", authorization="Bearer x").status == 401
+    assert nobody.log_in(nobody.token).status == 303
+    assert "tiny-fleet" in nobody.get("/").text
+
+
+def test_a_cookie_is_closed_to_scripts_and_other_sites(fleet: TinyFleet) -> None:
+    said = Browser(fleet.tmp_path).log_in(add_token(fleet.tmp_path / "tokens.toml", "ben", "viewer"))
+    cookie = said.headers["set-cookie"].lower()
+    assert cookie.startswith(COOKIE)
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+
+
+def test_tokens_cant_be_guessed_often(fleet: TinyFleet) -> None:
+    nobody = Browser(fleet.tmp_path)
+    assert [nobody.send("/login", token="guess").status for _ in range(6)] == [403] * 6
+    assert nobody.log_in(nobody.token).status == 403
+
+
+def test_programs_have_the_same_verbs(fleet: TinyFleet) -> None:
+    app, token = (made := Browser(fleet.tmp_path, "operator")).app, made.token
+
+    def post(url: str, body: object, **headers: str) -> Said:
+        given = {"authorization": f"Bearer {token}", "content_type": "application/json"} | headers
+        return ask(app, url, "POST", body=body if isinstance(body, bytes) else json.dumps(body).encode(), **given)
+
+    exclude = {"verb": "exclude", "client": "cam-3"}
+    planned = json.loads(post("/api/plan", exclude).body)
+    assert planned["undo"] == "aggregator readmit cam-3"
+    assert post("/api/do", exclude, authorization="Bearer x").status == 401
+    assert post("/api/do", exclude, authorization="").status == 401
+    assert post("/api/do", exclude, content_type="text/plain").status == 415
+    assert post("/api/do", b"{" * 5000).status == 413
+    assert post("/api/do", b"\x00").status == 400
+    assert post("/api/do", {"verb": "exclude", "client": "../x"}).status == 400
+    assert post("/api/do", exclude).status == 200
+    refused = post("/api/do", exclude)
+    assert refused.status == 409
+    assert "is excluded already, by anna over HTTP" in json.loads(refused.body)["error"]
+    members = {one["client"]: one for one in json.loads(ask(app, "/api/fleet").body)["members"]}
+    assert members["cam-3"]["state"] == "excluded"
+    # a browser's session doesn't count here, so no page can use it
+    assert ask(app, "/api/do", "POST", body=b"{}", cookie=made.cookie, content_type="application/json").status == 403
+
+
+def test_pages_follow_the_loop_and_fall_back_to_the_disk_when_it_ends(tmp_path: Path) -> None:
+    with waiting_fleet(tmp_path) as fleet:
+        anna = Browser(fleet.tmp_path, "operator")
+        assert "isn&#39;t running" not in anna.get("/round").text
+    time.sleep(1.1)  # looks at most once a second
+    assert "isn&#39;t running" in anna.get("/round").text
+    assert anna.get("/ask?verb=pause").status == 503

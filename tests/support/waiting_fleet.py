@@ -1,0 +1,34 @@
+"""A fleet whose round waits for its third client, and whose aggregator's loop a thread turns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.tiny_fleet import TinyFleet
+
+from replayfleet.aggregator.control.caller import SOCKET
+
+
+@contextlib.contextmanager
+def waiting_fleet(folder: Path) -> Iterator[TinyFleet]:
+    """Run one; its aggregator's data dir is ``folder / "aggregator"``."""
+    made = TinyFleet(folder)
+    made.clients["cam-3"].dies_in = 0
+    made.run(until=lambda: len(made.rounds.accepted) == 2)
+    made.kill_aggregator()
+    stop = threading.Event()
+    serving = threading.Thread(target=lambda: made.new_service().run(stop))
+    serving.start()
+    end = time.monotonic() + 10
+    while not (folder / "aggregator" / SOCKET).exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    try:
+        yield made
+    finally:
+        stop.set()
+        serving.join()
