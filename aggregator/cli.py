@@ -20,6 +20,7 @@ from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
+from replayfleet.federation.service.words import visible
 
 
 @click.group(cls=Program, context_settings=HELP)
@@ -48,11 +49,17 @@ def serve(settings: AggregatorSettings) -> None:
 @click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path, as_json: bool) -> None:
-    """Show the round, its uploads and every client's download, also while the aggregator runs."""
+    """Show the round, its uploads and every client's download, and what a running aggregator waits for."""
+    from replayfleet.aggregator.control.listing import current_waits
     from replayfleet.aggregator.operator.status import read_status
 
-    found = read_status(data_dir)
-    click.echo(json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(found.lines()))
+    found, waits = read_status(data_dir), current_waits(data_dir)
+    if as_json:
+        told = None if waits is None else [dataclasses.asdict(wait) for wait in waits]
+        click.echo(json.dumps({**dataclasses.asdict(found), "running": waits is not None, "waits": told}, indent=1))
+        return
+    lines = [f"{wait.reason.value}: {wait.text}" for wait in waits or ()]
+    click.echo("\n".join([*found.lines(), *map(visible, lines), *(["no aggregator runs"] if waits is None else [])]))
 
 
 @cli.command()

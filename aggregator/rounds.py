@@ -81,12 +81,14 @@ class Rounds:
 
     Attributes:
         expected: a round closes at once with so many uploads, unless the rules ask for more at least.
+        num_extensions: how often the round's deadline came with too few.
     """
 
     def __init__(
         self, rules: RoundRules, now: float, *, index: int = 0, accepted: Iterable[str] = (), closed: bool = False
     ) -> None:
         self.course = Course.RUNNING
+        self.num_extensions = 0
         self._extension_s = 0.0
         self._left_s = rules.deadline_s
         self.rules = rules
@@ -186,6 +188,7 @@ class Rounds:
             self.phase = Phase.AGGREGATING
             return Decision.CLOSE_DEADLINE
         self._deadline = now + self.rules.deadline_s
+        self.num_extensions += 1
         return Decision.EXTEND
 
     def committed(self, now: float) -> None:
@@ -198,7 +201,7 @@ class Rounds:
             raise ValueError(f"round {self.index} is {self.phase.value}, it can't be committed")
         self.index += 1
         self._accepted.clear()
-        self._extension_s = 0.0
+        self._extension_s, self.num_extensions = 0.0, 0
         self.begin_again(now)
         if self.course is Course.DRAINING:
             self.course = Course.PAUSED

@@ -64,6 +64,7 @@ def serve(settings: AggregatorSettings) -> bool:
             connector.to(url, session_secret(data_dir.path, settings.tls().key_file)),
             metrics=metrics,
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
+            certificate=settings.tls().certificate_file,
         )
         health.answer(service.health)
         if (console := settings.console_settings()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.local import LocalSocket
+from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
 from replayfleet.aggregator.key_ring import KeyRing
@@ -27,12 +29,14 @@ from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.service.certificates import CertificateEnd
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.keys import KEYS
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.service.waits import Waits
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
@@ -40,6 +44,8 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
 from replayfleet.federation.wire.transport.seal import Voices
+
+LOOK_EVERY_S = 1.0
 
 
 class AggregatorService:
@@ -54,13 +60,14 @@ class AggregatorService:
         metrics: what ``/metrics`` shows.
         jobs: makes the worker, given where outcomes go.
         keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
+        certificate: the aggregator's certificate file, whose end is told in time; None: none.
 
     Raises:
         SettingsError: The data dir is of a fleet with another spec.
         ArtefactRejected: The fleet's models can't be exported.
     """
 
-    def __init__(  # noqa: PLR0913  # the last five have defaults
+    def __init__(  # noqa: PLR0913  # the last six have defaults
         self,
         fleet: Fleet,
         folder: Path,
@@ -71,6 +78,7 @@ class AggregatorService:
         metrics: Metrics | None = None,
         jobs: Callable[[Callable[[Outcome], None]], Jobs] = Jobs,
         keys: Path | None = None,
+        certificate: Path | None = None,
     ) -> None:
         self._clock = clock
         metrics = metrics or Metrics()
@@ -119,7 +127,9 @@ class AggregatorService:
         )
         self._parts.courier.follow(leadership.instance)
         self.coordinator = Coordinator(self._parts, clock())
-        self.control = Control(self.loop.put, self.coordinator.control)
+        self._waits, self._looked_at = Waits(PATIENCE), float("-inf")
+        self._certificate = CertificateEnd(certificate)
+        self.control = Control(self.loop.put, self.coordinator.control, self._waits)
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)
@@ -134,8 +144,14 @@ class AggregatorService:
     def health(self) -> Mapping[str, Any]:
         """What ``/healthz`` says: where the run stands, and whether the broker is there."""
         problem = self.loop.disk.problem
-        healthy = self.ready and not (problem or self.loop.refusal)
-        return {**self._view, "healthy": healthy, "broker": self.loop.broker, "disk": problem}
+        healthy = self.ready and not (problem or self.loop.refusal or self._waits.hurt)
+        return {
+            **self._view,
+            "healthy": healthy,
+            "waits": self._waits.rows(),
+            "broker": self.loop.broker,
+            "disk": problem,
+        }
 
     @property
     def turns(self) -> Mapping[str, int]:
@@ -194,7 +210,21 @@ class AggregatorService:
             self._refusal = self.loop.refusal
             if self._refusal:
                 self._parts.journal.add("broker refuses", reason=self._refusal)
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._look(now)
         self._view = self._snapshot()
+
+    def _look(self, now: float) -> None:
+        """See what keeps this aggregator from its work, and since when."""
+        self._looked_at = now
+        facts = dataclasses.replace(
+            self.coordinator.control.facts(now),
+            connected=self.loop.connected,
+            broker=self.loop.broker,
+            refusal=self.loop.refusal,
+            certificate_left_s=self._certificate.left_s(now, self._parts.wall_clock()),
+        )
+        self._waits.note(fleet_waits(facts), now)
 
     def _listen(self, now: float) -> None:
         """Listen to those who are taken in, and to no one who floods."""

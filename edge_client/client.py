@@ -7,7 +7,7 @@ from replayfleet.edge_client.flow import Samples, Source
 from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
-from replayfleet.edge_client.state_store import TrainingCommit
+from replayfleet.edge_client.state_store import SentAway, TrainingCommit
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
 from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
@@ -60,6 +60,28 @@ class Client:
         """What keeps this client from taking part, or what was said of its last upload; empty if all is well."""
         held = self._downloads.held
         return self._following.notice or self._parts.trust.problem or ("" if held is None else held.manifest.notice)
+
+    @property
+    def is_excluded(self) -> bool:
+        """Whether an operator excluded this client."""
+        word = self._following.word
+        return word is not None and word.excludes(self._parts.client_id)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator paused the fleet."""
+        word = self._following.word
+        return word is not None and word.paused and word.state != "finished"
+
+    @property
+    def sent_away(self) -> SentAway | None:
+        """The download that was rolled back, unless a newer one is held."""
+        return self._downloads.sent_away
+
+    @property
+    def upload_problem(self) -> str:
+        """Why the aggregator doesn't take the upload for now; empty if it does, or there is none."""
+        return self._uploads.problem
 
     @property
     def serving_version(self) -> int:
@@ -164,7 +186,8 @@ class Client:
         """Let the training process import torch while the models of the round that it will train are on their way."""
         word, manifest = self._following.word, event.offer.manifest
         fresh = self._trained < Place(manifest.epoch, manifest.round)
-        if word is not None and word.state == "open" and fresh and manifest.round == word.round:
+        opens = word is not None and word.state == "open" and not word.paused
+        if word is not None and opens and fresh and manifest.round == word.round and self._parts.compute.trains:
             self._parts.training.start()
 
     def _announced(self, announcement: Announcement, now: float) -> list[Event]:
@@ -230,6 +253,8 @@ class Client:
             trained=self._trained,
             training_round=in_work if in_work is not None else self._reading_round,
             pending=None if agreed is None else self._uploads.pending(agreed.digest),
+            client_id=self._parts.client_id,
+            trains=self._parts.compute.trains,
             has_disk=not self._parts.disk.problem,
             has_data=self._data_again_at is None,
             abandoned=self._abandoned,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -255,6 +255,31 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelProgress:
+    """What waits for the next round.
+
+    Attributes:
+        num_samples: labelled samples that wait.
+        min_samples: so many begin a round.
+        num_pictures: that they come from.
+        min_pictures: so many at least.
+    """
+
+    num_samples: int
+    min_samples: int
+    num_pictures: int
+    min_pictures: int
+
+
+@runtime_checkable
+class CountsLabels(Protocol):
+    """A source that knows how many labels are missing until the next round."""
+
+    def progress(self) -> LabelProgress:
+        """What waits; may be called on any thread."""
 
 
 @dataclass(frozen=True, slots=True)

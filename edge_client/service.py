@@ -13,7 +13,7 @@ from typing import Any
 
 from replayfleet.devices.limits import Sensors, Throttle
 from replayfleet.edge_client.client import Client
-from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.flow import CountsLabels, Shown
 from replayfleet.edge_client.frames.answerer import FrameCounts
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
@@ -24,6 +24,7 @@ from replayfleet.edge_client.operator.display.drawing import Legend
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
 from replayfleet.edge_client.operator.status import STATUS_FILE
+from replayfleet.edge_client.operator.waits import PATIENCE, Facts, FleetClock, waits
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
 from replayfleet.edge_client.sources import OpenSource
@@ -33,6 +34,7 @@ from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.edge_client.sync.trust import FOLDER, FleetTrust
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.certificates import CertificateEnd
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.inbox import FairInbox
@@ -41,6 +43,7 @@ from replayfleet.federation.service.keys import KEYS, ROOT, signing_key
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
+from replayfleet.federation.service.waits import Waits
 from replayfleet.federation.wire.protocol.messages import spoken
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -51,6 +54,7 @@ from replayfleet.federation.wire.transport.seal import Signer, Voices
 log = EventLogger(__name__)
 
 STATUS_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,12 @@ class ClientService:
         metrics: what ``/metrics`` shows.
         spawn: starts a training process, given where its events go.
         clock: seconds; never runs backwards.
+        certificate: its certificate file, whose end is told in time; None: none.
         keys: folder with this client's ``signing.key``, made at first use, and the fleet's ``root.json`` if the device
             was given one; ``keys`` in the data dir unless given.
     """
 
-    def __init__(  # noqa: PLR0913  # the last four have defaults
+    def __init__(  # noqa: PLR0913  # the last five have defaults
         self,
         identity: Identity,
         folder: Path,
@@ -96,6 +101,7 @@ class ClientService:
         spawn: Callable[[Callable[[TrainerEvent], None]], Trainer] = TrainerProcess,
         clock: Callable[[], float] = time.monotonic,
         keys: Path | None = None,
+        certificate: Path | None = None,
     ) -> None:
         self._identity = identity
         self._folder = folder
@@ -119,10 +125,15 @@ class ClientService:
         self._jobs = Jobs(lambda outcome: self.loop.put("job", lambda now: self.client.on_outcome(outcome, now)))
         self._slot = ModelSlot()
         self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
-        self._status_at = float("-inf")
+        self._status_at = self._looked_at = float("-inf")
+        self._waits, self._fleet_clock, self._certificate = Waits(PATIENCE), FleetClock(), CertificateEnd(certificate)
         self._feedback_topic = topic_of(identity.fleet, "feedback", identity.client_id)
         self._presence = PresenceClock(
-            identity.fleet, identity.client_id, device=identity.device, provider=identity.compute.providers[0]
+            identity.fleet,
+            identity.client_id,
+            device=identity.device,
+            provider=identity.compute.providers[0],
+            trains=identity.compute.trains,
         )
 
         def hear(event: TrainerEvent) -> None:
@@ -151,7 +162,9 @@ class ClientService:
         """What ``/healthz`` and ``edge-client status`` show; safe to call from another thread."""
         identity, client, problem = self._identity, self.client, self._frames.error
         return {
-            "healthy": self.loop.connected and not (self.loop.refusal or problem or self._disk.problem),
+            "healthy": self.loop.connected
+            and not (self.loop.refusal or problem or self._disk.problem or self._waits.hurt),
+            "waits": self._waits.rows(),
             "fleet": identity.fleet,
             "client": identity.client_id,
             "device": identity.device,
@@ -242,6 +255,7 @@ class ClientService:
             log.warning("feedback refused", reason=refused)
 
     def on_connected(self, now: float) -> None:
+        self._fleet_clock.reconnected()
         self._presence.forget()  # the will of the broken connection may stand where we do
         self.client.on_connected(now)
 
@@ -249,6 +263,8 @@ class ClientService:
         self.loop.guarded("tick", self.client.tick, now)
         self._brake.tick(now)
         self._follow()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._look(now)
         if self.loop.connected:
             presence = self._presence.due(*self._state(), now)
             if presence is not None:
@@ -273,6 +289,35 @@ class ClientService:
         self._parts.training.stop()
         self._jobs.stop()
         self._write_status(now)
+
+    def _look(self, now: float) -> None:
+        """See what keeps this client from its work, and since when."""
+        client, wall_s, source = self.client, time.time(), self.client.source
+        self._looked_at = now
+        self._fleet_clock.hear(self._parts.trust.heard_us, wall_s)
+        facts = Facts(
+            member=self._identity.client_id,
+            connected=self.loop.connected,
+            broker=self.loop.broker,
+            refusal=self.loop.refusal,
+            trust_problem=self._parts.trust.problem,
+            disk=self._disk.problem,
+            camera=self._frames.error,
+            step=client.step,
+            round=client.round,
+            trains=self._identity.compute.trains,
+            excluded=client.is_excluded,
+            paused=client.is_paused,
+            labels=source.samples.progress() if source and isinstance(source.samples, CountsLabels) else None,
+            sent_away=client.sent_away,
+            serving_version=client.serving_version,
+            training_problem=self._parts.training.problem,
+            upload_problem=client.upload_problem,
+            clock_ahead_s=self._fleet_clock.ahead_s,
+            certificate_left_s=self._certificate.left_s(now, wall_s),
+        )
+        self._waits.note(waits(facts), now)
+        self._presence.wait = next(iter(self._waits.told), None)
 
     def _follow(self) -> None:
         source = self.client.source
@@ -346,6 +391,8 @@ class ClientService:
         metrics.version.set(self.client.serving_version)
         metrics.serving(self._frames.serving())
         metrics.connected.set(float(self.loop.connected))
+        metrics.waiting([wait.reason.value for wait in self._waits.told])
+        metrics.healthy.set(float(self.status()["healthy"]))
         metrics.disk_problem.set(float(bool(self._disk.problem)))
         metrics.restarts.set(self._parts.training.num_restarts)
         metrics.training(self._parts.training.num_shortened, self._brake.time_share, self._brake.reading)

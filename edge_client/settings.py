@@ -106,6 +106,14 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             "Write the drawn pictures to this film, .webm; several cameras make several films.", CAMERA, metavar="FILE"
         ),
     ] = None
+    train: Annotated[
+        bool,
+        Option(
+            "Take part in training. Without it, or where torch isn't installed, the device only serves, and no round "
+            "waits for it.",
+            TRAINING,
+        ),
+    ] = True
     threads: Annotated[
         int,
         Meta(ge=0, le=1024),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import threading
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ def start(settings: ClientSettings) -> bool:
             metrics=metrics,
             spawn=lambda on_event: TrainerProcess(on_event, trainer),
             keys=settings.identity,
+            certificate=settings.tls().certificate_file,
         )
         desk = service.desk
         health.answer(service.status, get={"/predictions": desk.predictions}, post={"/feedback": desk.feedback})
@@ -81,6 +83,14 @@ def start(settings: ClientSettings) -> bool:
             health=health.url,
         )
         return service.run(stop, stay=settings.stay, manager=manager)
+
+
+def _has_torch() -> bool:
+    """Whether this device can train; torch itself isn't imported here."""
+    if importlib.util.find_spec("torch") is not None:
+        return True
+    log.warning("serving only", reason="torch isn't installed", next="no round waits for this device")
+    return False
 
 
 def _proved(settings: ClientSettings, board: Board) -> tuple[DeviceProfile, ProviderProof]:
@@ -103,6 +113,7 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
         training_threads=settings.threads or allowance.threads(board.num_cores),
         sampler=settings.sampler,
         allowance=allowance,
+        trains=settings.train and _has_torch(),
         open_engines=open_desk if proof.provider == TENSORRT or (profile.tensorrt and on_gpu) else no_engines,
     )
     return Identity(settings.fleet, settings.client_id, profile.name, compute)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from replayfleet.aggregator.control.look import look
+from replayfleet.aggregator.control.look import facts_of, look
 from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.plans import Planner
 from replayfleet.aggregator.control.verbs import (
@@ -27,6 +27,7 @@ from replayfleet.aggregator.control.verbs import (
     name_of,
 )
 from replayfleet.aggregator.control.view import FleetView
+from replayfleet.aggregator.control.waits import Facts
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.deeds import Deed
 from replayfleet.aggregator.records.roll import Exclusion
@@ -123,6 +124,10 @@ class ControlDesk:
     def look(self, now: float) -> FleetView:
         """Where the run stands, and every client."""
         return look(self._parts, self._rounds, now)
+
+    def facts(self, now: float) -> Facts:
+        """What decides why the round waits."""
+        return facts_of(self._parts, self._rounds, now)
 
     def _carry_out(self, verb: Verb, deed: Deed) -> None:
         """Make it durable; called in one transaction with the deed."""

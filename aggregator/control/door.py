@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from replayfleet.aggregator.control.desk import ControlDesk
@@ -11,6 +12,7 @@ from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import ANSWER_S, Verb, VerbRefused
 from replayfleet.aggregator.control.view import FleetView
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.waits import Waits
 
 _T = TypeVar("_T")
 
@@ -27,11 +29,13 @@ class Control:
     Args:
         put: hands work to the loop.
         desk: does it there.
+        waits: what keeps the aggregator from its work.
     """
 
-    def __init__(self, put: Put, desk: ControlDesk) -> None:
+    def __init__(self, put: Put, desk: ControlDesk, waits: Waits | None = None) -> None:
         self._put = put
         self._desk = desk
+        self._waits = waits or Waits({})
 
     def plan(self, verb: Verb) -> Plan:
         """Say what a verb would do now.
@@ -61,7 +65,8 @@ class Control:
         Raises:
             VerbRefused: Nobody answers.
         """
-        return self._ask(self._desk.look)
+        waits = self._waits
+        return self._ask(lambda now: replace(self._desk.look(now), waits=waits.told, healthy=not waits.hurt))
 
     def _ask(self, question: Callable[[float], _T]) -> _T:
         answer: Future[_T] = Future()

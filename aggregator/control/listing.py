@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replayfleet.aggregator.control.view import MemberView
     from replayfleet.aggregator.members.table import Member
     from replayfleet.aggregator.records.roll import Standing
+    from replayfleet.federation.service.waits import Wait
 
 _HIDDEN = frozenset({"time", "event", "spec", "weights", "counters", "facts", "metrics"})
 
@@ -66,6 +67,14 @@ def history(data_dir: Path, last: int, client: str | None, deeds: bool, as_json:
     )
     for event in deque(wanted, maxlen=last):
         click.echo(json.dumps(event) if as_json else visible(_line(event)))
+
+
+def current_waits(data_dir: Path) -> tuple[Wait, ...] | None:
+    """Return what the aggregator on a data dir waits for; None if none runs there, or it doesn't answer."""
+    try:
+        return LocalControl(data_dir).look().waits
+    except (ConnectionError, VerbRefused):
+        return None
 
 
 def _rows(data_dir: Path, now: float) -> list[dict[str, Any]]:

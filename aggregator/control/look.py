@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replayfleet.aggregator.control.view import FleetView, MemberView
-from replayfleet.aggregator.control.waits import wait_of
+from replayfleet.aggregator.control.waits import Facts, wait_of
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Standing
 from replayfleet.aggregator.rounds import Phase, Rounds
@@ -26,7 +26,6 @@ def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
         at_least=rounds.rules.min_clients,
         remaining_s=rounds.remaining_s(now),
         members=members,
-        waits=tuple(member.wait for member in members if member.is_awaited and member.wait is not None),
     )
 
 
@@ -57,4 +56,29 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
         uploaded=uploaded,
         is_awaited=awaited,
         wait=wait_of(standing, presence, live=live, awaited=awaited, version=version),
+    )
+
+
+def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
+    """Return what decides why the round waits; the service adds broker and certificate."""
+    standings = parts.store.roll.standings.values()
+    members = [standing for standing in standings if standing.is_member]
+    awaited = []
+    for standing in standings if rounds.is_open else ():
+        view = _view(parts, rounds, standing, now)
+        if view.is_awaited:
+            awaited.append((view.client, view.wait.text if view.wait else "nothing told"))
+    return Facts(
+        disk=parts.disk.problem,
+        standby=parts.leadership.notice,
+        paused=rounds.is_paused,
+        round=rounds.index,
+        is_open=rounds.is_open,
+        num_uploads=len(rounds.accepted),
+        quorum=rounds.quorum,
+        at_least=rounds.rules.min_clients,
+        num_trainers=sum(standing.is_expected for standing in members),
+        num_free=max(0, rounds.rules.num_clients - len(members)),
+        num_extensions=rounds.num_extensions,
+        awaited=awaited,
     )

@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replayfleet.aggregator.records.roll import Exclusion
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Why something lasts.
-
-    Attributes:
-        reason: for machines and labels; one of ``docs/errors.md``'s waits.
-        text: what it is and what to do, one line.
-    """
-
-    reason: str
-    text: str
+from replayfleet.federation.service.waits import Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +69,8 @@ class FleetView:
         at_least: with how many it closes at its deadline.
         remaining_s: seconds to the deadline; 0 unless open.
         members: all clients, sorted.
-        waits: why the round isn't over, or what is wrong with the aggregator; the most important first.
+        waits: why the round isn't over, and what is wrong with the aggregator; the most important first.
+        healthy: whether the aggregator does its work.
     """
 
     fleet: str
@@ -95,4 +84,5 @@ class FleetView:
     at_least: int
     remaining_s: float
     members: tuple[MemberView, ...]
-    waits: tuple[Wait, ...]
+    waits: tuple[Wait, ...] = ()
+    healthy: bool = True

@@ -1,10 +1,31 @@
-"""Why a round waits for a client, or doesn't: decided from values."""
+"""Why a round waits for a client, or doesn't, and what keeps the aggregator: decided from values."""
 
 from __future__ import annotations
 
-from replayfleet.aggregator.control.view import Wait
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
 from replayfleet.aggregator.records.roll import Standing
+from replayfleet.federation.service.waits import (
+    COMMON_PATIENCE,
+    MemberFacts,
+    Patience,
+    Wait,
+    Why,
+    common_waits,
+    ordered,
+)
 from replayfleet.federation.wire.protocol.messages import Presence, spoken
+
+MAX_NAMED = 5
+
+PATIENCE: dict[Why, Patience] = COMMON_PATIENCE | {
+    Why.STANDBY: Patience(),
+    Why.TOO_FEW_CLIENTS: Patience(10, 60),
+    Why.ROUND_LATE: Patience(0, 0),
+    Why.UPLOAD: Patience(),
+}
+"""Of the aggregator, in the order of importance."""
 
 
 def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaited: bool, version: int) -> Wait | None:
@@ -20,30 +41,104 @@ def wait_of(standing: Standing, presence: Presence | None, *, live: bool, awaite
     Returns:
         None if there is nothing to say.
     """
-    return outside(standing) or (_inside(standing, presence, live, version) if awaited else None)
+    wait = outside(standing)
+    if wait is not None or presence is None or not live:
+        return wait or (_absent(standing, presence) if awaited else None)
+    return own_word(presence) or (_inside(standing, presence, version) if awaited else None)
 
 
 def outside(standing: Standing) -> Wait | None:
-    """Why no round waits for it."""
+    """Return why no round waits for a client; None if they do."""
     client, exclusion = standing.client, standing.exclusion
     if standing.revoked_at is not None:
-        return Wait("revoked", f"its certificates count no more; `aggregator enroll {client}` takes it in again")
+        return Wait(Why.REVOKED, f"its certificates count no more; `aggregator enroll {client}` takes it in again")
     if exclusion is not None:
         because = f": {exclusion.because}" if exclusion.because else ""
-        return Wait("excluded", f"excluded by {exclusion.by}{because}; `aggregator readmit {client}` brings it back")
+        return Wait(Why.EXCLUDED, f"excluded by {exclusion.by}{because}; `aggregator readmit {client}` brings it back")
     if not standing.trains:
-        return Wait("serves-only", "it serves and doesn't train: torch isn't installed there; no round waits for it")
+        return Wait(Why.SERVES_ONLY, "it serves and doesn't train, by its install or --no-train; no round waits for it")
     return None
 
 
-def _inside(standing: Standing, presence: Presence | None, live: bool, version: int) -> Wait:
-    """What the open round waits for."""
+def own_word(presence: Presence) -> Wait | None:
+    """Return what a client says keeps it from its work; a reason that this build doesn't know is none."""
+    known = presence.reason in {why.value for why in Why}
+    return Wait(Why(presence.reason), presence.why) if known else None
+
+
+def _absent(standing: Standing, presence: Presence | None) -> Wait:
     if presence is None and standing.seen_at is None:
-        return Wait("never-seen", "it was enrolled and never came; start it, or exclude it")
-    if presence is None or not live:
-        return Wait("offline", "it isn't connected; look at the device and its network, or exclude it")
+        return Wait(Why.NEVER_SEEN, "it was enrolled and never came; start it, or exclude it")
+    return Wait(Why.OFFLINE, "it isn't connected; look at the device and its network, or exclude it")
+
+
+def _inside(standing: Standing, presence: Presence, version: int) -> Wait:
+    """What the open round waits for."""
     phase = presence.phase or "no phase told"
     if version == 0 or standing.confirmed_version < version:
         sent = f"version {spoken(version)}" if version else "its models"
-        return Wait("download", f"it doesn't serve {sent} of this round yet: {phase}")
-    return Wait("upload", f"its upload: {phase}")
+        return Wait(Why.MODELS, f"it doesn't serve {sent} of this round yet: {phase}")
+    return Wait(Why.UPLOAD, f"its upload: {phase}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts(MemberFacts):
+    """All that decides why an aggregator waits.
+
+    Attributes:
+        standby: why it doesn't lead; empty if it does.
+        round: the current round.
+        is_open: whether it takes uploads.
+        num_uploads: that it has.
+        quorum: with how many it closes at once.
+        at_least: with how many it closes at its deadline.
+        num_trainers: members that rounds wait for.
+        num_free: places of the planned fleet that nobody took yet.
+        num_extensions: how often its deadline came with too few.
+        awaited: (client, why) of those it waits for, sorted.
+    """
+
+    member: str = "aggregator"
+    standby: str = ""
+    round: int = 0
+    is_open: bool = True
+    num_uploads: int = 0
+    quorum: int = 1
+    at_least: int = 1
+    num_trainers: int = 1
+    num_free: int = 0
+    num_extensions: int = 0
+    awaited: Sequence[tuple[str, str]] = ()
+
+
+def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
+    """Return all that keeps an aggregator from its work, the most important first."""
+    if facts.standby:
+        rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
+    else:
+        rest = _of_the_round(facts) if facts.is_open and not facts.paused else ()
+    return ordered((*common_waits(facts), *rest), PATIENCE)
+
+
+def _of_the_round(facts: Facts) -> Iterator[Wait]:
+    there = f"round {facts.round} has {facts.num_uploads} uploads"
+    if facts.num_trainers + facts.num_free < facts.at_least:
+        yield Wait(
+            Why.TOO_FEW_CLIENTS,
+            f"{facts.num_trainers} clients train, and a round closes with {facts.at_least} at least: no round ends "
+            "until another one takes part, or --min-clients is lower",
+        )
+    named = [f"{client} ({why})" for client, why in facts.awaited[:MAX_NAMED]]
+    if len(facts.awaited) > MAX_NAMED:
+        named.append(f"{len(facts.awaited) - MAX_NAMED} more")
+    if facts.num_free:
+        named.append(f"{facts.num_free} of --clients that nobody has taken")
+    whom = ", ".join(named) or "nobody"
+    if facts.num_extensions:
+        yield Wait(
+            Why.ROUND_LATE,
+            f"{there}, its deadline came {facts.num_extensions} times with fewer than {facts.at_least}; it waits for "
+            f"{whom}",
+        )
+    elif facts.num_uploads < facts.quorum:
+        yield Wait(Why.UPLOAD, f"{there} of {facts.quorum}; it waits for {whom}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from replayfleet.edge_client.flow import Samples, Shown
+from replayfleet.edge_client.flow import LabelProgress, Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.labels.lessons import Lessons
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk
@@ -78,6 +78,10 @@ class CameraSamples:
     def round_samples(self, round_index: int) -> Samples | None:
         """Return what was labelled since the last round; None while it is too little."""
         return self._collector.round_samples(round_index)
+
+    def progress(self) -> LabelProgress:
+        """How many labels wait for the next round, and how many it needs."""
+        return self._collector.progress()
 
     def test_samples(self, round_index: int) -> Samples | None:
         return self._collector.held_out()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from replayfleet.edge_client.flow import Samples
+from replayfleet.edge_client.flow import LabelProgress, Samples
 from replayfleet.edge_client.learning.settings import LearningSettings
 
 MAX_HELD_OUT = 4000
@@ -108,6 +108,12 @@ class Collector:
             counts = {place: (self._right[place], answered) for place, answered in counted if answered}
             self._answered, self._right = Counter(), Counter()
             return counts
+
+    def progress(self) -> LabelProgress:
+        """What waits for the next round, and what it needs."""
+        with self._changing:
+            wanted = self._settings
+            return LabelProgress(self._num_waiting, wanted.min_samples, self._num_new_pictures, wanted.min_pictures)
 
     def _is_enough(self) -> bool:
         if self._ended:

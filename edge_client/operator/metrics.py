@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
@@ -37,6 +37,8 @@ class Metrics:
         }
         self.latency = gauge("latency_p95_seconds", "Capture to answer, newest thousand frames")
         self.connected = gauge("connected", "1 while the broker accepts us")
+        self.healthy = gauge("healthy", "1 while the work is done")
+        self._waiting = gauge("waiting", "1 for each reason that keeps the client from its work", "reason")
         self.disk_problem = gauge("disk_problem", "1 while the disk takes nothing, so that training waits")
         self.restarts = gauge("trainer_restarts", "Deaths of the training process")
         self._time_share = gauge("training_time_share", "Of its time that training may run")
@@ -62,6 +64,12 @@ class Metrics:
         for name, gauge in self._serving.items():
             value = status[name]
             gauge.set(-1 if value is None else value)
+
+    def waiting(self, reasons: Collection[str]) -> None:
+        """Take all reasons that keep the client from its work."""
+        self._waiting.clear()
+        for reason in reasons:
+            self._waiting.labels(reason).set(1)
 
     def transferred(self, sent: int, received: int) -> None:
         self._bytes.labels("up").inc(self._grown("up", sent))

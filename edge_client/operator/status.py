@@ -36,7 +36,15 @@ def read_status(data_dir: Path) -> dict[str, Any]:
 def lines(status: dict[str, Any]) -> list[str]:
     """Return a status for people."""
     width = max(len(key) for key in status)
-    return [visible(f"{key.ljust(width)}  {_text(value)}".rstrip()) for key, value in status.items()]
+    rows = [(key, text) for key, value in status.items() for text in _texts(key, value)]
+    return [visible(f"{key.ljust(width)}  {text}".rstrip()) for key, text in rows]
+
+
+def _texts(key: str, value: object) -> list[str]:
+    """Return what stands beside a key; each wait has a line of its own."""
+    if key == "waits" and isinstance(value, list):
+        return [f"{wait.get('reason')}: {wait.get('text')}" for wait in value if isinstance(wait, dict)] or [""]
+    return [_text(value)]
 
 
 def _text(value: object) -> str:

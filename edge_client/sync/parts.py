@@ -36,6 +36,7 @@ class Compute:
         sampler: how replay is drawn.
         probation: how new models are watched.
         allowance: what training may spend.
+        trains: whether it takes part in training; a device without torch only serves.
         open_engines: (data dir, slot) -> who gets the served model an engine; None where there are none.
     """
 
@@ -45,6 +46,7 @@ class Compute:
     sampler: SamplerName = "onnx"
     probation: ProbationRules = field(default_factory=ProbationRules)
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
+    trains: bool = True
     open_engines: Callable[[Path, ModelSlot], EngineDesk | None] = no_engines
 
 

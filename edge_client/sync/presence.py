@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Literal
 
+from replayfleet.federation.service.waits import Wait
 from replayfleet.federation.wire.protocol.codec import encode
-from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S
+from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S, MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import Presence
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Will
@@ -22,10 +23,23 @@ class PresenceClock:
         client_id: this client.
         device: the device profile's name.
         provider: the execution provider that was proved.
+        trains: whether it takes part in training.
         boot_id: tells this process from earlier ones; a late will of an earlier boot is thereby recognised.
+
+    Attributes:
+        wait: why it doesn't do its work; goes with the next heartbeat.
     """
 
-    def __init__(self, fleet: str, client_id: str, *, device: str, provider: str, boot_id: str | None = None) -> None:
+    def __init__(
+        self,
+        fleet: str,
+        client_id: str,
+        *,
+        device: str,
+        provider: str,
+        trains: bool = True,
+        boot_id: str | None = None,
+    ) -> None:
         self.topic = topic_of(fleet, "state", client_id)
         self._client_id = client_id
         self._device = device
@@ -34,10 +48,12 @@ class PresenceClock:
         self._sequence = 0
         self._said: tuple[str, int, int] | None = None
         self._said_at = 0.0
+        self._trains = trains
+        self.wait: Wait | None = None
 
     def will(self) -> Will:
         """What the broker says if this process vanishes."""
-        gone = Presence(self._client_id, "offline", self.boot_id, 0, self._device, self._provider)
+        gone = Presence(self._client_id, "offline", self.boot_id, 0, self._device, self._provider, trains=self._trains)
         return Will(self.topic, encode(gone), retain=True)
 
     def due(self, phase: str, round_index: int, serving_version: int, now: float) -> bytes | None:
@@ -63,6 +79,9 @@ class PresenceClock:
                 phase,
                 round_index,
                 version,
+                self._trains,
+                "" if self.wait is None else self.wait.reason.value,
+                "" if self.wait is None else self.wait.text[:MAX_TEXT],
             )
         )
 

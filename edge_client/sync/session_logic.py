@@ -36,6 +36,9 @@ class Step(str, enum.Enum):
     WAIT_DISK = "waiting for the disk"
     WAIT_VERDICT = "waiting for the verdict"
     WAIT_ROUND = "waiting for the next round"
+    EXCLUDED = "excluded from rounds"
+    PAUSED = "paused with the fleet"
+    SERVE_ONLY = "serving only"
     TRAIN = "training"
     TRAINING = "training in progress"
     OFFER = "uploading"
@@ -68,6 +71,8 @@ class Situation:
         trained: the latest round whose training is committed.
         training_round: the round that the training process works on; None if it is idle.
         pending: the upload whose round is not over.
+        client_id: who asks; an announcement may exclude it.
+        trains: False for a device that only serves.
         has_disk: False while the disk takes nothing.
         has_data: False once the source said that it has no samples for the open round.
         abandoned: a round whose training failed too often.
@@ -79,6 +84,8 @@ class Situation:
     trained: Place = NOWHERE
     training_round: int | None = None
     pending: Pending | None = None
+    client_id: str = ""
+    trains: bool = True
     has_disk: bool = True
     has_data: bool = True
     abandoned: Place = NOWHERE
@@ -94,8 +101,8 @@ def next_step(now: Situation) -> Step:
         return _at_the_end(now, word)
     if now.pending is not None and now.pending.place < _open(now, word):
         return Step.LET_GO
-    if now.training_round is not None:
-        return Step.TRAINING
+    if now.training_round is not None or word.excludes(now.client_id):
+        return Step.EXCLUDED if now.training_round is None else Step.TRAINING
     if now.pending is not None:
         return _until_it_counts(now.pending, word, has_disk=now.has_disk)
     return _in_an_open_round(now, word) if word.state == "open" else Step.WAIT_ROUND
@@ -122,9 +129,19 @@ def _in_an_open_round(now: Situation, word: Announcement) -> Step:
         return Step.WAIT_ROUND if now.sent_away == here else Step.WAIT_DOWNLOAD
     if here < now.trained:
         return Step.WAIT_DOWNLOAD
-    if not now.has_disk:
-        return Step.WAIT_DISK  # what is trained must be kept
+    held_up = _held_up(now, word)
+    if held_up is not None:
+        return held_up
     return Step.TRAIN if now.has_data else Step.WAIT_DATA
+
+
+def _held_up(now: Situation, word: Announcement) -> Step | None:
+    """What keeps a client from training that could begin to."""
+    if not now.trains:
+        return Step.SERVE_ONLY
+    if word.paused:
+        return Step.PAUSED
+    return None if now.has_disk else Step.WAIT_DISK  # what is trained must be kept
 
 
 def _at_the_end(now: Situation, word: Announcement) -> Step:

@@ -69,6 +69,11 @@ class FleetTrust:
         self._heard_us = self._kept_us = 0
         self._load()
 
+    @property
+    def heard_us(self) -> int:
+        """The fleet's time, in microseconds since 1970, as its aggregator signed it last; 0 before."""
+        return self._heard_us
+
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
         if sealed.key == self._own:
             return False  # an earlier process of ours

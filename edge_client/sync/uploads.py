@@ -25,6 +25,8 @@ class UploadDesk:
         self._commit: TrainingCommit | None = None
         self._counts = False
         self._offered_at = 0.0
+        self.problem = ""
+        """Why the upload is offered again; empty if it is not."""
         self.bytes_on_wire = 0
         self.last_upload_s: float | None = None
         """Seconds from the last accepted upload's offer to its verdict; None before the first."""
@@ -34,6 +36,7 @@ class UploadDesk:
         """Read what is pending from disk: at the start, and after training."""
         self._commit = self._parts.records.pending()
         self._offered_to, self._counts = "", False
+        self.problem = ""
         self._not_before = 0.0
         self._backoff.reset()
 
@@ -83,7 +86,7 @@ class UploadDesk:
         if verdict.accepted:
             log.info("upload accepted", round=commit.round, bytes=event.bytes_on_wire)
             self.last_upload_s = now - self._offered_at
-            self._counts = True
+            self._counts, self.problem = True, ""
             self._backoff.reset()
         elif verdict.reason in TRANSIENT:
             self._try_again(verdict.reason, verdict.detail, now)
@@ -118,6 +121,7 @@ class UploadDesk:
     def _try_again(self, reason: str, detail: str, now: float) -> None:
         delay_s = self._backoff.next_s()
         self._offered_to, self._not_before = "", now + delay_s
+        self.problem = detail or reason
         log.warning("upload refused", reason=reason, detail=detail, again_in_s=round(delay_s, 1))
 
     def _settle(self, outcome: str, detail: str) -> None:
@@ -126,4 +130,4 @@ class UploadDesk:
                 "upload not used", round=self._commit.round, reason=outcome, detail=detail, next="state is kept"
             )
             self._parts.records.settle(self._commit.version, outcome)
-            self._commit = None
+            self._commit, self.problem = None, ""

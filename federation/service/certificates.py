@@ -8,10 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TypeVar
 
 from replayfleet.federation.errors import MalformedMessage
 
+LOOK_EVERY_S = 3600.0
 T = TypeVar("T")
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
@@ -36,6 +38,38 @@ def validities(pem: bytes) -> tuple[Validity, ...]:
         MalformedMessage: What claims to be a certificate isn't one.
     """
     return _of_each(pem, _validity)
+
+
+class CertificateEnd:
+    """When a certificate file ends; it may be replaced while a service runs.
+
+    Args:
+        path: the file; None: there is none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._looked_at = float("-inf")
+        self._ends: float | None = None
+
+    def left_s(self, now: float, wall_s: float) -> float | None:
+        """Return how long it still counts.
+
+        Args:
+            now: of a clock that never runs backwards; the file is read once an hour.
+            wall_s: Unix time.
+
+        Returns:
+            Seconds; None where there is no certificate, or it can't be read, which others tell.
+        """
+        if self._path is not None and now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            try:
+                valid = validities(self._path.read_bytes())
+            except (OSError, MalformedMessage):
+                valid = ()
+            self._ends = min((each.ends.timestamp() for each in valid), default=None)
+        return None if self._ends is None else self._ends - wall_s
 
 
 def common_name(pem: bytes) -> str:

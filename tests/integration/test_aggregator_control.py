@@ -70,6 +70,7 @@ def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFlee
     assert "nobody is here to say yes" in str(run(fleet, "exclude", "cam-3").exception)
     rows = {row["client"]: row for row in json.loads(run(fleet, "clients", "--json").output)}
     assert [rows[name]["waits"] for name in ("cam-1", "cam-3")] == [None, "upload"]
+    assert "upload: round 0 has 2 uploads of 3; it waits for cam-3 (its upload: " in run(fleet, "status").output
     done = run(fleet, "exclude", "cam-3", "--because", "its lens is broken", "--yes")
     assert "done; `aggregator readmit cam-3` takes it back" in done.output
     listed = run(fleet, "clients").output
@@ -86,6 +87,7 @@ def test_what_needs_a_running_aggregator_says_so_and_what_does_not_works(tmp_pat
     fleet = TinyFleet(tmp_path)
     fleet.run(until=lambda: fleet.rounds.index == 1)
     fleet.kill_aggregator()
+    assert run(fleet, "status").output.endswith("no aggregator runs\n")
     assert "no aggregator runs on" in str(run(fleet, "pause", "--yes").exception)
     assert "done" in run(fleet, "exclude", "cam-3", "--yes").output
     assert "did you mean" in str(run(fleet, "exclude", "cam-33", "--yes").exception)

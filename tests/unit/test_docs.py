@@ -12,6 +12,7 @@ import pytest
 
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.waits import Why
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -28,6 +29,12 @@ def _anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_has_a_heading_in_the_list_of_errors(reason: Reason) -> None:
     assert reason.value in _headings(ROOT / "docs/errors.md")
+
+
+@pytest.mark.parametrize("why", Why)
+def test_every_wait_has_a_row_in_the_list_of_errors(why: Why) -> None:
+    table = (ROOT / "docs/errors.md").read_text(encoding="utf-8").split("## Why it waits", 1)[1].split("\n## ", 1)[0]
+    assert f"| `{why.value}` |" in table
 
 
 @pytest.mark.parametrize("name", METHODS)

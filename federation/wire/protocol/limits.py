@@ -242,8 +242,8 @@ def _check_presence(presence: Presence) -> None:
     _within(presence.sequence, 0, MAX_COUNTER, "sequence number")
     _within(presence.round, -1, MAX_COUNTER, "presence's round")
     _within(presence.serving_version, -1, MAX_COUNTER, "serving version")
-    for value, what in ((presence.device, "device"), (presence.provider, "provider"), (presence.phase, "phase")):
-        _text(value, what)
+    for what in ("device", "provider", "phase", "reason", "why"):
+        _text(getattr(presence, what), what)
 
 
 def _check_report(report: Report) -> None:

@@ -228,7 +228,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     """A client's retained state; ``offline`` is its last will.
 
     ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead. One
-    that doesn't train only serves: no round waits for it.
+    that doesn't train only serves: no round waits for it. ``reason`` and ``why`` say what keeps the client from its
+    work; both are empty if nothing does.
     """
 
     client_id: str
@@ -241,6 +242,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     round: int = -1
     serving_version: int = -1
     trains: bool = True
+    reason: str = ""
+    why: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):

@@ -3,10 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import pytest
 
 from replayfleet.edge_client.sync.session_logic import Pending, Place, Situation, Step, next_step
-from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec
+from replayfleet.federation.wire.protocol.messages import Announcement, FleetSpec, client_mark
 
 SPEC = FleetSpec("fleet", "fedavg", {}, {}, 0)
 
@@ -118,3 +119,27 @@ def test_a_client_whose_download_alone_carries_a_new_epoch_trains_the_open_round
     assert next_step(ahead) is Step.WAIT_DOWNLOAD
     assert next_step(replace(ahead, held=at(3, 1))) is Step.TRAIN
     assert next_step(replace(ahead, held=at(3))) is Step.WAIT_DOWNLOAD, "a newer one has to come"
+
+
+def test_an_excluded_client_begins_nothing_and_offers_nothing() -> None:
+    shut = Situation(
+        msgspec.structs.replace(word(3), excluded=client_mark("cam-1")), held=at(3), trained=at(2), client_id="cam-1"
+    )
+    assert next_step(shut) is Step.EXCLUDED
+    assert next_step(replace(shut, pending=Pending(at(3)))) is Step.EXCLUDED
+    assert next_step(replace(shut, pending=Pending(at(2)))) is Step.LET_GO
+    assert next_step(replace(shut, training_round=3)) is Step.TRAINING, "what is in work ends by itself"
+    assert next_step(replace(shut, client_id="cam-2")) is Step.TRAIN
+
+
+def test_while_the_fleet_is_paused_nobody_begins_and_what_is_trained_is_uploaded() -> None:
+    paused = replace(READY, announcement=msgspec.structs.replace(word(3), paused=True))
+    assert next_step(paused) is Step.PAUSED
+    assert next_step(replace(paused, held=at(2))) is Step.WAIT_DOWNLOAD
+    assert next_step(replace(paused, trained=at(3), pending=Pending(at(3)))) is Step.OFFER
+
+
+def test_a_device_that_only_serves_takes_downloads_and_begins_nothing() -> None:
+    serves = replace(READY, trains=False)
+    assert next_step(serves) is Step.SERVE_ONLY
+    assert next_step(replace(serves, held=at(2))) is Step.WAIT_DOWNLOAD
