@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "probation": ([], ["--per-class", "20"]),
     "live_camera_recovery": ([], ["--repeats", "1"]),
     "flood": ([], ["--seconds", "3"]),
+    "deployed_round": ([], ["--clients", "2", "--rounds", "3"]),
     "trust": ([], ["--rounds", "1"]),
     "restart": ([], ["--repeats", "1"]),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, TypeAlias, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +22,22 @@ from replayfleet.federation.errors import UNREADABLE
 A = TypeVar("A")
 T = TypeVar("T")
 
-Process: TypeAlias = "subprocess.Popen[Any]"
+
+class Process(Protocol):
+    """What we need of a child, as of ``subprocess.Popen``."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return its exit status; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status; ``subprocess.TimeoutExpired`` if it runs on."""
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it runs."""
+
 
 MAX_LINE_BYTES = 1 << 20
 """Of a child."""

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from replayfleet.edge_client.serving.fork_server import IS_POSSIBLE, ForkServer, Start
 from replayfleet.edge_client.serving.messages import Load, Provider, comparable
-from replayfleet.edge_client.serving.process import WORKER_COMMAND, ServingProcess
+from replayfleet.edge_client.serving.process import ServingProcess, anew
 from replayfleet.edge_client.serving.slot import Model, ModelLost
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
@@ -22,6 +23,8 @@ log = EventLogger(__name__)
 
 PATIENCE_S = 0.7
 """A model that is silent for longer hangs; a slow one gets ``_PACES`` times its own time."""
+
+CPU: tuple[Provider, ...] = ("CPUExecutionProvider",)
 
 _PACES = 10
 _GROUP = 8
@@ -33,12 +36,12 @@ class WorkerRules:
     """How serving processes are run.
 
     Attributes:
-        command: runs one.
+        command: runs one; None forks those on the CPU from a process that has imported what they need.
         load_timeout_s: for starting, loading and warming up.
         patience_s: how long a model may be silent.
     """
 
-    command: tuple[str, ...] = WORKER_COMMAND
+    command: tuple[str, ...] | None = None
     load_timeout_s: float = 120.0
     patience_s: float = PATIENCE_S
 
@@ -50,12 +53,18 @@ class WorkerModel:
         job: which model.
         rules: how it is run.
         clock: ``time.monotonic``.
+        forks: where processes on the CPU are forked; None starts all anew.
     """
 
     def __init__(
-        self, job: Load, rules: WorkerRules | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        job: Load,
+        rules: WorkerRules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        forks: ForkServer | None = None,
     ) -> None:
         self.job = job
+        self._forks = forks
         self._rules = rules or WorkerRules()
         self._clock = clock
         self._changing = threading.Lock()
@@ -128,7 +137,9 @@ class WorkerModel:
 
     def elsewhere(self, providers: tuple[Provider, ...]) -> WorkerModel:
         """Return the same model on other execution providers, for ``ModelSlot.upgrade``."""
-        return WorkerModel(msgspec.structs.replace(self.job, providers=providers), self._rules, self._clock)
+        return WorkerModel(
+            msgspec.structs.replace(self.job, providers=providers), self._rules, self._clock, self._forks
+        )
 
     def _running(self) -> ServingProcess:
         process = self._process
@@ -155,7 +166,10 @@ class WorkerModel:
         raise ModelLost("its process was let go")
 
     def _start(self) -> ServingProcess:
-        return ServingProcess(self.job, self._rules.command, self._rules.load_timeout_s)
+        start: Start = anew() if self._rules.command is None else anew(self._rules.command)
+        if self._forks is not None and self.job.providers == CPU:
+            start = self._forks.start
+        return ServingProcess(self.job, start, self._rules.load_timeout_s)
 
     def _lost(self, process: ServingProcess, error: ModelLost) -> bool:
         """Note a death; False if ``process`` had been replaced."""
@@ -188,6 +202,7 @@ class Workers:
         self._num_threads = num_threads
         self._providers = providers
         self._rules = rules or WorkerRules()
+        self._forks = ForkServer() if IS_POSSIBLE and self._rules.command is None else None
 
     def model(
         self, graph: str, parameters: str, image_shape: tuple[int, ...], facts: Mapping[str, str] | None = None
@@ -195,4 +210,4 @@ class Workers:
         """Return the model of two blobs, by their digests; nothing runs yet. ``facts``: what the graph must say."""
         agreed = {key: comparable(fact) for key, fact in (facts or {}).items()}
         job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers, agreed)
-        return WorkerModel(job, self._rules)
+        return WorkerModel(job, self._rules, forks=self._forks)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.serving.area import Area, memory_file
+from replayfleet.edge_client.serving.fork_server import Start
 from replayfleet.edge_client.serving.messages import (
     MAX_PACKET_BYTES,
     Answered,
@@ -45,12 +46,27 @@ _GOODBYE_S = 2.0
 T = TypeVar("T", bound=FromWorker)
 
 
+def anew(command: Sequence[str] = WORKER_COMMAND) -> Start:
+    """Return what starts a process of its own with ``command``; its file descriptors follow as arguments."""
+
+    def start(fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [*command, *map(str, fds)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=child_environment(),
+            pass_fds=fds,
+        )
+
+    return start
+
+
 class ServingProcess:
     """One process that serves one model. Thread-safe once it is loaded.
 
     Args:
         job: which model.
-        command: what to run; file descriptors follow.
+        start: starts the process.
         load_timeout_s: for starting, loading and warming up.
 
     Raises:
@@ -59,20 +75,13 @@ class ServingProcess:
         OSError: It can't be started.
     """
 
-    def __init__(self, job: Load, command: Sequence[str] = WORKER_COMMAND, load_timeout_s: float = 120.0) -> None:
+    def __init__(self, job: Load, start: Start | None = None, load_timeout_s: float = 120.0) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(NUM_LANES)]
         memories = [memory_file() for _ in pairs]
-        fds = [theirs.fileno(), *(their.fileno() for _, their in pairs), *memories]
-        lanes = [f"{their.fileno()}:{memory}" for (_, their), memory in zip(pairs, memories, strict=True)]
+        lanes = [fd for (_, their), memory in zip(pairs, memories, strict=True) for fd in (their.fileno(), memory)]
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [*command, str(theirs.fileno()), *lanes],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=child_environment(),
-                pass_fds=fds,
-            )
+            self._process = (start or anew())([theirs.fileno(), *lanes])
         except OSError:
             _close([self._link, *(ours for ours, _ in pairs)], memories)
             raise

@@ -1,4 +1,4 @@
-"""The serving process; its arguments are descriptors: ``CONTROL LANE:MEMORY ...``.
+"""The serving process; its arguments are descriptors: ``CONTROL LANE MEMORY LANE MEMORY ...``.
 
 It serves one model, so that a swap is a change of process: what a model leaks or breaks goes with it. It imports
 neither torch nor MQTT, is the first that the kernel kills when memory runs out, and ends when its client does.
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +30,22 @@ _OUT_OF_MEMORY_FIRST = "500"
 
 
 def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
+    """Serve what the client says, in a process of our own."""
+    serve([int(argument) for argument in sys.argv[1:]], load)
+
+
+def prepare() -> None:
+    """Import what loading a model needs, ahead of the first."""
+    import onnxruntime  # noqa: F401
+
+
+def serve(fds: Sequence[int], load: Callable[[Load], LoadedModel] = load_model) -> None:
     """Serve one model until the client's end of the control socket closes."""
     for sign in (signal.SIGINT, signal.SIGTERM):  # the client's to handle; a process that left first would look crashed
         signal.signal(sign, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_FIRST, encoding="ascii")
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=fds[0])
     gone = threading.Thread(target=_end_with, args=(control.fileno(),), name="client", daemon=True)
     gone.start()
     data = control.recv(MAX_PACKET_BYTES)
@@ -44,8 +54,7 @@ def main(load: Callable[[Load], LoadedModel] = load_model) -> None:
     job = to_worker(data)
     assert isinstance(job, Load)
     model = _loaded(job, control, load)
-    for argument in sys.argv[2:]:
-        lane, memory = (int(fd) for fd in argument.split(":"))
+    for lane, memory in zip(fds[1::2], fds[2::2], strict=True):
         area = Area(memory, job.image_shape, model.output_shape)
         threading.Thread(target=_serve, args=(socket.socket(fileno=lane), area, model.run), daemon=True).start()
     _tell(control, messages.Loaded(model.output_shape, model.runs_on, model.first_s))

@@ -20,6 +20,7 @@ from replayfleet.edge_client.doctor.findings import ok
 from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.learning.local_training import TrainerProcess
 from replayfleet.edge_client.learning.training.job import TrainerReady
+from replayfleet.edge_client.serving.fork_server import ForkServer
 from replayfleet.edge_client.serving.messages import Load
 from replayfleet.edge_client.serving.process import ServingProcess
 from replayfleet.export.engines.build import EngineBuild
@@ -108,6 +109,12 @@ def _carla_guard() -> None:
 def _serving() -> None:
     with pytest.raises(ArtefactRejected, match="is not on disk"):
         ServingProcess(Load(str(Path.cwd() / "blobs"), "0" * 64, "1" * 64, (3, 8, 8), 1, ("CPUExecutionProvider",)))
+
+
+def _forked() -> None:
+    job = Load(str(Path.cwd() / "blobs"), "0" * 64, "1" * 64, (3, 8, 8), 1, ("CPUExecutionProvider",))
+    with pytest.raises(ArtefactRejected, match="is not on disk"):
+        ServingProcess(job, ForkServer().start)
 
 
 def _trainer() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -18,10 +19,10 @@ from replayfleet.devices.budget import Plan, Speed, TrainingAllowance, Work, pla
 from replayfleet.edge_client.learning.training.job import TrainCourse, TrainJob
 from replayfleet.federation.methods.kit.pace import ShouldStop, Stage
 from replayfleet.federation.methods.steps.memory import kind_of
-from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind, WganGp
+from replayfleet.federation.methods.steps.sub_generators import WganGp
 from replayfleet.models.build import build_critic, build_generator, build_task_model
 from replayfleet.models.counting import count_flops
-from replayfleet.models.specs import LATENT_SIZE
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec
 
 _TRAINING = 6
 """Operations per multiply-accumulate of a forward pass: two there, four in the backward pass."""
@@ -77,21 +78,27 @@ class PacedRound:
 def unit_of(method: Any, num_threads: int) -> Work:
     """Return what one step of a method's networks costs; rough, for it only stands in until steps were measured."""
     task = method.task
-    per_sample = _TRAINING * count_flops(build_task_model(task), task.image_shape)
+    per_sample = _TRAINING * _pass_flops(task)
     task_gflop = 1e-9 * per_sample * method.batch_size
     kind = kind_of(method)
-    sub_generator_gflop = 0.0 if kind is None else _critic_step_gflop(kind) or 10 * task_gflop
+    sub_generator_gflop = 0.0 if kind is None else 10 * task_gflop
+    if isinstance(kind, WganGp):
+        sub_generator_gflop = _critic_step_gflop(kind)
     return Work(task_gflop=task_gflop, sub_generator_gflop=sub_generator_gflop, num_threads=num_threads)
 
 
-def _critic_step_gflop(kind: SubGeneratorKind) -> float:
-    """Return what a critic step costs; 0 for a kind that has none.
+@cache
+def _pass_flops(task: AnyTaskSpec) -> int:
+    return count_flops(build_task_model(task), task.image_shape)
+
+
+@cache
+def _critic_step_gflop(kind: WganGp) -> float:
+    """Return what a critic step costs.
 
     The critic sees real, drawn and mixed samples, and the penalty's second derivative is about another pass; of the
     generator there are a draw, and its own step once in a few.
     """
-    if not isinstance(kind, WganGp):
-        return 0.0
     generator = count_flops(build_generator(kind.spec), (LATENT_SIZE,))
     critic = count_flops(build_critic(kind.spec), kind.spec.image_shape)
     own_step = (generator + critic) * _TRAINING / kind.critic_steps_per_generator_step

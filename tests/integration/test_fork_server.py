@@ -1,0 +1,134 @@
+"""The fork server and its processes, for real: how they end, and what becomes of them when it or the client does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from replayfleet.edge_client.serving.fork_server import IS_POSSIBLE, Forked, ForkServer
+
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="needs descriptors of processes (Linux)")
+DOES = """
+import os, signal, sys, time
+from replayfleet.edge_client.serving import fork_server
+def serve(fds):
+    what = os.read(fds[0], 100).decode()
+    if what == "exit":
+        sys.exit(7)
+    if what == "fail":
+        raise ValueError("on purpose")
+    if what == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "tell":
+        os.write(fds[1], " ".join(sorted(os.listdir("/proc/self/fd"))).encode())
+        return
+    time.sleep(600)
+fork_server.main(serve)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    made = ForkServer((sys.executable, "-c", DOES))
+    yield made
+    made._end()
+
+
+def start(server: ForkServer, what: str, *more: int) -> Forked:
+    reader, writer = os.pipe()
+    os.write(writer, what.encode())
+    os.close(writer)
+    try:
+        return server.start([reader, *more])
+    finally:
+        os.close(reader)
+
+
+def until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("what", "status"), [("exit", 7), ("fail", 1), ("crash", -signal.SIGSEGV), ("tell", 0)])
+def test_how_a_process_ended_is_told_as_of_any_other(what: str, status: int, server: ForkServer) -> None:
+    reader, writer = os.pipe()
+    process = start(server, what, writer)
+    assert process.wait(60) == status
+    assert process.poll() == process.returncode == status
+    process.kill()  # nobody, by now
+    os.close(writer)
+    os.close(reader)
+
+
+def test_each_is_a_process_of_its_own_and_one_that_is_killed_takes_no_other_along(server: ForkServer) -> None:
+    one, other = start(server, "run"), start(server, "run")
+    assert len({one.pid, other.pid, os.getpid()}) == 3
+    assert one.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.wait(0.01)
+    one.kill()
+    assert one.wait(60) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+
+
+def test_a_process_has_nothing_of_those_before_it(server: ForkServer) -> None:
+    seen = []
+    for _ in range(3):
+        start(server, "run")
+        reader, writer = os.pipe()
+        start(server, "tell", writer).wait(60)
+        os.close(writer)
+        seen.append(len(os.read(reader, 10_000).split()))
+        os.close(reader)
+    assert seen[0] == seen[1] == seen[2], "descriptors of others would keep their sockets open"
+
+
+def test_a_fork_server_that_died_has_a_successor_and_its_processes_go_on(server: ForkServer) -> None:
+    before = start(server, "run")
+    psutil.Process(before.pid).parent().kill()
+    after = start(server, "run")
+    assert before.poll() is None
+    before.kill()
+    assert before.wait(60) == -signal.SIGKILL
+    assert after.poll() is None
+
+
+def test_one_that_forks_nothing_is_an_error_of_the_system() -> None:
+    with pytest.raises(OSError, match=r"forks nothing|reset|Broken pipe"):
+        start(ForkServer(("true",)), "run")
+
+
+def test_with_the_client_all_of_them_end_whatever_ends_it(tmp_path: Path) -> None:
+    code = f"""
+    import os, sys, time
+    sys.path[:0] = {sys.path!r}
+    from replayfleet.edge_client.serving.model import Workers
+    from support.served_models import Colours
+    from pathlib import Path
+    colours = Colours(Path({str(tmp_path)!r}))
+    import numpy as np
+    from replayfleet.federation.wire.protocol.tensors import encode_arrays
+    parameters = colours.store.put(encode_arrays(colours.parameters(1)))
+    model = colours.workers().model(colours.graph.digest, parameters, (3, 32, 32))
+    model(np.zeros((1, 3, 32, 32), np.float32))
+    print(model.pid, flush=True)
+    time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        worker = psutil.Process(int(client.stdout.readline()))
+        server = worker.parent()
+        client.kill()
+    until(lambda: not worker.is_running() and not server.is_running())
