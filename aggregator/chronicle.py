@@ -69,10 +69,6 @@ class Chronicle:
 
     def committed(self, result: RoundResult, now: float) -> None:
         """A round ended, and the next one began unless it was the last."""
-        metrics = self._parts.metrics
-        metrics.rounds.inc()
-        metrics.round_seconds.observe(now - self._opened_at)
-        metrics.aggregation_seconds.observe(result.aggregate_s)
         self._parts.journal.add(
             COMMITTED,
             details={"weights": result.weights, "counters": dict(self._parts.courier.counters)},
@@ -83,7 +79,6 @@ class Chronicle:
             publish_s=round(result.publish_s, 3),
         )
         for client_id, reason in result.quarantined.items():
-            metrics.quarantined.inc()
             self._parts.journal.add("upload quarantined", client=client_id, round=result.round, detail=reason)
         for client_id, reason in result.kept.items():
             self._parts.journal.add("former model kept", client=client_id, round=result.round, detail=reason)
@@ -92,7 +87,6 @@ class Chronicle:
 
     def _opened(self) -> None:
         rounds = self._rounds
-        self._parts.metrics.round.set(rounds.index)
         if rounds.phase is Phase.FINISHED:
             self._parts.journal.add("run finished", rounds=rounds.index)
         elif rounds.is_open:

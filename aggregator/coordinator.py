@@ -128,9 +128,6 @@ class Coordinator:
         if self._collect_due and parts.jobs.idle and parts.disk.settled:
             self._collect_due = False
             self._collect()
-        parts.metrics.clients.labels("live").set(len(parts.presence.live))
-        for client_id, age in parts.presence.ages_s(now).items():
-            parts.metrics.heartbeat_age.labels(client_id).set(age)
 
     def tell_fleet(self, now: float) -> None:
         """Announce who takes part, and whether rounds go on; the next tick sees whether the round is over."""

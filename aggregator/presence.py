@@ -92,10 +92,6 @@ class PresenceTable:
         """When each member was heard of, by the loop's clock, and whether it trains."""
         return {c: (seen.heard_at, seen.presence.trains) for c, seen in self._seen.items() if c in self.members}
 
-    def ages_s(self, now: float) -> dict[str, float]:
-        """Seconds since each member was heard of."""
-        return {client: now - seen.heard_at for client, seen in sorted(self._seen.items()) if client in self.members}
-
     @property
     def newcomers(self) -> list[str]:
         """Clients that are taken in and are no members yet."""

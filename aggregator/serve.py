@@ -16,7 +16,6 @@ from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
-from replayfleet.federation.service.health import HealthServer
 from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
@@ -53,8 +52,9 @@ def serve(settings: AggregatorSettings) -> bool:
     connector.check("mqtt://localhost" if settings.broker is None else settings.broker)
     metrics, stop = Metrics(), threading.Event()
     with contextlib.ExitStack() as stack:
-        health = HealthServer(metrics.registry, port=settings.health_port)
+        health, public = settings.health_servers(metrics.registry)
         stack.callback(health.stop)
+        stack.callback(public.stop)
         data_dir = stack.enter_context(claim_data_dir(settings.data_dir, fleet=settings.fleet, role="aggregator"))
         broker = open_broker(settings.broker, log=logging.getLogger("aggregator"), insecure=settings.insecure)
         url = stack.enter_context(broker).url
@@ -67,6 +67,7 @@ def serve(settings: AggregatorSettings) -> bool:
             certificate=settings.tls().certificate_file,
         )
         health.answer(service.health)
+        public.answer(service.health)
         if (console := settings.console_settings()) is not None:
             stack.enter_context(ConsoleBeside(console.arguments))
         stack.enter_context(stopped_by_signals(stop))

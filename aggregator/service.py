@@ -13,6 +13,7 @@ from typing import Any
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, upload_layout
 from replayfleet.aggregator.control.door import Control
+from replayfleet.aggregator.control.exported import FleetCollector
 from replayfleet.aggregator.control.local import LocalSocket
 from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
@@ -115,7 +116,7 @@ class AggregatorService:
             ),
             aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher, fleet.max_change),
             jobs=self._jobs,
-            journal=Journal(folder, disk.takes),
+            journal=Journal(folder, disk.takes, listener=metrics.told),
             metrics=metrics,
             presence=presence,
             announce=self._announce,
@@ -130,6 +131,15 @@ class AggregatorService:
         self._waits, self._looked_at = Waits(PATIENCE), float("-inf")
         self._certificate = CertificateEnd(certificate)
         self.control = Control(self.loop.put, self.coordinator.control, self._waits)
+        metrics.registry.register(
+            FleetCollector(
+                self.control.look,
+                metrics.reported,
+                folder,
+                connected=lambda: self.loop.connected,
+                problem=lambda: self.loop.disk.problem,
+            )
+        )
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)

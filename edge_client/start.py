@@ -20,7 +20,6 @@ from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.health import HealthServer
 from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals
@@ -52,8 +51,9 @@ def start(settings: ClientSettings) -> bool:
     stop = threading.Event()
     metrics = Metrics(profile.name, proof.provider)
     with contextlib.ExitStack() as stack:
-        health = HealthServer(metrics.registry, port=settings.health_port)
+        health, public = settings.health_servers(metrics.registry)
         stack.callback(health.stop)
+        stack.callback(public.stop)
         data_dir = stack.enter_context(
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
         )
@@ -68,6 +68,7 @@ def start(settings: ClientSettings) -> bool:
             certificate=settings.tls().certificate_file,
         )
         desk = service.desk
+        public.answer(service.status)
         health.answer(service.status, get={"/predictions": desk.predictions}, post={"/feedback": desk.feedback})
         for display in displays(settings, service):
             stack.callback(display.close)

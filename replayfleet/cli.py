@@ -19,7 +19,7 @@ from replayfleet.federation.service.command import run_command
 if TYPE_CHECKING:
     from replayfleet.export.parameters import Model
 
-_FOLDERS = ("docker", "systemd")
+_FOLDERS = ("docker", "monitoring", "systemd")
 """Below scripts/: what a fleet is set up with."""
 
 _NEXT = """
@@ -55,7 +55,7 @@ def demo(options: tuple[str, ...]) -> None:
 @cli.command()
 @click.argument("folder", metavar="DIR", type=FOLDER)
 def init(folder: Path) -> None:
-    """Write what a fleet is set up with to DIR: settings, systemd units, Docker. `aggregator enroll` writes the rest.
+    """Write what a fleet is set up with to DIR: settings, systemd units, Docker, alerts. The rest: `aggregator enroll`.
 
     Files that are there are left as they are.
     """

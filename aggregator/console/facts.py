@@ -152,7 +152,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         story: the journal's.
         now: Unix time.
     """
-    notices = [] if view.leads else ["This aggregator stands by: another one leads the fleet."]
+    notices = [wait.text for wait in view.waits]
     notices += {
         "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
         "draining": ["The fleet pauses when this round is committed."],

@@ -11,24 +11,12 @@ from typing import Annotated
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
+from replayfleet.federation.service.member_settings import check_address
 from replayfleet.federation.service.settings import Option, check_settings
 from replayfleet.federation.wire.transport.broker_address import is_loopback
 
 CONSOLE = "Console"
 _PACKAGES = ("starlette", "uvicorn", "jinja2", "matplotlib")
-
-
-def check_address(text: str) -> tuple[str, int]:
-    """Return ``HOST:PORT`` as both; of IPv6 the host stands in brackets.
-
-    Raises:
-        SettingsError: It is none.
-    """
-    host, colon, port = text.rpartition(":")
-    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not name or (":" in name and name == host) or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"{text!r} is no address; expected HOST:PORT, for example 127.0.0.1:8080")
-    return name, int(port)
 
 
 def check_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,3 +140,17 @@ class Members:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise SettingsError(f"the table of members can't be written ({error}); nothing was changed") from error
+
+
+def expiries(folder: Path) -> dict[str, float]:
+    """Return member -> Unix time at which its newest certificate ends; of a fleet that enrols nobody nothing."""
+    try:
+        path = (folder / DATABASE).absolute().as_uri()
+        question = (
+            "SELECT client, max(ends_at) FROM certificates JOIN members USING (client) "
+            "WHERE revoked_at IS NULL GROUP BY client"
+        )
+        with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=1.0)) as database:
+            return dict(database.execute(question))
+    except sqlite3.Error:
+        return {}

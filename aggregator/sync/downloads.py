@@ -161,8 +161,6 @@ class DownloadDesk:
         if manifest.client_id == EVERYBODY:
             self._shared_concluded(event)
             return
-        parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
-        parts.metrics.downloads.labels("accepted" if verdict.accepted else "refused").inc()
         if verdict.accepted:
             self._sent_back.pop(event.peer, None)
             self._again.pop(event.peer, None)
@@ -199,7 +197,6 @@ class DownloadDesk:
         if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
             return  # a repetition, or about nothing that we sent
         self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
-        parts.metrics.downloads.labels("rolled back").inc()
         parts.journal.add(
             "model rolled back",
             round=told.round,
@@ -233,7 +230,6 @@ class DownloadDesk:
     def _shared_concluded(self, event: Concluded) -> None:
         if event.manifest.round > self._counted_broadcast:  # it went out once, however many confirm it
             self._counted_broadcast = event.manifest.round
-            self._parts.metrics.bytes.labels("down").inc(event.bytes_on_wire)
             self._parts.journal.add(
                 "shared download sent",
                 round=event.manifest.round,

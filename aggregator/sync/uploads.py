@@ -118,8 +118,6 @@ class UploadDesk:
 
     def _note_rejection(self, peer: str, manifest: Manifest, rejected: UploadRejected, bytes_on_wire: int) -> str:
         parts = self._parts
-        parts.metrics.uploads.labels("rejected").inc()
-        parts.metrics.bytes.labels("up").inc(bytes_on_wire)
         parts.journal.add(
             "upload rejected",
             round=manifest.round,
@@ -133,8 +131,6 @@ class UploadDesk:
 
     def _note_acceptance(self, event: Arrived, facts: dict[str, object]) -> None:
         parts, manifest = self._parts, event.manifest
-        parts.metrics.uploads.labels("accepted").inc()
-        parts.metrics.bytes.labels("up").inc(event.bytes_on_wire)
         parts.journal.add(
             "upload accepted",
             details={"facts": facts},

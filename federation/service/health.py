@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hmac
 import json
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -29,6 +32,9 @@ Answer = tuple[HTTPStatus, Mapping[str, Any]]
 Endpoint = Callable[[bytes], Answer]
 """A request's body -> what is answered, as JSON. Called on a request's thread."""
 
+AGAIN_S = 10.0
+"""So often a port that another program has is tried."""
+
 _STARTING: Mapping[str, Any] = {"healthy": False, "phase": "starting"}
 
 MAX_BODY_BYTES = 64 * 1024
@@ -38,25 +44,31 @@ MAX_BODY_BYTES = 64 * 1024
 class HealthServer:
     """The operations endpoint of one process; until ``answer`` is called it says that the service starts.
 
+    A port that another program has is said in the log and tried again: no service ends because of it.
+
     Args:
         registry: what ``/metrics`` shows.
         port: 0 picks a free one, ``OFF`` starts nothing.
-        host: loopback by default, for the endpoint has no authentication.
+        host: loopback by default, for without a token the endpoint has no authentication.
+        token: that has to be shown; empty: none.
 
     Raises:
-        SettingsError: The port is in use or not allowed.
+        SettingsError: The address can't be used.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(self, registry: CollectorRegistry, *, port: int = 0, host: str = "127.0.0.1", token: str = "") -> None:
+        self._service = _Service(registry, token)
         self._server: _Server | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
         if port == OFF:
             return
-        try:
-            self._server = _Server((host, port), registry)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise SettingsError(f"health port {host}:{port}: {reason}; choose another with --health-port") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
+        self._address = (host, port)
+        self._server = self._bound()
+        if self._server is None:
+            reason = "another program has the port"
+            log.warning("health and metrics wait", address=f"{host}:{port}", reason=reason, again_s=AGAIN_S)
+        self._thread = threading.Thread(target=self._serve, name="health", daemon=True)
         self._thread.start()
 
     def answer(
@@ -73,36 +85,63 @@ class HealthServer:
             get: path -> answer; the body is empty.
             post: path -> answer.
         """
-        if self._server is not None:
-            self._server.get, self._server.post = get or {}, post or {}
-            self._server.health = health
+        service = self._service
+        service.get, service.post, service.health = get or {}, post or {}, health
 
     @property
     def url(self) -> str:
-        """``http://host:port``, or empty when off."""
+        """``http://host:port``; empty when off, or while another program has the port."""
         if self._server is None:
             return ""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://{f'[{host!s}]' if ':' in str(host) else str(host)}:{port}"
 
     def stop(self) -> None:
         """Close the port. Idempotent."""
+        self._over.set()
         if self._server is not None:
             self._server.shutdown()
-            self._server.server_close()
+        if self._thread is not None:
             self._thread.join()
+            self._thread = None
+        if self._server is not None:
+            self._server.server_close()
             self._server = None
+
+    def _serve(self) -> None:
+        while self._server is None:
+            if self._over.wait(AGAIN_S):
+                return
+            self._server = self._bound()
+        self._server.serve_forever(0.1)
+
+    def _bound(self) -> _Server | None:
+        host, port = self._address
+        try:
+            return _Server(self._address, self._service)
+        except (OSError, OverflowError) as error:
+            if getattr(error, "errno", None) == errno.EADDRINUSE:
+                return None
+            reason = getattr(error, "strerror", None) or str(error)
+            raise SettingsError(f"{host}:{port} for health and metrics: {reason}; choose another address") from error
+
+
+class _Service:
+    def __init__(self, registry: CollectorRegistry, token: str) -> None:
+        self.registry = registry
+        self.token = token
+        self.health: Health | None = None
+        self.get: Mapping[str, Endpoint] = {}
+        self.post: Mapping[str, Endpoint] = {}
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self.health: Health | None = None
-        self.get: Mapping[str, Endpoint] = {}
-        self.post: Mapping[str, Endpoint] = {}
+    def __init__(self, address: tuple[str, int], service: _Service) -> None:
+        self.service = service
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
 
@@ -112,25 +151,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer what there is, 404 for the rest."""
+        if not self._may():
+            return
         if self.path == "/healthz":
-            report = dict(_STARTING if self.server.health is None else self.server.health())
+            report = dict(_STARTING if self.server.service.health is None else self.server.service.health())
             status = HTTPStatus.OK if report.get("healthy") else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(status, "application/json", json.dumps(report, default=str).encode() + b"\n")
         elif self.path == "/metrics":
-            self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self.server.registry))
-        elif self.server.health is None:
+            self._metrics()
+        elif self.server.service.health is None:
             self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
-        elif self.path in self.server.get:
-            self._run(self.server.get[self.path], b"")
+        elif self.path in self.server.service.get:
+            self._run(self.server.service.get[self.path], b"")
         else:
-            known = ["/healthz", "/metrics", *self.server.get]
+            known = ["/healthz", "/metrics", *self.server.service.get]
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
 
     def do_POST(self) -> None:
         """Answer what a service added; a web page of another origin can't reach it."""
-        endpoint = self.server.post.get(self.path)
+        if not self._may():
+            return
+        endpoint = self.server.service.post.get(self.path)
         length = self.headers.get("Content-Length", "")
-        if self.server.health is None:
+        if self.server.service.health is None:
             self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "starting"})
         elif endpoint is None:
             self._json(HTTPStatus.NOT_FOUND, {"error": f"nothing is posted to {self.path}"})
@@ -140,6 +183,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {MAX_BODY_BYTES} bytes"})
         else:
             self._run(endpoint, self.rfile.read(int(length)))
+
+    def _may(self) -> bool:
+        """Whether the token was shown, if there is one; a refusal is answered here."""
+        token, shown = self.server.service.token, self.headers.get("Authorization", "")
+        if not token or hmac.compare_digest(f"Bearer {token}".encode(), shown.encode(errors="replace")):
+            return True
+        self._json(HTTPStatus.UNAUTHORIZED, {"error": "expected Authorization: Bearer TOKEN"})
+        return False
+
+    def _metrics(self) -> None:
+        try:
+            text = generate_latest(self.server.service.registry)
+        except OSError as error:  # what a collector says that has nothing to tell now
+            self._json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
+            return
+        self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, text)
 
     def _run(self, endpoint: Endpoint, body: bytes) -> None:
         try:

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
 from replayfleet.federation.service.identity import check_identity, concerns, tls_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id
-from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
+from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings, is_loopback
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from replayfleet.federation.service.health import HealthServer
     from replayfleet.federation.wire.transport.connecting import Connector
+
+MIN_TOKEN = 16
 
 log = EventLogger(__name__)
 
@@ -88,4 +94,65 @@ class WatchSettings:
             "Port on loopback that answers /healthz and /metrics; -1 switches them off.", ADVANCED, unset="a free port"
         ),
     ] = 0
+    metrics: Annotated[
+        str | None,
+        Option(
+            "Where /metrics and /healthz answer besides, for Prometheus on another machine; off loopback a token is "
+            "demanded.",
+            ADVANCED,
+            metavar="HOST:PORT",
+            unset="nowhere",
+        ),
+    ] = None
+    metrics_token_file: Annotated[
+        Path | None, Option("File with the token that is to be shown at --metrics, on its first line.", ADVANCED)
+    ] = None
     json_logs: Annotated[bool, Option("Log JSON, an object a line.", ADVANCED)] = False
+
+    def health_servers(self, registry: CollectorRegistry) -> tuple[HealthServer, HealthServer]:
+        """Start what answers on loopback, and what Prometheus is given; the second may be off.
+
+        Raises:
+            SettingsError: An address or the token can't be used.
+        """
+        from replayfleet.federation.service.health import OFF, HealthServer
+
+        host, port = ("", OFF) if self.metrics is None else check_address(self.metrics)
+        token = "" if self.metrics_token_file is None else read_token(self.metrics_token_file)
+        if port != OFF and not (token or is_loopback(host)):
+            raise SettingsError(f"--metrics {self.metrics}: others reach it; expected --metrics-token-file with it")
+        public = HealthServer(registry, port=port, host=host, token=token)
+        try:
+            return HealthServer(registry, port=self.health_port), public
+        except SettingsError:
+            public.stop()
+            raise
+
+
+def check_address(text: str) -> tuple[str, int]:
+    """Return ``HOST:PORT`` as both; of IPv6 the host stands in brackets.
+
+    Raises:
+        SettingsError: It is none.
+    """
+    host, colon, port = text.rpartition(":")
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not name or (":" in name and name == host) or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"{text!r} is no address; expected HOST:PORT, for example 127.0.0.1:8080")
+    return name, int(port)
+
+
+def read_token(path: Path) -> str:
+    """Return the first line of a file.
+
+    Raises:
+        SettingsError: It can't be read, or holds no printable word.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            token = file.readline(1024).strip()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingsError(f"{path}: expected a word of at least {MIN_TOKEN} printable characters on its first line")
+    return token

@@ -21,7 +21,7 @@ def run(*words: str) -> click.testing.Result:
 def test_it_writes_what_the_repository_has_and_says_what_to_do_next(tmp_path: Path) -> None:
     done = run(str(tmp_path / "yard"))
     assert done.exit_code == 0, done.output
-    for name in ("docker", "systemd"):
+    for name in ("docker", "monitoring", "systemd"):
         for path in (ROOT / "scripts" / name).iterdir():
             assert (tmp_path / "yard" / name / path.name).read_bytes() == path.read_bytes()
             assert f"written  {tmp_path}/yard/{name}/{path.name}\n" in done.output

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +84,7 @@ def test_a_task_file_with_an_impossible_task_is_refused(
     assert "image_channels is 2, expected 1 or 3" in line
 
 
-def test_a_data_dir_of_another_fleet_and_a_port_in_use_are_refused(
+def test_a_data_dir_of_another_fleet_and_metrics_for_everybody_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     claim_data_dir(tmp_path, fleet="other", role="aggregator").close()
@@ -93,11 +92,9 @@ def test_a_data_dir_of_another_fleet_and_a_port_in_use_are_refused(
     code, line = answered(monkeypatch, capsys, *base)
     assert code == 2
     assert "belongs to fleet 'other', this process is of fleet 'fleet'" in line
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        code, line = answered(monkeypatch, capsys, *base, "--health-port", port)
+    code, line = answered(monkeypatch, capsys, *base, "--metrics", "0.0.0.0:0")
     assert code == 2
-    assert f"health port 127.0.0.1:{port}: Address already in use" in line
+    assert "expected --metrics-token-file" in line
 
 
 def test_status_shows_a_run_and_says_when_there_is_none(

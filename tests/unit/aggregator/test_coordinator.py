@@ -583,8 +583,8 @@ def test_made_up_ids_cost_few_jobs_rows_and_lines_and_no_round(tmp_path: Path) -
     crowd.upload("a", "b", now=crowd.time)
     crowd.jobs.run(crowd.time)
     assert crowd.coordinator.rounds.index == 1
-    samples = crowd.coordinator._parts.metrics.heartbeat_age.collect()[0].samples
-    assert {sample.labels["client"] for sample in samples} == {"a", "b"}
+    members = crowd.coordinator.control.look(crowd.time).members
+    assert {member.client for member in members if member.is_member} == {"a", "b"}, "they alone become labels"
 
 
 def test_when_the_flood_is_over_a_newcomer_gets_its_place_and_the_ghosts_leave_nothing(tmp_path: Path) -> None:

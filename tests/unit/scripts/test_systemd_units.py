@@ -80,7 +80,7 @@ def test_the_example_settings_are_settings(tmp_path: Path) -> None:
         (tmp_path / name).write_text(re.sub(r'identity = "[^"]*"', f'identity = "{tmp_path}"', text), encoding="utf-8")
     client = read_settings(ClientSettings, tmp_path / "edge.toml", {"data_dir": Path("x")})
     aggregator_settings = read_settings(AggregatorSettings, tmp_path / "aggregator.toml", {"data_dir": Path("x")})
-    assert (client.health_port, aggregator_settings.health_port) == (9101, 9100)
+    assert (client.health_port, aggregator_settings.health_port) == (9101, 19100)
     assert client.broker == aggregator_settings.broker
 
 

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service import health
 from replayfleet.federation.service.health import OFF, HealthServer
 
 
-def fetched(url: str) -> tuple[int, bytes]:
+def fetched(url: str, authorization: str = "") -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers={"Authorization": authorization} if authorization else {})
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -41,12 +47,59 @@ def test_health_and_metrics_answer_on_loopback():
         server.stop()
 
 
-def test_a_port_in_use_is_one_clear_line():
-    server = HealthServer(CollectorRegistry())
-    port = int(server.url.rsplit(":", 1)[1])
+def test_a_port_that_another_program_has_is_said_and_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(health, "AGAIN_S", 0.02)
+    first = HealthServer(CollectorRegistry())
+    port = int(first.url.rsplit(":", 1)[1])
+    second = HealthServer(CollectorRegistry(), port=port)
+    second.answer(lambda: {"healthy": True, "who": "second"})
+    assert second.url == ""
+    assert f"address=127.0.0.1:{port}" in caplog.text
+    first.stop()
+    end = time.monotonic() + 10
+    while not second.url:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert b"second" in fetched(second.url + "/healthz")[1]
+    second.stop()
+
+
+def test_one_that_waits_for_its_port_can_be_stopped():
+    first = HealthServer(CollectorRegistry())
+    second = HealthServer(CollectorRegistry(), port=int(first.url.rsplit(":", 1)[1]))
+    second.stop()
+    first.stop()
+    second.stop()
+
+
+def test_an_address_that_is_none_of_ours_is_one_clear_line():
+    with pytest.raises(SettingsError, match=r"203\.0\.113\.1:1 for health and metrics: .*; choose another address"):
+        HealthServer(CollectorRegistry(), port=1, host="203.0.113.1")
+
+
+def test_nothing_is_told_without_the_token():
+    server = HealthServer(CollectorRegistry(), token="0123456789abcdef")
     try:
-        with pytest.raises(SettingsError, match=rf"health port 127.0.0.1:{port}: Address already in use; choose"):
-            HealthServer(CollectorRegistry(), port=port)
+        for path in ("/healthz", "/metrics", "/nothing"):
+            assert fetched(server.url + path)[0] == 401
+            assert fetched(server.url + path, "Bearer 0123456789abcdeF")[0] == 401
+        assert fetched(server.url + "/metrics", "Bearer 0123456789abcdef")[0] == 200
+    finally:
+        server.stop()
+
+
+def test_a_collector_that_has_nothing_to_tell_is_no_traceback():
+    class Silent(Collector):
+        def collect(self) -> Iterator[Metric]:
+            raise OSError("the loop doesn't answer")
+
+    registry = CollectorRegistry()
+    registry.register(Silent())
+    server = HealthServer(registry)
+    try:
+        assert fetched(server.url + "/metrics") == (503, b'{"error": "the loop doesn\'t answer"}\n')
     finally:
         server.stop()
 

@@ -1,0 +1,147 @@
+"""The alert rules in a real Prometheus, on what the aggregator's own metrics show."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replayfleet.aggregator.control import exported
+from replayfleet.aggregator.control.exported import FleetCollector
+from replayfleet.aggregator.control.verbs import VerbRefused
+from replayfleet.aggregator.control.view import FleetView, MemberView
+from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.federation.service.health import HealthServer
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
+TOKEN = "0123456789abcdef0123456789abcdef"
+PATIENCE_S = 60.0
+MEMBER = MemberView("cam-1", True, True, False, True, None, True, 0.0, "", "", "", 4, 7, 7, 7, True, False, None)
+VIEW = FleetView("street", "fedavg", True, 4, "open", "running", ("cam-1",), 2, 1, 60.0, (MEMBER,), (), True)
+
+
+def rules() -> list[tuple[str, str]]:
+    text = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
+    return re.findall(r"- alert: (\S+)(?:.|\n)*?runbook: (\S+)", text)
+
+
+def test_every_alert_has_its_chapter_in_the_runbook() -> None:
+    book = (FOLDER.parents[1] / "docs" / "runbook.md").read_text(encoding="utf-8")
+    chapters = {f"docs/runbook.md#{title.lower().replace(' ', '-')}" for title in re.findall(r"^## (.+)$", book, re.M)}
+    assert {page for _, page in rules()} == chapters
+    assert all(f"`{name}`" in book for name, _ in rules())
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    metrics = Metrics()
+    metrics.registry.register(FleetCollector(lambda: VIEW, {}, Path("/"), connected=lambda: True, problem=lambda: ""))
+    there = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    there |= {family.name for family in metrics.registry.collect()}
+    board = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
+    texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    texts.append((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))
+    assert set(re.findall(r"replayfleet_\w+", " ".join(texts))) <= there
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (apt install prometheus)")
+def test_the_rules_fire_when_they_should_and_not_earlier() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", "alerts.test.yaml"], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed (apt install prometheus)")
+def test_they_fire_in_a_prometheus_that_scrapes_an_aggregator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, view, disk = Metrics(), [VIEW], [shutil.disk_usage(tmp_path)._replace(total=100, used=0, free=100)]
+    ends = [time.time() + 90 * 86400]
+    monkeypatch.setattr(exported, "expiries", lambda folder: {"cam-1": ends[0]})
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda folder: disk[0])
+    connected = [True]
+
+    def look() -> FleetView:
+        if not view:
+            raise VerbRefused("the loop is busy")
+        return view[0]
+
+    metrics.registry.register(
+        FleetCollector(look, metrics.reported, tmp_path, connected=lambda: connected[0], problem=lambda: "")
+    )
+    metrics.told("client report", {"client": "cam-1", "metrics": {"accuracy": 0.9}})
+    server = HealthServer(metrics.registry, token=TOKEN)
+    with prometheus(tmp_path, server.url.removeprefix("http://")) as seen:
+        seen.wait("replayfleet_member_accuracy > 0.8")
+        assert seen.firing() == set()
+        for index in range(3):
+            metrics.told("round closed", {"round": index, "by": "deadline", "open_s": 60.0})
+            metrics.told("upload rejected", {"client": "cam-1", "reason": "not-finite", "bytes": 1})
+            metrics.told("upload rejected", {"client": "cam-1", "reason": "not-finite", "bytes": 1})
+        metrics.told("model rolled back", {"client": "cam-1", "reason": "too-slow"})
+        metrics.told("client report", {"client": "cam-1", "metrics": {"accuracy": 0.7}})
+        view[0] = replace(VIEW, members=(replace(MEMBER, live=False),))
+        disk[0], ends[0], connected[0] = disk[0]._replace(free=9), time.time() + 86400, False
+        expected = {name for name, _ in rules()}
+        seen.until_firing(expected - {"ReplayfleetAggregatorDown"})
+        view.clear()
+        seen.until_firing({"ReplayfleetAggregatorDown"})
+    server.stop()
+
+
+class prometheus:  # noqa: N801
+    """A Prometheus that scrapes ``target`` every 0.2 s and waits for nothing before it alerts; a context."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        alerts = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
+        (folder / "alerts.yaml").write_text(re.sub(r"\n +for: \w+", "", alerts))
+        (folder / "token").write_text(TOKEN)
+        text = (FOLDER / "prometheus.yaml").read_text(encoding="utf-8").replace("15s", "200ms")
+        text = text.replace("/etc/prometheus/token", str(folder / "token")).replace("aggregator:19110", target)
+        (folder / "prometheus.yaml").write_text(text)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        self._command = [
+            "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+        ]  # fmt: skip
+
+    def __enter__(self) -> prometheus:
+        self._process = subprocess.Popen(self._command)
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ask(self, path: str) -> Any:
+        assert self._process.poll() is None, "Prometheus ended"
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=10) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return None  # it begins
+
+    def wait(self, query: str) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not (self.ask(f"query?query={query.replace(' ', '%20').replace('>', '%3E')}") or {}).get("result"):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+    def firing(self) -> set[str]:
+        found = self.ask("alerts") or {"alerts": []}
+        return {alert["labels"]["alertname"] for alert in found["alerts"] if alert["state"] == "firing"}
+
+    def until_firing(self, names: set[str]) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not names <= (found := self.firing()):
+            assert time.monotonic() < until, names - found
+            time.sleep(0.1)
