@@ -47,21 +47,21 @@ class RoundRules:
 
     Attributes:
         num_clients: of the planned fleet: a round closes at once with uploads from this many clients, or from fewer
-            where members take no part.
+            where members take no part. None: from all members that train.
         min_clients: at its deadline a round closes with at least this many, else it is extended.
         deadline_s: seconds that a round stays open, and by which it is extended.
         num_rounds: the run is finished after this many; None runs for ever.
     """
 
-    num_clients: int
+    num_clients: int | None = None
     min_clients: int = 1
     deadline_s: float = 600.0
     num_rounds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_clients < 1:
+        if self.num_clients is not None and self.num_clients < 1:
             raise SettingsError(f"clients is {self.num_clients}, expected at least 1")
-        if not 1 <= self.min_clients <= self.num_clients:
+        if not 1 <= self.min_clients <= (self.num_clients or self.min_clients):
             raise SettingsError(f"min_clients is {self.min_clients}, expected 1 to clients ({self.num_clients})")
         if not 0 < self.deadline_s <= 30 * 86400:
             raise SettingsError(f"deadline_s is {self.deadline_s}, expected more than 0 and at most 30 days")
@@ -92,7 +92,7 @@ class Rounds:
         self._extension_s = 0.0
         self._left_s = rules.deadline_s
         self.rules = rules
-        self.expected = rules.num_clients
+        self.expected = rules.num_clients or 0
         self.index = index
         self._accepted = set(accepted)
         self._deadline = now + rules.deadline_s

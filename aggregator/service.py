@@ -37,7 +37,7 @@ from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.keys import KEYS
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
-from replayfleet.federation.service.waits import Waits
+from replayfleet.federation.service.waits import Waits, Why
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
@@ -176,8 +176,8 @@ class AggregatorService:
     def summary(self) -> str:
         rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
         uploads = f"{len(rounds.accepted)} of {rounds.quorum} uploads"
-        disk = f"; {self.loop.disk.problem}" if self.loop.disk.problem else ""
-        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{disk}"
+        first = next((f"; {wait.text}" for wait in self._waits.told if wait.reason is not Why.UPLOAD), "")
+        return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{first}"
 
     def run(self, stop: threading.Event, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished and confirmed or ``stop`` is set; returns whether it is finished.

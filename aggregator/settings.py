@@ -47,7 +47,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             check=check_folder,
         ),
     ]
-    clients: Annotated[int, Meta(ge=1), Option("A round closes at once with uploads from this many clients.", ROUNDS)]
+    clients: Annotated[
+        int | None,
+        Meta(ge=1),
+        Option(
+            "A round closes at once with uploads from this many clients, fewer where members are excluded or only "
+            "serve.",
+            ROUNDS,
+            unset="all members that train: those who were enrolled, or took part",
+        ),
+    ] = None
     min_clients: Annotated[
         int,
         Meta(ge=1),

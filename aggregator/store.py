@@ -107,6 +107,7 @@ class AggregatorStore:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
             raise kind(f"{path}: can't be opened ({error})") from error
+        self._download_rounds: dict[str, tuple[int, int]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
 
     def close(self) -> None:
@@ -312,6 +313,14 @@ class AggregatorStore:
         row = self._db.execute("SELECT download FROM clients WHERE client = ?", (client_id,)).fetchone()
         return None if row is None or row[0] is None else msgspec.msgpack.decode(row[0], type=Manifest)
 
+    def download_round(self, client_id: str, version: int) -> int:
+        """Return for which round the newest download of a client is, given its version; -1 for none."""
+        known = self._download_rounds.get(client_id)
+        if known is None or known[0] != version:  # a manifest takes long to decode, and is looked at every second
+            download = self.download(client_id)
+            known = self._download_rounds[client_id] = (version, -1 if download is None else download.round)
+        return known[1]
+
     def confirm(self, manifest: Manifest) -> None:
         """The client has everything of this manifest on its disk."""
         with transaction(self._db):
@@ -332,6 +341,7 @@ class AggregatorStore:
         """Forget a download whose blobs are damaged; the version goes on rising."""
         with transaction(self._db):
             download = self.download(client_id)
+            self._download_rounds.pop(client_id, None)
             self.versions.forget(client_id, -1 if download is None else download.version)
             self._db.execute("UPDATE clients SET download = NULL WHERE client = ?", (client_id,))
 

@@ -42,8 +42,11 @@ def clients(data_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
+    if not rows:
+        click.echo("nobody has come yet, and nobody was enrolled")
+        return
     shown = [{key: visible(text) for key, text in _shown(row).items()} for row in rows]
-    widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]} if shown else {}
+    widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]}
     for line in [{key: key for key in widths}, *shown]:
         click.echo("  ".join(line[key].ljust(width) for key, width in widths.items()).rstrip())
 

@@ -34,8 +34,7 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
     presence, live = parts.presence.last(client), parts.presence.is_live(client)
     uploaded = client in rounds.accepted
     awaited = rounds.phase is Phase.OPEN and standing.is_expected and not uploaded
-    download = parts.store.download(client)
-    version = download.version if download is not None and download.round == rounds.index else 0
+    is_current = parts.store.download_round(client, standing.version) == rounds.index
     age_s = parts.presence.age_s(client, now)
     return MemberView(
         client=client,
@@ -55,7 +54,7 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
         confirmed_version=standing.confirmed_version,
         uploaded=uploaded,
         is_awaited=awaited,
-        wait=wait_of(standing, presence, live=live, awaited=awaited, version=version),
+        wait=wait_of(standing, presence, live=live, awaited=awaited, version=standing.version if is_current else 0),
     )
 
 
@@ -63,11 +62,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
     """Return what decides why the round waits; the service adds broker and certificate."""
     standings = parts.store.roll.standings.values()
     members = [standing for standing in standings if standing.is_member]
-    awaited = []
-    for standing in standings if rounds.is_open else ():
-        view = _view(parts, rounds, standing, now)
-        if view.is_awaited:
-            awaited.append((view.client, view.wait.text if view.wait else "nothing told"))
+    views = [_view(parts, rounds, standing, now) for standing in standings if standing.is_client]
     return Facts(
         disk=parts.disk.problem,
         standby=parts.leadership.notice,
@@ -78,7 +73,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
         quorum=rounds.quorum,
         at_least=rounds.rules.min_clients,
         num_trainers=sum(standing.is_expected for standing in members),
-        num_free=max(0, rounds.rules.num_clients - len(members)),
+        num_free=max(0, (rounds.rules.num_clients or 0) - len(members)),
         num_extensions=rounds.num_extensions,
-        awaited=awaited,
+        awaited=[(view.client, view.wait.text if view.wait else "") for view in views if view.is_awaited],
     )

@@ -71,11 +71,16 @@ class Planner:
         versions, roll = self._parts.store.versions, self._parts.store.roll
         if verb.client != EVERYBODY:
             client = known(verb.client, roll.standings).client
+            if roll.excludes(client):
+                raise VerbRefused(
+                    f"{client} is excluded, and gets no models; `aggregator readmit {client}` comes first"
+                )
             target = target_of(versions.of(client), verb.to)
             if target is None:
                 raise VerbRefused(f"{client} has no such version to go back to; {_kept(versions.of(client))}")
             return {client: target}
-        found = {client: target_of(versions.of(client), verb.to) for client in self._parts.store.clients()}
+        there = [client for client in self._parts.store.clients() if not roll.excludes(client)]
+        found = {client: target_of(versions.of(client), verb.to) for client in there}
         targets = {client: target for client, target in found.items() if target is not None}
         if not targets:
             raise VerbRefused("no client has such a version to go back to")
@@ -94,8 +99,8 @@ class Planner:
             text += f". Round {rounds.index} closes with {max(expected, rules.min_clients)} uploads, {there} are there"
         if expected < rules.min_clients:
             text += (
-                f". Only {expected} clients are left that train, and a round closes with {rules.min_clients} at least: "
-                "no round ends until another one takes part, or --min-clients is lower"
+                f". Then {expected} members train, and a round closes with {rules.min_clients} at least: no "
+                "round ends until another one takes part, or --min-clients is lower"
             )
         return Plan(text, plan.undo)
 
@@ -144,7 +149,7 @@ class Planner:
             if verb.client == client and current is not None:
                 undo = f"aggregator rollback {client} --to {spoken(current.origin)}"
         others = sorted(set(self._parts.store.clients()) - set(targets))
-        stay = f"; {', '.join(others)} stay as they are, for nothing earlier is kept of them" if others else ""
+        stay = f"; {', '.join(others)} stay as they are: excluded, or nothing earlier is kept of them" if others else ""
         return Plan(
             f"{', '.join(words)}, as a new version, and trains from that{stay}. The next round's models follow as "
             "usual; `aggregator pause` keeps them back",

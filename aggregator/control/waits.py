@@ -125,8 +125,8 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
     if facts.num_trainers + facts.num_free < facts.at_least:
         yield Wait(
             Why.TOO_FEW_CLIENTS,
-            f"{facts.num_trainers} clients train, and a round closes with {facts.at_least} at least: no round ends "
-            "until another one takes part, or --min-clients is lower",
+            f"members that train: {facts.num_trainers}, and a round closes with {facts.at_least} at least: no round "
+            "ends until another one takes part, or --min-clients is lower",
         )
     named = [f"{client} ({why})" for client, why in facts.awaited[:MAX_NAMED]]
     if len(facts.awaited) > MAX_NAMED:

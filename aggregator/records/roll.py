@@ -86,21 +86,20 @@ class Standing:
         return self.is_member and self.trains and self.exclusion is None and self.revoked_at is None
 
 
-def expected_uploads(num_clients: int, standings: Iterable[Standing]) -> int:
-    """Return with how many uploads a round closes at once.
+def expected_uploads(num_clients: int | None, standings: Iterable[Standing]) -> int:
+    """Return with how many uploads a round closes at once: those of all members that train, ``num_clients`` at most.
 
     Places of the planned fleet that nobody has taken yet are waited for; those of members that don't train, are
     excluded or revoked aren't, unless others took them.
 
     Args:
-        num_clients: how many clients the operator planned with.
+        num_clients: how many clients the operator planned with; None: as many as there are.
         standings: all clients.
-
-    Returns:
-        0 to ``num_clients``.
     """
     members = [standing for standing in standings if standing.is_member]
     trainers = sum(standing.is_expected for standing in members)
+    if num_clients is None:
+        return trainers
     return min(num_clients, trainers + max(0, num_clients - len(members)))
 
 

@@ -25,7 +25,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ("arguments", "complaint"),
     [
         (["--clients", "2"], "data_dir is missing: expected --data-dir, 'data_dir' in"),
-        (["--data-dir", "{dir}"], "clients is missing: expected --clients, 'clients' in"),
+        (["--data-dir", "{dir}", "--clients", "0"], "clients"),
         (["--method", "pfedgpr"], "unknown method 'pfedgpr'; did you mean 'pfedgrp'?"),
         (["--dataset", "fashion"], "unknown data set 'fashion'; did you mean 'fashion-mnist'?"),
         (["--settings", "papr"], "unknown settings 'papr'; did you mean 'paper'?"),

@@ -26,6 +26,7 @@ from replayfleet.aggregator.control.verbs import (
     parse_version,
 )
 from replayfleet.aggregator.control.view import MemberView
+from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Step
@@ -239,7 +240,10 @@ def test_a_client_goes_back_to_what_it_had_and_forward_again(fleet: TinyFleet) -
     fleet.run(until=lambda: serves(2))
     with pytest.raises(VerbRefused, match="no such version to go back to; kept are 1 "):
         do(fleet, RollBack("cam-1", to=99))
-    do(fleet, RollBack("*"))
+    do(fleet, Exclude("cam-3"))
+    with pytest.raises(VerbRefused, match="is excluded, and gets no models"):
+        do(fleet, RollBack("cam-3"))
+    assert "cam-3 stay as they are: excluded" in do(fleet, RollBack("*"))
     fleet.run(until=lambda: serves(1) and fleet.clients["cam-4"].manifest.version == 4)
     fleet.clients["cam-5"].dies_in = 9
     fleet.run()
@@ -253,6 +257,20 @@ def test_a_device_that_only_serves_delays_nothing(fleet: TinyFleet) -> None:
     assert fleet.now < 160, "no round waited for its deadline"
     assert (member(fleet, "cam-5").trains, member(fleet, "cam-5").wait.reason) == (False, "serves-only")
     assert fleet.clients["cam-5"].manifest.round == 2, "it gets its models"
+
+
+def test_without_a_number_of_clients_a_round_waits_for_whoever_belongs_to_the_fleet(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"), num_clients=None)
+    for client in ("cam-1", "cam-2"):
+        fleet.clients[client].dies_in = 1
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    table = Members(tmp_path / "aggregator")
+    table.enrol("cam-3", Issued(1, 0.0, 9e9, 9e9), 1.0)  # beside the running aggregator
+    fleet.run(until=lambda: fleet.rounds.quorum == 3)
+    assert member(fleet, "cam-3").wait.reason == "never-seen"
+    table.revoke("cam-3", 2.0)
+    fleet.run(until=lambda: fleet.rounds.quorum == 2)
+    fleet.close()
 
 
 def test_excluding_too_many_says_that_no_round_ends(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
             [Why.ROUND_LATE],
             "its deadline came 2 times with fewer than 2; it waits for cam-1 (offline)",
         ),
-        ({"at_least": 3, "quorum": 3, "num_trainers": 2}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "2 clients train"),
+        ({"at_least": 3, "quorum": 3, "num_trainers": 2}, [Why.TOO_FEW_CLIENTS, Why.UPLOAD], "members that train: 2"),
         ({"num_free": 2, "quorum": 2, "num_trainers": 0}, [Why.UPLOAD], "2 of --clients that nobody has taken"),
     ],
     ids=str,

@@ -58,6 +58,10 @@ def test_a_round_waits_for_places_that_are_free_and_for_members_that_train(
     assert expected_uploads(5, standings) == expected
 
 
+def test_without_a_planned_number_a_round_waits_for_all_members_that_train() -> None:
+    assert expected_uploads(None, [MEMBER] * 7 + [OUT, SERVES, REVOKED, NEWCOMER]) == 7
+
+
 def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_excluded_after_a_restart(
     store: AggregatorStore, tmp_path: Path
 ) -> None:
