@@ -87,10 +87,12 @@ def _build(construct: Callable[[], M], device: str) -> M:
         module = construct()
     if device == "meta":
         return module
-    module = module.to_empty(device=device)
+    # Not ``to_empty``: for meta tensors it imports SymPy, 0.7 s and 40 MB.
+    zeros = {
+        name: torch.zeros(each.shape, dtype=each.dtype, device=device) for name, each in module.state_dict().items()
+    }
+    module.load_state_dict(zeros, assign=True)
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
         for layer in module.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase):
                 layer.reset_running_stats()

@@ -194,6 +194,7 @@ def test_a_round_needs_no_more_than_the_extra_train_brings_and_no_compiler(
         "opacus",
         "scipy",
         "torch._dynamo",
+        "sympy",
     )
     path = os.pathsep.join(filter(None, [hide(absent, tmp_path / "hook"), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
