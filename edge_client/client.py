@@ -79,6 +79,11 @@ class Client:
         return self._downloads.sent_away
 
     @property
+    def download_problem(self) -> str:
+        """Why the newest download isn't served; empty if it is, or none came."""
+        return self._downloads.problem
+
+    @property
     def upload_problem(self) -> str:
         """Why the aggregator doesn't take the upload for now; empty if it does, or there is none."""
         return self._uploads.problem

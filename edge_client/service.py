@@ -213,8 +213,8 @@ class ClientService:
         where = f"round {round_index}" if round_index >= 0 else "no round yet"
         served = f"serving version {spoken(version)}" if version > 0 else "serving no model yet"
         engine = "" if self._parts.engines is None else f"; {self._parts.engines.state}".rstrip("; ")
-        disk = f"; {self._disk.problem}" if self._disk.problem else ""
-        return f"{phase}; {where}, {served}{engine}{disk}"
+        first = next((f"; {wait.text}" for wait in self._waits.told), "")
+        return f"{phase}; {where}, {served}{engine}{first}"
 
     def run(self, stop: threading.Event, *, stay: bool = False, manager: ServiceManager | None = None) -> bool:
         """Serve until the run is finished or ``stop`` is set; returns whether it is finished.
@@ -312,6 +312,7 @@ class ClientService:
             sent_away=client.sent_away,
             serving_version=client.serving_version,
             training_problem=self._parts.training.problem,
+            download_problem=client.download_problem,
             upload_problem=client.upload_problem,
             clock_ahead_s=self._fleet_clock.ahead_s,
             certificate_left_s=self._certificate.left_s(now, wall_s),

@@ -66,7 +66,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
     return Facts(
         disk=parts.disk.problem,
         standby=parts.leadership.notice,
-        paused=rounds.is_paused,
+        paused=rounds.is_paused and rounds.phase is not Phase.FINISHED,
         round=rounds.index,
         is_open=rounds.is_open,
         num_uploads=len(rounds.accepted),

@@ -58,6 +58,7 @@ class Facts(MemberFacts):
         sent_away: the download that was rolled back, unless a newer one is held.
         serving_version: of the model that answers; -1 for none.
         training_problem: why the round wasn't trained; empty if it was.
+        download_problem: why the newest download isn't served; empty if it is, or none came.
         upload_problem: why the aggregator doesn't take the upload for now; empty if it does.
         clock_ahead_s: of the fleet's time; 0 if unknown.
     """
@@ -72,6 +73,7 @@ class Facts(MemberFacts):
     sent_away: SentAway | None = None
     serving_version: int = -1
     training_problem: str = ""
+    download_problem: str = ""
     upload_problem: str = ""
     clock_ahead_s: float = 0.0
 
@@ -138,8 +140,8 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
     if facts.upload_problem:
         yield Wait(Why.BUSY, f"the aggregator doesn't take the upload yet: {facts.upload_problem}; it is offered again")
     if facts.step is Step.WAIT_DOWNLOAD:
-        text = f"waits for the models of round {facts.round}; `aggregator history --client {facts.member}` says why"
-        yield Wait(Why.MODELS, text)
+        why = facts.download_problem or f"`aggregator history --client {facts.member}` says why"
+        yield Wait(Why.MODELS, f"waits for the models of round {facts.round}; {why}")
     if facts.step is Step.WAIT_DATA:
         yield Wait(Why.TOO_FEW_LABELS, _few_labels(facts.round, facts.labels))
 

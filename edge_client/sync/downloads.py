@@ -77,6 +77,8 @@ class DownloadDesk:
         self._measured_version = -1
         self._collect_due = True
         self._task: AnyTaskSpec | None = None
+        self.problem = ""
+        """Why the newest download isn't served; empty if it is, or none came."""
         self.source: SampleSource | None = None
         """What the served model is measured on; set once the fleet's task is known."""
         self.measures: dict[str, float] = {}
@@ -160,6 +162,7 @@ class DownloadDesk:
             if event.peer != EVERYBODY:
                 parts.trust.check(offer.manifest)
         except ArtefactRejected as refused:
+            self.problem = str(refused)
             log.warning("download refused", version=offer.manifest.version, reason=refused, next="still serving")
             parts.courier.refuse(event.peer, offer, refused.reason.value, refused.detail[:1000], now)
             return []
@@ -183,6 +186,7 @@ class DownloadDesk:
         self._installing = manifest
 
         def installed(done: Installed, now: float) -> None:
+            self.problem = ""
             self._finish(event.transfer_id, manifest)
             self._hold(manifest, agreed.spec, on_probation=done.on_probation)
             self._tell(event.peer, manifest, event.transfer_id)
@@ -198,6 +202,7 @@ class DownloadDesk:
             self._finish(event.transfer_id, manifest)
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
+            self.problem = str(refused)
             log.warning("download refused", version=manifest.version, reason=refused, next="still serving")
             parts.courier.conclude(
                 event.peer,

@@ -130,6 +130,9 @@ def test_a_model_that_turns_bad_is_rolled_back_within_a_second_and_costs_no_fram
     bad = [prediction.answered_at for prediction in fleet.seen if prediction.model_version == 2]
     assert max(bad, default=0.0) - min(bad, default=0.0) < ONE_SECOND
     assert (fleet.client.counts.num_failed, fleet.held_version()) == (0, 1)
+    fleet.world.until(lambda: [wait["reason"] for wait in fleet.client.status()["waits"]] == ["rolled-back"])
+    assert f"({reason}: " in fleet.client.status()["waits"][0]["text"]
+    assert not fleet.client.status()["healthy"]
 
 
 def test_a_download_that_was_refused_comes_again_when_its_round_waits_for_it(
