@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from benchmarks.harness import in_turns, paired_ratio, run
-from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
-from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
-from replayfleet.federation.methods.steps.wgan_gp import (
+from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
     new_sub_generator,
     train_sub_generator,
 )
+from replayfleet.federation.methods.steps.task_model import Optimisation, train_task_model
 from replayfleet.federation.streams.datasets import task_for
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec

@@ -19,7 +19,11 @@ from benchmarks.harness import circulating, run
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.wgan_gp import GanSchedule, new_sub_generator, train_sub_generator
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
+    GanSchedule,
+    new_sub_generator,
+    train_sub_generator,
+)
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.settings import SIZES

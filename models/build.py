@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from replayfleet.models.data_free import PixelScale
+from replayfleet.models.gaussian import GaussianMixture
 from replayfleet.models.resnet import ResNet20
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
 from replayfleet.models.tiny_yolo import DetectionHead, TinyYolo
 from replayfleet.models.wgan import Critic, Generator
 
@@ -42,8 +43,14 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> ResNet20 | Ti
     return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem), device)
 
 
-def build_generator(spec: TaskSpec, *, device: str = "cpu") -> Generator:
-    """Return a sub-generator of ``spec``; see ``build_task_model``."""
+@overload
+def build_generator(spec: TaskSpec, *, device: str = ...) -> Generator: ...
+@overload
+def build_generator(spec: MixtureSpec, *, device: str = ...) -> GaussianMixture: ...
+def build_generator(spec: GeneratorSpec, *, device: str = "cpu") -> Generator | GaussianMixture:
+    """Return a sub-generator of ``spec``; a mixture's moments are zero. See ``build_task_model``."""
+    if isinstance(spec, MixtureSpec):
+        return _build(lambda: GaussianMixture(spec), device)
     return _build(lambda: Generator(spec.image_channels, spec.generator_width, spec.image_size), device)
 
 

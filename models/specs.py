@@ -75,6 +75,41 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """A sub-generator that is a mixture of Gaussians (``models.gaussian``), for the images of a task.
+
+    Attributes:
+        task: gives the image shape.
+        num_dims: D, dimensions of each Gaussian, 1 to ``LATENT_SIZE`` - 1.
+        num_components: M, 1 to 16.
+    """
+
+    task: TaskSpec
+    num_dims: int = 32
+    num_components: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_dims < LATENT_SIZE:
+            raise ValueError(f"a Gaussian has {self.num_dims} dimensions, expected 1 to {LATENT_SIZE - 1}")
+        if not 1 <= self.num_components <= 16:
+            raise ValueError(f"a mixture has {self.num_components} components, expected 1 to 16")
+
+    @property
+    def num_pixels(self) -> int:
+        """P = C * H * W."""
+        return self.task.image_channels * self.task.image_size**2
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image; values are float32 in [-1, 1]."""
+        return self.task.image_shape
+
+
+GeneratorSpec: TypeAlias = TaskSpec | MixtureSpec
+"""What ``models.build.build_generator`` takes: a WGAN-GP's generator as wide as its task says, or a mixture."""
+
+
+@dataclass(frozen=True, slots=True)
 class DetectionSpec:
     """The detection task that a fleet learns: which things are to be seen in a picture, and where.
 

@@ -17,13 +17,13 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from replayfleet.export.graphs.simplify import drop_dead_nodes, drop_zero_biases, project_latents
+from replayfleet.export.graphs.simplify import drop_dead_nodes, drop_zero_biases, keep_constants, project_latents
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
-from replayfleet.export.running.runtime import UNUSED_SUFFIX, Array
+from replayfleet.export.running.runtime import UNUSED_SUFFIXES, Array
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.models.build import build_generator, build_task_model
-from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, GeneratorSpec
 
 OPSET = 20
 """Understood by ONNX Runtime >= 1.17 and TensorRT >= 10."""
@@ -41,7 +41,7 @@ def task_graph(spec: AnyTaskSpec) -> bytes:
 
 
 @functools.lru_cache(maxsize=32)
-def sub_generator_graph(spec: TaskSpec) -> bytes:
+def sub_generator_graph(spec: GeneratorSpec) -> bytes:
     """Return a sub-generator's graph: ``latents`` (B, Z) -> ``images`` (B, C, H, W) in [-1, 1], any B."""
     return export_graph(build_generator(spec), (LATENT_SIZE,), ("latents", "images"), sub_generator_facts(spec))
 
@@ -74,6 +74,7 @@ def export_graph(
     model.CopyFrom(program.model_proto)
     drop_zero_biases(model.graph)
     project_latents(model.graph)
+    keep_constants(model.graph)
     drop_dead_nodes(model.graph)
     for initializer in model.graph.initializer:
         _leave_open(initializer)
@@ -102,7 +103,7 @@ def join(graph: bytes, parameters: Mapping[str, Array]) -> bytes:
     model = onnx.load_from_string(graph)
     names = {initializer.name for initializer in model.graph.initializer}
     for name in parameters:
-        if name not in names and not name.endswith(UNUSED_SUFFIX):
+        if name not in names and not name.endswith(UNUSED_SUFFIXES):
             raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter {name!r} has no place in the graph")
     for initializer in model.graph.initializer:
         if initializer.data_location != TensorProto.EXTERNAL:

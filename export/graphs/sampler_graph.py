@@ -1,9 +1,9 @@
 """A diffusion model and all the steps that draw from it, as one flat ONNX graph: noise in, images out.
 
 Lu et al. 2022, "DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models", Algorithm 2 (2M), as
-``federation.methods.steps.ddpm`` runs it. The network is written once for each step, its parameters once in all: a loop
-would be a subgraph, which no device loads (``export.running.inspection``). What the network makes of the timesteps
-doesn't depend on images, so it is computed here and stored, some kB a step.
+``federation.methods.steps.sub_generators.ddpm`` runs it. The network is written once for each step, its parameters
+once in all: a loop would be a subgraph, which no device loads (``export.running.inspection``). What the network makes
+of the timesteps doesn't depend on images, so it is computed here and stored, some kB a step.
 
 The solver's own arithmetic stays float32 whatever the network is rounded to: its first step divides by 0.006.
 
@@ -27,7 +27,7 @@ from torch import nn
 from replayfleet.export.graphs.graph import OPSET
 from replayfleet.export.graphs.simplify import drop_dead_nodes, replace_nodes
 from replayfleet.export.running.artefact import Array, Run
-from replayfleet.federation.methods.steps.ddpm import denoised, solver_schedule
+from replayfleet.federation.methods.steps.sub_generators.ddpm import denoised, solver_schedule
 
 Convert: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 """Rounds a float32 model, keeping the types of its first input and of its output."""

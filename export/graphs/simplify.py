@@ -112,3 +112,20 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     kept = list(nodes)
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def keep_constants(graph: onnx.GraphProto) -> None:
+    """Let float32 constants be what they are, where the exporter would cast them like a float32 tensor.
+
+    A bound of a Clip is written so; no tensor of our graphs but float32 is clipped, and boards lack the operator.
+    """
+    constants = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "Constant"
+        and (node.attribute[0].name == "value_float" or node.attribute[0].t.data_type == onnx.TensorProto.FLOAT)
+    }
+    for node in graph.node:
+        if node.op_type == "CastLike" and node.input[0] in constants:
+            node.op_type = "Identity"
+            del node.input[1:]

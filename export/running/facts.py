@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
 
 PREFIX = "replayfleet."
 """Every metadata key begins with it."""
@@ -33,15 +33,17 @@ def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
     return {"kind": "task", **shared, "stem": spec.stem}
 
 
-def sub_generator_facts(spec: TaskSpec) -> dict[str, str]:
+def sub_generator_facts(spec: GeneratorSpec) -> dict[str, str]:
     """Return a sub-generator's facts; the class that it draws is no part of its architecture."""
-    return {
+    shared = {
         "kind": "sub-generator",
         "input": json.dumps([LATENT_SIZE]),
         "output": json.dumps(spec.image_shape),
         "preprocessing": "float32, standard normal",
-        "width": str(spec.generator_width),
     }
+    if isinstance(spec, MixtureSpec):
+        return {**shared, "components": str(spec.num_components), "dims": str(spec.num_dims)}
+    return {**shared, "width": str(spec.generator_width)}
 
 
 def sampler_facts(spec: TaskSpec, width: int, num_steps: int) -> dict[str, str]:

@@ -24,8 +24,8 @@ from replayfleet.federation.errors import ArtefactRejected, Reason
 Array: TypeAlias = npt.NDArray[Any]
 CPU: tuple[Provider, ...] = ("CPUExecutionProvider",)
 
-UNUSED_SUFFIX = ".num_batches_tracked"
-"""BatchNorm's counter: part of every state dict, used by no graph."""
+UNUSED_SUFFIXES = (".num_batches_tracked", "num_samples")
+"""Counters of BatchNorm and of a Gaussian: part of a state dict, and needed by no graph."""
 
 _FLOAT32 = np.dtype(np.float32)
 _ERROR, _FATAL = 3, 4
@@ -189,7 +189,7 @@ def _fitting(layouts: Mapping[str, TensorLayout], parameters: Mapping[str, Array
     missing = [name for name in layouts if name not in parameters]
     if missing:
         raise _load_failed(f"graph needs parameter {missing[0]!r}, which is missing ({len(missing)} in all)")
-    extra = [name for name in parameters if name not in layouts and not name.endswith(UNUSED_SUFFIX)]
+    extra = [name for name in parameters if name not in layouts and not name.endswith(UNUSED_SUFFIXES)]
     if extra:
         raise _load_failed(f"parameter {extra[0]!r} has no place in the graph ({len(extra)} in all)")
     supplied: dict[str, Array] = {}

@@ -19,7 +19,7 @@ from replayfleet.federation.methods.kit.pace import Pace, Stage
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
 from replayfleet.federation.methods.steps.memory import Retraining, train_all, train_in_time
-from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
+from replayfleet.federation.methods.steps.sub_generators.kinds import SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import (
     AfterBackward,
     BatchLoss,

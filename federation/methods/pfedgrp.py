@@ -35,7 +35,7 @@ from replayfleet.federation.methods.steps.memory import (
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
-from replayfleet.federation.methods.steps.sub_generators import SubGeneratorKind
+from replayfleet.federation.methods.steps.sub_generators.kinds import SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 from replayfleet.models.build import build_task_model, initialise
@@ -111,6 +111,11 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         checks.within(0.0, math.inf, self, ["dp_max_epsilon"])
         if self.dp_noise_multiplier != 0:
             checks.at_least(1, self, ["sub_generator_epochs", "ddpm_epochs"])
+            if self.sub_generator not in {"wgan-gp", "ddpm"}:
+                raise ValueError(
+                    f"dp_noise_multiplier is set, but {self.sub_generator!r} isn't trained with DP-SGD; "
+                    "expected sub_generator 'wgan-gp' or 'ddpm'"
+                )
             checks.within(*privacy.NOISE, self, ["dp_noise_multiplier"])
             checks.within(*privacy.DELTA, self, ["dp_delta"])
             checks.within(1e-6, 1e6, self, ["dp_max_grad_norm"])
@@ -220,6 +225,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         stray = sorted(upload.sub_generators.keys() - upload.seen.keys() - {packing.ALL_CLASSES})
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
+        for parameters in upload.sub_generators.values():
+            self.sub_generator_kind().check(parameters)
         self._check_privacy(upload)
 
     def _check_privacy(self, upload: grp.Upload) -> None:

@@ -59,6 +59,8 @@ LATER_SETTINGS = {
     "dp_max_grad_norm": 1.0,
     "dp_delta": 1e-5,
     "dp_max_epsilon": 0.0,
+    "pca_dims": 0,
+    "pca_components": 4,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 
@@ -254,6 +256,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         in_step=in_step and can_train_in_step(type(method)),
         attack=attack,
         screens=spec.quarantine,
+        perturbation=spec.perturb_weights,
     )
 
 
@@ -285,6 +288,8 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity["attack"] = dataclasses.asdict(simulation.attack)
     if simulation.screens:
         identity["quarantine"] = True
+    if simulation.perturbation:
+        identity["perturb_weights"] = simulation.perturbation
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

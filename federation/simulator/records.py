@@ -138,6 +138,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     return {
         "final_accuracy": acc[-1],
         "average_accuracy": metrics.average_accuracy(acc),
+        "late_accuracy": metrics.average_accuracy(acc[-metrics.LATE_ROUNDS :]),
         "average_forgetting_measure": metrics.average_forgetting_measure(acc),
         "average_forgetting": metrics.average_forgetting(histories),
         "sub_generator_updates": metrics.average_update_count(updates),

@@ -50,7 +50,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         run: what defines it: method, settings, scenario, data set, clients, rounds, seeds, sampler, threads.
         stream: ``changes`` (rounds) and ``change_name``, for charts; where clients drive, ``routes``: client -> towns.
         rounds: one record per round.
-        summary: ``summarise``, and ``average_regret`` where a run of Centralized was compared.
+        summary: ``summarise``, and ``average_regret`` and ``late_regret`` where a run of Centralized was compared.
         hardware: machine, processor, cores; GPU, if it computed on one. Of a resumed run this and the next two are
             those of its last part.
         versions: of Python and the packages that compute.
@@ -86,12 +86,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_beside(records: Sequence[RoundRecord], others: Sequence[Result]) -> dict[str, float]:
-    """Return ``summarise``, with AR (Eq. 6) if one of the compared runs is Centralized's."""
+    """Return ``summarise``, with AR (Eq. 6), of the last rounds too, if Centralized is among the compared runs."""
     summary = summarise(records)
     for other in others:
         if other.run["method"] == "centralized":
             acc, upper = ([record.accuracy for record in rounds] for rounds in (records, other.rounds))
             summary["average_regret"] = metrics.average_regret(acc, upper)
+            late = -metrics.LATE_ROUNDS
+            summary["late_regret"] = metrics.average_regret(acc[late:], upper[late:])
     return summary
 
 

@@ -122,6 +122,15 @@ class RunSpec:
         Annotated[float, Meta(ge=0)] | None,
         Option("Begin no round, after the first, that would end later; --resume goes on.", RESULTS, unit="min"),
     ] = None
+    perturb_weights: Annotated[
+        float,
+        Meta(ge=0, le=0.01),
+        Option(
+            "Scale all initial weights by 1 + this, 1e-7 for example: how far the same run then ends up elsewhere is "
+            "how much a difference must be to mean anything.",
+            ADVANCED,
+        ),
+    ] = 0.0
     sampler: Annotated[
         Literal["eager", "onnx"],
         Option("What runs sub-generators: PyTorch, or their exported graph as on a device.", ADVANCED),

@@ -108,6 +108,7 @@ class Simulation:
         attack: what hostile clients do; None without any.
         screens: leave out uploads that no training makes, as the aggregator of a fleet does. What it leaves out beyond
             that, because aggregating or exporting fails with it, ends a simulation.
+        perturbation: initial weights are scaled by 1 + this: the noise floor of a comparison.
         clock: seconds, rising.
     """
 
@@ -123,6 +124,7 @@ class Simulation:
     in_step: bool = False
     attack: Attack | None = None
     screens: bool = False
+    perturbation: float = 0.0
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -181,6 +183,8 @@ class Simulation:
 
     def _initial_download(self) -> Any:
         drawn = self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+        if self.perturbation:
+            drawn = _scaled(drawn, 1 + self.perturbation)
         return placed(drawn, torch_device(self.torch_device))
 
     def _round(
@@ -387,6 +391,19 @@ class Simulation:
         state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state
+
+
+def _scaled(record: Any, factor: float) -> Any:
+    """Return a record whose every floating-point number is multiplied, in float64 until it is rounded."""
+    packed = record.pack()
+    sets = {
+        name: {
+            key: (tensor.to(torch.float64) * factor).to(tensor.dtype) if tensor.is_floating_point() else tensor
+            for key, tensor in parameters.items()
+        }
+        for name, parameters in packed.parameter_sets.items()
+    }
+    return type(record).unpack(replace(packed, parameter_sets=sets))
 
 
 def _encoded(state: _State, checkpoints: Checkpoints) -> tuple[EncodedArtefacts, dict[ClientId, EncodedArtefacts]]:

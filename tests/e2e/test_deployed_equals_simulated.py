@@ -185,6 +185,8 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("pfedgrp", "onnx"),
         ("pfedgrp", "eager"),
         ("pfedgrp-as3", "onnx"),
+        ("pfedgrp-pca", "onnx"),
+        ("pfedgrp-mixture", "onnx"),
         ("fedavg", "eager"),
         ("centralized", "eager"),
         ("der-fedgp", "eager"),

@@ -22,7 +22,7 @@ from replayfleet.export.running.sampler import onnx_sampler
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.models.build import build_generator, build_task_model, initialise
-from replayfleet.models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.models.specs import LATENT_SIZE, MixtureSpec, TaskSpec
 
 CLASSES = tuple("abcdefghij")
 SMALL = TaskSpec(1, 28, CLASSES)
@@ -94,6 +94,15 @@ def test_the_exported_task_model_agrees_with_the_eager_one(spec: TaskSpec):
 @pytest.mark.parametrize("spec", GENERATORS, ids=name)
 def test_the_exported_sub_generator_agrees_with_the_eager_one(spec: TaskSpec):
     agrees(as_if_trained(build_generator(spec)), sub_generator_graph(spec), (LATENT_SIZE,))
+
+
+@pytest.mark.parametrize("spec", [MixtureSpec(SMALL, 32), MixtureSpec(TASKS[1], 8, 4)], ids=["gaussian", "mixture"])
+def test_the_exported_gaussians_agree_with_the_eager_ones(spec: MixtureSpec):
+    module, rng = build_generator(spec), torch.Generator().manual_seed(0)
+    module.num_samples.copy_(torch.tensor([100, 1, 0, 50][: spec.num_components]))
+    module.means.copy_(0.3 * torch.randn(module.means.shape, generator=rng))
+    module.bases.copy_(0.1 * torch.randn(module.bases.shape, generator=rng))
+    agrees(module, sub_generator_graph(spec), (LATENT_SIZE,))
 
 
 def test_the_gate_notices_one_changed_running_mean():

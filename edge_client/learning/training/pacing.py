@@ -19,13 +19,16 @@ from replayfleet.devices.budget import Plan, Speed, TrainingAllowance, Work, pla
 from replayfleet.edge_client.learning.training.job import TrainCourse, TrainJob
 from replayfleet.federation.methods.kit.pace import ShouldStop, Stage
 from replayfleet.federation.methods.steps.memory import kind_of
-from replayfleet.federation.methods.steps.sub_generators import WganGp
+from replayfleet.federation.methods.steps.sub_generators.kinds import Mixture, WganGp
 from replayfleet.models.build import build_critic, build_generator, build_task_model
 from replayfleet.models.counting import count_flops
 from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec
 
 _TRAINING = 6
 """Operations per multiply-accumulate of a forward pass: two there, four in the backward pass."""
+
+_FIT_GFLOP = 0.2
+"""Of a mixture: the moments of some hundred images, and merging them."""
 
 
 class PacedRound:
@@ -84,6 +87,8 @@ def unit_of(method: Any, num_threads: int) -> Work:
     sub_generator_gflop = 0.0 if kind is None else 10 * task_gflop
     if isinstance(kind, WganGp):
         sub_generator_gflop = _critic_step_gflop(kind)
+    elif isinstance(kind, Mixture):
+        sub_generator_gflop = _FIT_GFLOP
     return Work(task_gflop=task_gflop, sub_generator_gflop=sub_generator_gflop, num_threads=num_threads)
 
 

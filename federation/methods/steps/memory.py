@@ -22,7 +22,6 @@ from replayfleet.federation.methods.kit.packing import ALL_CLASSES
 from replayfleet.federation.methods.kit.privacy import History, decoded_histories, encoded_histories
 from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
-from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.replay import (
     Replay,
     draw_labelled_replay,
@@ -31,10 +30,15 @@ from replayfleet.federation.methods.steps.replay import (
     generation_scale,
     recognised_share,
 )
-from replayfleet.federation.methods.steps.sub_generators import Ddpm, SubGeneratorKind, WganGp
-from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
+from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.sub_generators.kinds import Ddpm, Mixture, SubGeneratorKind, WganGp
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
 from replayfleet.models.ddpm import require_diffusers
-from replayfleet.models.specs import DetectionSpec, TaskSpec
+from replayfleet.models.specs import DetectionSpec, MixtureSpec, TaskSpec
+
+_MIXTURES = ("pca-gaussian", "pca-mixture")
+SUB_GENERATORS = ("wgan-gp", "ddpm", *_MIXTURES)
+"""Kinds of sub-generators."""
 
 _CRITICS = packing.SetsByClass("critic/")
 _HISTORIES = "histories"
@@ -122,7 +126,11 @@ class MemorySettings:
         gan_beta1: of both Adams.
         gan_beta2: of both Adams.
         critic_steps_per_generator_step: n_critic.
-        sub_generator: ``wgan-gp``, or ``ddpm``: a diffusion model per class, which needs the extra ``[ddpm]``.
+        sub_generator: ``wgan-gp``; ``pca-gaussian``, a class's mean and directions of largest variance, in closed
+            form; ``pca-mixture``, several of these per class; or ``ddpm``: a diffusion model per class, which needs
+            the extra ``[ddpm]``.
+        pca_dims: dimensions of each Gaussian; 0 means 32 for one and 16 for each of a mixture.
+        pca_components: Gaussians of a mixture.
         ddpm_epochs: epochs per update, in place of ``sub_generator_epochs`` (4000 for CIFAR, 6000 for ImageNet).
         ddpm_width: channels of the denoiser at full resolution (Ho et al.'s for CIFAR-10, as the next two).
         ddpm_batch_size: samples per step.
@@ -147,6 +155,8 @@ class MemorySettings:
     gan_beta2: float = 0.9
     critic_steps_per_generator_step: int = 5
     sub_generator: str = "wgan-gp"
+    pca_dims: int = 0
+    pca_components: int = 4
     ddpm_epochs: int = 4000
     ddpm_width: int = 128
     ddpm_batch_size: int = 128
@@ -156,7 +166,7 @@ class MemorySettings:
     def check_memory(self) -> None:
         """Raise ValueError if a setting is impossible, or contradicts another."""
         checks.one_of(("per-class", "single"), self, "generators")
-        checks.one_of(("wgan-gp", "ddpm"), self, "sub_generator")
+        checks.one_of(SUB_GENERATORS, self, "sub_generator")
         checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "ddpm_epochs"])
         counts = ["max_tries_factor", "gate_samples", "gan_batch_size", "critic_steps_per_generator_step"]
         checks.at_least(1, self, [*counts, "ddpm_width", "ddpm_batch_size", "ddpm_sampling_steps"])
@@ -169,12 +179,23 @@ class MemorySettings:
             require_diffusers()
             if self.generators == "single":
                 raise ValueError("sub_generator is 'ddpm', but one generator of all classes is only a WGAN-GP here")
+        if self.sub_generator in _MIXTURES:
+            self._mixture()  # refuses sizes that no mixture has
+            if self.generators == "single":
+                raise ValueError(f"sub_generator is {self.sub_generator!r}, which draws one class; expected 'wgan-gp'")
         if self.generators == "single" and not self.filter_replay:
             raise ValueError("generators is 'single', whose samples only the filter can label; expected filter_replay")
+
+    def _mixture(self) -> MixtureSpec:
+        if self.sub_generator == "pca-gaussian":
+            return MixtureSpec(self.task, self.pca_dims or 32, 1)
+        return MixtureSpec(self.task, self.pca_dims or 16, self.pca_components)
 
     def sub_generator_kind(self) -> SubGeneratorKind:
         """Return how this method's sub-generators are made, trained and drawn from."""
         spec = self.task
+        if self.sub_generator in _MIXTURES:
+            return Mixture(spec=self._mixture())
         if self.sub_generator == "ddpm":
             return Ddpm(
                 spec=spec,
@@ -404,5 +425,7 @@ def train_in_time(kind: SubGeneratorKind, work: Sequence[Retraining], pace: Pace
 
 
 def _epochs(settings: MemorySettings, *, first: bool) -> int:
+    if settings.sub_generator in _MIXTURES:
+        return 1
     later = settings.ddpm_epochs if settings.sub_generator == "ddpm" else settings.sub_generator_epochs
     return (settings.first_sub_generator_epochs if first else 0) or later

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Draw, Judge, Parameters, Sampler
 from replayfleet.models.build import build_generator
-from replayfleet.models.specs import LATENT_SIZE, TaskSpec
+from replayfleet.models.specs import LATENT_SIZE, GeneratorSpec, TaskSpec
 
 DRAW_BATCH = 256
 """Latents per call of a sub-generator: bounds memory, and is the batch that exported graphs are warmed up for."""
@@ -64,7 +64,7 @@ def counts_for_distribution(seen: Mapping[int, int], total: int) -> dict[int, in
     return counts
 
 
-def eager_sampler(spec: TaskSpec) -> Sampler:
+def eager_sampler(spec: GeneratorSpec) -> Sampler:
     """Return a sampler that runs sub-generators in PyTorch, in eval mode; threads can share it, but not one draw."""
 
     def bind(parameters: Parameters) -> Draw:

@@ -21,11 +21,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgrp-asg": ("pfedgrp", {"alignment_weight": 0.0}),
     "pfedgrp-asp": ("pfedgrp", {"start_from": "personalised"}),
     "pfedgrp-ddpm": ("pfedgrp", {"sub_generator": "ddpm"}),
+    "pfedgrp-mixture": ("pfedgrp", {"sub_generator": "pca-mixture"}),
+    "pfedgrp-pca": ("pfedgrp", {"sub_generator": "pca-gaussian"}),
     "pfedgrp-v1": ("pfedgrp", {"alignment_on": "earlier-classes", "warm_start": True, "gate": False}),
 }
 """Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
 
 AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
+``pfedgrp-pca`` and ``pfedgrp-mixture`` aren't in it: Gaussians in place of networks.
 ``pfedgrp-v1``: the paper's first version (its section 4); its lengths are in ``PAPER_LENGTHS``.
 ``agem-fedgp``, ``der-fedgp``: A-GEM and DER "w/ FedGP" in FedGP's Table 1; its "FedAvg w/ FedGP" is ``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.

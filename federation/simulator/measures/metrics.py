@@ -11,6 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+LATE_ROUNDS = 5
+"""How many of the last rounds show where a method ends, without how it began."""
+
 
 def accuracy(num_correct: int, num_test: int) -> float:
     """a_i^t: share of a client's cumulative test set that its model gets right.

@@ -148,11 +148,14 @@ def measured(result: Result, upper: Result | None) -> dict[str, float]:
     acc = [record.accuracy for record in result.rounds]
     values = {
         "AA": 100 * metrics.average_accuracy(acc),
+        "AA5": 100 * metrics.average_accuracy(acc[-metrics.LATE_ROUNDS :]),
         "AFM": 100 * metrics.average_forgetting_measure(acc),
     }
     values |= {metric: 100 * result.summary[key] for metric, key in _OF_SUMMARY.items() if key in result.summary}
     if upper is not None:
-        values["AR"] = 100 * metrics.average_regret(acc, [record.accuracy for record in upper.rounds])
+        best = [record.accuracy for record in upper.rounds]
+        values["AR"] = 100 * metrics.average_regret(acc, best)
+        values["AR5"] = 100 * metrics.average_regret(acc[-metrics.LATE_ROUNDS :], best[-metrics.LATE_ROUNDS :])
     if result.run["method"] != REFERENCE:
         values["AUC"] = result.summary["sub_generator_updates"]
     return values

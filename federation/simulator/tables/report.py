@@ -26,6 +26,8 @@ from replayfleet.federation.streams.stream import SCENARIOS
 
 _HEADINGS = {
     **{name: f"{name} [%]" for name in ("AA", "AR", "AFM", "mAP")},
+    "AA5": "AA of the last 5 rounds [%]",
+    "AR5": "AR of the last 5 rounds [%]",
     "AUC": "AUC",
     "FID": "FID",
     "PA": "per town [%]",

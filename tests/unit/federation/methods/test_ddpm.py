@@ -27,7 +27,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 pytest.importorskip("diffusers")
 
-from replayfleet.federation.methods.steps.ddpm import (  # noqa: E402
+from replayfleet.federation.methods.steps.sub_generators.ddpm import (  # noqa: E402
     NUM_TIMESTEPS,
     DdpmSchedule,
     denoised,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
-from replayfleet.federation.methods.steps.wgan_gp import (
+from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
     new_sub_generator,

@@ -7,7 +7,7 @@ import torch
 from replayfleet.federation.methods.lockstep import TrainSubGenerators, TrainTaskModel, Work, alone, together
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob
 from replayfleet.federation.methods.steps.memory import Retraining, train_all
-from replayfleet.federation.methods.steps.sub_generators import WganGp
+from replayfleet.federation.methods.steps.sub_generators.kinds import WganGp
 from replayfleet.federation.methods.steps.task_model import Optimisation
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec

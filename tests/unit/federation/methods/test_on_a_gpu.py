@@ -8,16 +8,16 @@ import pytest
 import torch
 from support.one_device import OneDevice, on_meta
 
-from replayfleet.federation.methods.steps.ddpm import DdpmSchedule, new_denoiser, train_denoiser
-from replayfleet.federation.methods.steps.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
-from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, train_task_model
-from replayfleet.federation.methods.steps.wgan_gp import (
+from replayfleet.federation.methods.steps.sub_generators.ddpm import DdpmSchedule, new_denoiser, train_denoiser
+from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
     new_sub_generator,
     train_sub_generator,
 )
+from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, train_task_model
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 

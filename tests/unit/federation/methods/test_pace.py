@@ -15,12 +15,12 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.pace import ShouldStop, Stage, never, steps_per_epoch
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.steps.ddpm import DdpmSchedule, new_denoiser, train_denoiser
 from replayfleet.federation.methods.steps.memory import Memory, Retraining, first_trainings, train_in_time, with_replay
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.sub_generators import WganGp
+from replayfleet.federation.methods.steps.sub_generators.ddpm import DdpmSchedule, new_denoiser, train_denoiser
+from replayfleet.federation.methods.steps.sub_generators.kinds import WganGp
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator, new_sub_generator
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
-from replayfleet.federation.methods.steps.wgan_gp import SubGenerator, new_sub_generator
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.task_model import trainable
-from replayfleet.federation.methods.steps.wgan_gp import (
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
     critic_loss,
@@ -15,6 +14,7 @@ from replayfleet.federation.methods.steps.wgan_gp import (
     new_sub_generator,
     train_sub_generator,
 )
+from replayfleet.federation.methods.steps.task_model import trainable
 from replayfleet.models.build import build_critic, build_generator
 from tests.support.toy import TOY, toy_data
 

@@ -90,6 +90,16 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_do_not():
     assert not torch.equal(first, other)
 
 
+def test_perturbed_initial_weights_are_scaled_and_begin_another_run():
+    plain, scaled = simulation(), simulation(perturbation=0.01)
+    before, after = (one._initial_download().pack().parameter_sets for one in (plain, scaled))
+    floats = [(key, name) for key, sets in before.items() for name, t in sets.items() if t.is_floating_point()]
+    assert floats
+    for key, name in floats:
+        assert torch.allclose(after[key][name], 1.01 * before[key][name])
+    assert biases(plain) != biases(scaled)
+
+
 def test_a_strong_nudge_makes_a_model_right_on_half_of_the_classes_it_met():
     _, records = biases(simulation(num_rounds=1, num_clients=1, strength=1e3))
     client = records[0].clients["client-0"]

@@ -11,10 +11,16 @@ from torch import Tensor
 from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Parameters, Sampler
-from replayfleet.federation.methods.steps.ddpm import DdpmSchedule, denoising_sampler, new_denoiser, train_denoiser
 from replayfleet.federation.methods.steps.dp_sgd import DpSgd
 from replayfleet.federation.methods.steps.replay import eager_sampler
-from replayfleet.federation.methods.steps.wgan_gp import (
+from replayfleet.federation.methods.steps.sub_generators.ddpm import (
+    DdpmSchedule,
+    denoising_sampler,
+    new_denoiser,
+    train_denoiser,
+)
+from replayfleet.federation.methods.steps.sub_generators.gaussian import check_mixture, learned, new_mixture
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
     new_sub_generator,
@@ -22,14 +28,14 @@ from replayfleet.federation.methods.steps.wgan_gp import (
 )
 from replayfleet.models.build import build_generator
 from replayfleet.models.ddpm import build_denoiser
-from replayfleet.models.specs import TaskSpec
+from replayfleet.models.specs import GeneratorSpec, MixtureSpec, TaskSpec
 
 
 class SubGeneratorKind(Protocol):
     """One kind: how its sub-generators begin, learn, draw, and are laid out."""
 
     @property
-    def graph_spec(self) -> TaskSpec | None:
+    def graph_spec(self) -> GeneratorSpec | None:
         """What ``export.graphs.graph.sub_generator_graph`` takes for it; None if only PyTorch runs this kind."""
 
     def new(self, rng: torch.Generator) -> SubGenerator:
@@ -59,6 +65,9 @@ class SubGeneratorKind(Protocol):
     def layout(self) -> Parameters:
         """Return its parameters on the meta device, as they travel."""
 
+    def check(self, parameters: Parameters) -> None:
+        """Raise ValueError for parameters that have the layout, are finite, and yet impossible."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WganGp:
@@ -72,7 +81,7 @@ class WganGp:
     privacy: DpSgd | None = None
 
     @property
-    def graph_spec(self) -> TaskSpec | None:
+    def graph_spec(self) -> GeneratorSpec | None:
         """Its own spec: the graph's width is that of the sub-generator."""
         return self.spec
 
@@ -107,6 +116,9 @@ class WganGp:
     def layout(self) -> Parameters:
         return packing.layout(build_generator(self.spec, device="meta"))
 
+    def check(self, parameters: Parameters) -> None:
+        """Any finite numbers draw images."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ddpm:
@@ -120,7 +132,7 @@ class Ddpm:
     privacy: DpSgd | None = None
 
     @property
-    def graph_spec(self) -> TaskSpec | None:
+    def graph_spec(self) -> GeneratorSpec | None:
         """None: a draw is a loop over the denoiser, which no graph here holds."""
         return None
 
@@ -149,3 +161,44 @@ class Ddpm:
 
     def layout(self) -> Parameters:
         return packing.layout(build_denoiser(self.spec, self.width, device="meta"))
+
+    def check(self, parameters: Parameters) -> None:
+        """Any finite numbers draw images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """A mixture of Gaussians, learned in one step and in closed form, whatever the number of epochs."""
+
+    spec: MixtureSpec
+    batch_size: int = 2**30
+    privacy: DpSgd | None = None
+
+    @property
+    def graph_spec(self) -> GeneratorSpec | None:
+        """Its own."""
+        return self.spec
+
+    def new(self, rng: torch.Generator) -> SubGenerator:
+        del rng
+        return new_mixture(self.spec)
+
+    def train(
+        self,
+        start: SubGenerator,
+        images: Tensor,
+        num_epochs: int,
+        rng: torch.Generator,
+        should_stop: ShouldStop = never,
+    ) -> SubGenerator:
+        del num_epochs, should_stop
+        return learned(self.spec, start, images, rng)
+
+    def sampler(self) -> Sampler:
+        return eager_sampler(self.spec)
+
+    def layout(self) -> Parameters:
+        return packing.layout(build_generator(self.spec, device="meta"))
+
+    def check(self, parameters: Parameters) -> None:
+        check_mixture(parameters)

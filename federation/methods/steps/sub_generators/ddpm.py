@@ -27,8 +27,8 @@ from replayfleet.federation.methods.kit.pace import ShouldStop, never
 from replayfleet.federation.methods.kit.records import Draw, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import digest_generator, noise_generator
 from replayfleet.federation.methods.steps.dp_sgd import DpSgd, Predict, batches
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
 from replayfleet.federation.methods.steps.task_model import trained_parameters
-from replayfleet.federation.methods.steps.wgan_gp import SubGenerator
 from replayfleet.models.build import initialise
 from replayfleet.models.ddpm import build_denoiser, require_diffusers
 from replayfleet.models.specs import TaskSpec

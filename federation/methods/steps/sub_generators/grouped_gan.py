@@ -18,7 +18,7 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
 from replayfleet.models import grouped
 from replayfleet.models.build import build_critic, build_generator, initialise
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
