@@ -216,9 +216,10 @@ def test_jobs_run_off_the_loops_thread_and_their_ends_on_it():
 
 def test_jobs_that_wait_are_dropped_at_the_end():
     outcomes: queue.Queue[Outcome] = queue.Queue()
-    jobs, goes_on = Jobs(outcomes.put), threading.Event()
-    jobs.submit(goes_on.wait, lambda *_: None, lambda *_: None)
+    jobs, begun, goes_on = Jobs(outcomes.put), threading.Event(), threading.Event()
+    jobs.submit(lambda: begun.set() or goes_on.wait(), lambda *_: None, lambda *_: None)
     jobs.submit(lambda: None, lambda *_: None, lambda *_: None)
+    assert begun.wait(60)
     threading.Timer(0.1, goes_on.set).start()
     jobs.stop()
     assert outcomes.qsize() == 1
