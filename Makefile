@@ -9,7 +9,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-faults fuzz test-portable test-board mutants check fix size reference docs bench dist lock clean
+.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,10 @@ test: setup ## All tests but the slow ones
 
 test-slow: setup ## End-to-end runs of minutes
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest -m slow $(ARGS)
+
+test-console: setup ## The console and its alerts with all that this machine has: Chromium, axe (npm), Prometheus
+	@npm install --silent --no-audit --no-fund --no-save --prefix runs/npm axe-core@4 || echo "no npm: accessibility isn't checked"
+	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/unit/aggregator/console tests/integration/test_console*.py tests/integration/test_alerts.py $(ARGS)
 
 test-faults: setup ## A fleet that is lied to, starved, cut off and killed: everything in tests/faults, the long part included
 	@$(TEST_ENV) $(PYTHON_BIN) -m pytest tests/faults $(ARGS)

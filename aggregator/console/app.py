@@ -29,7 +29,7 @@ MAX_KEPT = 256
 MAX_FIELD = 200
 KEEP_ALIVE_S = 15.0
 _STATIC = Path(__file__).parent / "static"
-_ADDRESSES = ("/", "/round", "/journal")
+_ADDRESSES = ("/", "/round", "/methods", "/journal")
 
 Page = Callable[[Fleet, Story, Asked], "Facts | None"]
 
@@ -55,6 +55,7 @@ class Console:
                 self._page("/", "fleet.html", views.fleet_page),
                 self._page("/round", "round.html", views.round_page),
                 self._page("/clients/{client}", "client.html", views.client_page),
+                self._page("/methods", "methods.html", views.methods_page),
                 self._page("/journal", "journal.html", views.journal_page),
                 Route("/live", self._live),
                 Route("/static/{name}", self._static),

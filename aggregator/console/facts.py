@@ -129,9 +129,9 @@ def _members(status: Status, story: Story) -> tuple[Member, ...]:
         found.append(
             Member(
                 client=known.client,
-                state="online" if told.online else "offline",
-                tone="good" if told.online else "quiet",
-                why=_why(known.version, known.confirmed_version, awaited=awaited, online=told.online),
+                state="not known" if told.online else "offline",  # nobody has looked since the aggregator ended
+                tone="quiet",
+                why=_why(known.version, known.confirmed_version, awaited=awaited),
                 version=spoken(known.version),
                 is_confirmed=known.confirmed_version == known.version > 0,
                 has_uploaded=has_uploaded,
@@ -215,11 +215,7 @@ def from_story(told: ClientStory) -> Mapping[str, Any]:
     }
 
 
-def _why(version: int, confirmed: int, *, awaited: bool, online: bool) -> str:
+def _why(version: int, confirmed: int, *, awaited: bool) -> str:
     if not awaited:
         return ""
-    if not online:
-        return "it isn't connected"
-    return (
-        "it trains, or waits for labels" if confirmed == version > 0 else "it hasn't confirmed this round's models yet"
-    )
+    return "its upload wasn't there" if confirmed == version > 0 else "it hadn't confirmed this round's models"

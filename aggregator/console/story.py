@@ -37,6 +37,7 @@ class ClientStory:
         reports: (round, metrics) of the newest ones, oldest first.
         troubles: how often which went wrong, by (event, reason).
         last_trouble: the newest of them.
+        replay: (round, counts) of its newest upload's facts.
         online: whether the journal saw it come, and not go since.
         seen_at: Unix time of the newest event about it.
     """
@@ -44,6 +45,7 @@ class ClientStory:
     reports: deque[tuple[int, Mapping[str, float]]] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
     troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
     last_trouble: Event | None = None
+    replay: tuple[int, Mapping[str, int]] | None = None
     device: str = ""
     provider: str = ""
     online: bool = False
@@ -204,6 +206,7 @@ class Story:
                     story.reports.append((index, metrics))
             case "upload accepted":
                 story.bytes_up += _whole(event.get("bytes"))
+                story.replay = _counts(event) or story.replay
             case "download confirmed":
                 story.bytes_down += _whole(event.get("bytes"))
         if event["event"] in TROUBLES:
@@ -238,6 +241,18 @@ class Story:
 
 def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _counts(event: Event) -> tuple[int, Mapping[str, int]] | None:
+    """Return the counts among an upload's facts; None if it has none."""
+    facts, index = event.get("facts"), event.get("round")
+    if not isinstance(facts, dict) or not isinstance(index, int):
+        return None
+    counts = {name: facts[name] for name in ("num_samples", "num_updates", "num_filled") if _whole(facts.get(name, ""))}
+    counts |= {name: 0 for name in ("num_updates", "num_filled") if facts.get(name) == 0}
+    if isinstance(facts.get("seen"), dict):
+        counts["num_classes"] = len(facts["seen"])
+    return (index, counts) if counts else None
 
 
 def _inode(path: Path) -> int | None:

@@ -18,6 +18,7 @@ NUM_ROUNDS = 60
 """That charts show; each dot is an element of the page."""
 MAX_LINES = 12
 """Clients drawn one by one; of more, the mean alone."""
+MAX_MATRIX, MAX_NEAREST = 24, 6
 SHOWS = (
     ("", "all"),
     ("waits", "waited for"),
@@ -30,6 +31,8 @@ _SHOWN = {
     "offline": lambda member: member.state != "online",
 }
 _UNITS = {"_s": words.milliseconds, "bytes_up": words.megabytes, "bytes_down": words.megabytes}
+_FEW = ("own", "fedavg", "stream")
+"""Styles of lines that can be told apart."""
 Facts = dict[str, Any]
 Asked = Mapping[str, str]
 
@@ -47,7 +50,8 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        for given in (words.percent, words.megabytes, words.visible, words.spaced, iso, utc, span, told):
+        numbers = (words.percent, words.megabytes, words.spaced, iso, utc, span)
+        for given in (*numbers, words.visible, words.short_name, told):
             self._environment.filters[given.__name__] = given
         self._environment.globals["troubles"] = TROUBLES
 
@@ -167,6 +171,26 @@ def journal_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
     }
 
 
+def methods_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
+    """Return what the page of aggregation weights and replay shows."""
+    weights = {client: shares for client, shares in sorted(story.weights.items()) if isinstance(shares, dict)}
+    sources = sorted({name for shares in weights.values() for name in shares})
+    is_small = len(sources) <= MAX_MATRIX and len(weights) <= MAX_MATRIX
+    nearest = [
+        (client, sorted(shares.items(), key=lambda share: (-share[1], share[0]))[:MAX_NEAREST])
+        for client, shares in weights.items()
+    ]
+    replays = [(client, *told.replay) for client, told in sorted(story.clients.items()) if told.replay is not None]
+    return {
+        "title": "Method",
+        "round": story.weights_round,
+        "matrix": list(weights.items()),
+        "sources": sources if is_small else [],
+        "nearest": [] if is_small else nearest,
+        "replays": replays,
+    }
+
+
 def headline(fleet: Fleet) -> str:
     """Return one sentence: what the fleet does now."""
     if fleet.phase == "finished":
@@ -224,8 +248,9 @@ def _client_charts(told: ClientStory) -> list[tuple[str, str, str, list[tuple[st
     ):
         names = sorted({name for _, metrics in told.reports for name in metrics if name.startswith(prefix)})
         if names:
-            parts = [(name.removeprefix(prefix), name, "own" if len(names) < 3 else "client") for name in names]
-            found.append(_client_chart(told, id_, title, parts[:MAX_LINES]))
+            styles = _FEW if len(names) <= len(_FEW) else ("client",) * MAX_LINES
+            parts = [(name.removeprefix(prefix), name, style) for name, style in zip(names, styles, strict=False)]
+            found.append(_client_chart(told, id_, title, parts))
     return found
 
 

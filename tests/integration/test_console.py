@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import re
 import signal
 import socket
 import subprocess
@@ -17,30 +16,11 @@ import pytest
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.federation.children import child_command
 from tests.support.browser import CHROMIUM, Browser, chromium
+from tests.support.consoles import console
 from tests.support.watched_fleet import watched_fleet
 
-PAGES = ("/", "/round", "/clients/cam-002", "/journal")
+PAGES = ("/", "/round", "/clients/cam-002", "/methods", "/journal")
 PATIENCE_S = 60.0
-
-
-@contextlib.contextmanager
-def console(folder: Path, *arguments: str) -> Iterator[str]:
-    """Run ``aggregator console``; yields its address."""
-    command = child_command(
-        "replayfleet.aggregator.console.command", "--data-dir", str(folder), "--listen", "127.0.0.1:0", *arguments
-    )
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            found = None
-            while found is None:
-                line = process.stderr.readline()
-                assert line, f"no console: {process.wait()}"
-                found = re.search(r"url=(\S+)/", line)
-            yield found[1]
-        finally:
-            process.terminate()
-            process.communicate()
 
 
 def test_a_console_ends_with_one_line_where_no_aggregator_has_run(tmp_path: Path) -> None:
@@ -127,13 +107,30 @@ def test_an_open_page_follows_the_fleet(browser: Browser, tmp_path: Path) -> Non
 def test_all_of_it_can_be_reached_with_the_keyboard(browser: Browser, address: str) -> None:
     page = browser.page(address + "/")
     seen = []
-    for _ in range(6):
+    for _ in range(7):
         page.press("Tab")
         seen.append(page.run("document.activeElement.innerText"))
     assert seen[:2] == ["To the content", "street"]
-    assert seen[2:5] == ["Fleet", "Round", "Journal"]
-    assert seen[5] == "cam-002"  # what needs somebody stands first
+    assert seen[2:6] == ["Fleet", "Round", "Method", "Journal"]
+    assert seen[6] == "cam-002"  # what needs somebody stands first
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.press("Enter")
     page.wait("location.pathname === '/clients/cam-002'")
     page.close()
+
+
+AXE = Path(__file__).parents[2] / "runs" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
+@pytest.mark.parametrize("path", [*PAGES, "/login", "/nowhere"])
+def test_an_accessibility_checker_finds_no_fault(browser: Browser, address: str, path: str) -> None:
+    for width in (1280, 390):
+        for dark in (False, True):
+            page = browser.page(address + path, width=width, dark=dark)
+            page.run(AXE.read_text(encoding="utf-8") + "; 0")
+            found = page.run(
+                "axe.run().then(r => r.violations.map(v => [v.id, v.impact, v.nodes.slice(0, 3).map(n => n.html)]))"
+            )
+            assert found == [], (width, dark)
+            page.close()

@@ -132,7 +132,7 @@ class Page:
     def click(self, selector: str) -> None:
         """Click with the mouse where it is, as a person would; it has to be visible."""
         find = f"document.querySelector({json.dumps(selector)})"
-        self.wait(f"{find} !== null")
+        self.wait(f"document.readyState === 'complete' && {find} !== null")
         self.run(f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         box = self.run(f"(r => [r.x + r.width / 2, r.y + r.height / 2, r.width])({find}.getBoundingClientRect())")
         assert box[2] > 0, f"{selector} can't be seen"

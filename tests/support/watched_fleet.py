@@ -75,7 +75,15 @@ def events(clients: list[str], num_rounds: int, rejects: str) -> list[dict[str, 
                 }  # fmt: skip
                 add("client report", client=client, round=index, version=index, accuracy=accuracy, metrics=metrics)
             if (index < num_rounds or place < len(clients) - 1) and client != rejects:
-                add("upload accepted", round=index, client=client, version=1, bytes=3_400_000, sub_generators=2)
+                add(
+                    "upload accepted",
+                    round=index,
+                    client=client,
+                    version=1,
+                    bytes=3_400_000,
+                    sub_generators=2,
+                    facts={"seen": {"0": 20, "3": 20}, "num_samples": 40, "num_updates": 2, "num_filled": place},
+                )
         if index < num_rounds:
             add("round closed", round=index, by="deadline" if index % 3 == 1 else "quorum",
                 uploads=len(clients) - 1, expected=len(clients), open_s=42.0)  # fmt: skip

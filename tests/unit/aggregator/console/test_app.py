@@ -12,7 +12,7 @@ from replayfleet.aggregator.console.watch import Watch
 from tests.support.asking import ask
 from tests.support.watched_fleet import watched_fleet
 
-PAGES = ("/", "/round", "/clients/cam-001", "/clients/cam-002", "/journal")
+PAGES = ("/", "/round", "/clients/cam-001", "/clients/cam-002", "/methods", "/journal")
 
 
 @pytest.fixture(scope="module")
