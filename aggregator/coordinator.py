@@ -38,6 +38,8 @@ LIST_EVERY_S = 1.0
 
 SEEN_EVERY_S = 60.0
 """How often the store is told when members were heard of."""
+TURNED_EVERY_S = 5.0
+"""And how often at most that one began or ceased to train: each time it writes."""
 
 _log = EventLogger("aggregator")
 
@@ -67,7 +69,7 @@ class Coordinator:
         self._chronicle = Chronicle(parts, self.rounds, now)
         self.control = ControlDesk(parts, self.rounds, self)
         self._announced_at = now
-        self._seen_at = now
+        self._seen_at = now - SEEN_EVERY_S
         self._list_members(now)
         self._began_at = now
         self._answer_due = False
@@ -159,11 +161,11 @@ class Coordinator:
         self.rounds.expected = expected_uploads(parts.rules.num_clients, parts.store.roll.standings.values())
 
     def _note_who_was_seen(self, now: float) -> None:
-        """Keep when members were heard of; at once if one began or ceased to train."""
+        """Keep when members were heard of; soon if one began or ceased to train."""
         parts, standings = self._parts, self._parts.store.roll.standings
         seen, age = parts.presence.heard_of(), parts.wall_clock() - now
         turned = any(client in standings and standings[client].trains != trains for client, (_, trains) in seen.items())
-        if seen and not parts.disk.problem and (turned or now - self._seen_at >= SEEN_EVERY_S):
+        if seen and not parts.disk.problem and now - self._seen_at >= (TURNED_EVERY_S if turned else SEEN_EVERY_S):
             self._seen_at = now
             parts.store.roll.saw({client: (age + heard_at, trains) for client, (heard_at, trains) in seen.items()})
             self._list_members(now)

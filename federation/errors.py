@@ -42,8 +42,9 @@ class Reason(str, enum.Enum):
     ROLLED_BACK = "rolled-back"
 
 
-TRANSIENT = frozenset({Reason.BUSY.value, Reason.WRONG_DIGEST.value})
-"""Reasons that pass: what was refused for one of them is offered again, without a limit of tries."""
+TRANSIENT = frozenset({Reason.BUSY.value, Reason.WRONG_DIGEST.value, Reason.EXCLUDED.value})
+"""Reasons that pass: what was refused for one of them is offered again, without a limit of tries. A client that is
+readmitted while its round is open still has its upload."""
 
 
 class ReplayfleetError(Exception):

@@ -106,8 +106,8 @@ class FleetClock:
 def waits(facts: Facts) -> tuple[Wait, ...]:
     """Return all that keeps a client from its work, the most important first."""
     found = (*common_waits(facts), *_of_the_device(facts), *_of_the_round(facts))
-    outside = {Why.PAUSED} if facts.excluded else set()
-    return ordered((wait for wait in found if wait.reason not in outside), PATIENCE)
+    implied = {Why.PAUSED, Why.BUSY} if facts.excluded else set()
+    return ordered((wait for wait in found if wait.reason not in implied), PATIENCE)
 
 
 def _of_the_device(facts: Facts) -> Iterator[Wait]:

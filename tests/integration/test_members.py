@@ -85,3 +85,17 @@ def test_a_fleet_is_steered_and_its_clients_say_why_they_wait(world: World) -> N
     assert [event["verb"] for event in events(world, "operator")] == [
         *("pause", "exclude", "resume", "pause", "rollback", "readmit", "resume")
     ]
+
+
+def test_who_is_readmitted_while_its_round_is_open_still_has_its_upload(world: World) -> None:
+    world.start_client("cam-1", 0)
+    world.start_client("cam-2", 1)
+    rounds = world.aggregator.coordinator.rounds
+    world.until(lambda: rounds.accepted == ("cam-1", "cam-2"))
+    do(world, Exclude("cam-1"))
+    assert rounds.accepted == ("cam-2",)
+    world.until(says(world, "cam-1", "excluded"))
+    do(world, Readmit("cam-1"))
+    world.until(lambda: rounds.accepted == ("cam-1", "cam-2"))
+    assert rounds.index == 0
+    world.until(says(world, "cam-1", None))

@@ -198,7 +198,9 @@ class Incoming:
         return events
 
     def forget(self, only: str | None = None) -> None:
-        """Let go of every transfer, or of those with one peer; part files stay."""
+        """Let go of every transfer, or of those with one peer and of what they came to; part files stay."""
+        if only is not None:  # what was said of them may not hold any more: the service is asked again
+            self._concluded = OrderedDict((key, said) for key, said in self._concluded.items() if key[0] != only)
         for peer in [peer for peer in (*self._pending, *self._open) if only in {None, peer}]:
             self._pending.pop(peer, None)
             if peer in self._open:

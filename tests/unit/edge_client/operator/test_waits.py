@@ -19,7 +19,11 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"trust_problem": "signed with a key", "step": Step.WAIT_AGGREGATOR}, Why.UNTRUSTED, "signed with a key"),
     ({"disk": "disk full"}, Why.DISK, "disk full"),
     ({"camera": "unplugged"}, Why.CAMERA, "unplugged"),
-    ({"excluded": True, "step": Step.EXCLUDED, "paused": True}, Why.EXCLUDED, "`aggregator readmit cam-1`"),
+    (
+        {"excluded": True, "step": Step.EXCLUDED, "paused": True, "upload_problem": "no"},
+        Why.EXCLUDED,
+        "`aggregator readmit cam-1`",
+    ),
     ({"paused": True, "step": Step.PAUSED}, Why.PAUSED, "`aggregator resume`"),
     ({"trains": False, "step": Step.SERVE_ONLY}, Why.SERVES_ONLY, "torch isn't installed, or --no-train"),
     (

@@ -119,7 +119,7 @@ def test_a_rejected_upload_is_dropped_and_its_state_is_kept(reason: str, made: D
     assert training.state == (KNOWN,)
 
 
-@pytest.mark.parametrize("reason", ["busy", "wrong-digest"])
+@pytest.mark.parametrize("reason", ["busy", "wrong-digest", "excluded"])
 def test_what_passes_is_tried_again_within_three_seconds_for_ever(reason: str, made: Desk) -> None:
     now = 0.0
     for attempt in range(100):
