@@ -28,6 +28,11 @@ def shares_chart(title: str, lines: Sequence[tuple[str, Sequence[float | None], 
     return _drawn(title, tuple((label, tuple(values), style) for label, values, style in lines), first_round)
 
 
+def warm() -> None:
+    """Import what draws, so that the first page doesn't wait for it."""
+    shares_chart("", [("", [0.5], "own")], 0)
+
+
 @lru_cache(maxsize=512)
 def _drawn(title: str, lines: tuple[tuple[str, tuple[float | None, ...], str], ...], first_round: int) -> Markup:
     found = [Line(*line) for line in lines]

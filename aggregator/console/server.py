@@ -10,6 +10,7 @@ import uvicorn
 
 from replayfleet.aggregator.console.access import Access
 from replayfleet.aggregator.console.app import Console
+from replayfleet.aggregator.console.charts import warm
 from replayfleet.aggregator.console.guard import Rules
 from replayfleet.aggregator.console.settings import ConsoleSettings
 from replayfleet.aggregator.console.watch import Watch
@@ -49,6 +50,7 @@ def run(settings: ConsoleSettings) -> None:
         ssl_keyfile=settings.tls_key,
     )
     server = uvicorn.Server(config)
+    warm()
     with _bound(*settings.address) as listening:
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

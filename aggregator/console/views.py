@@ -101,7 +101,7 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),
             ("With trouble", f"{troubled} of {len(fleet.members)}", "since the journal begins"),
         ),
-        "chart": _fleet_chart(story),
+        "chart": _fleet_chart(story, fleet),
         "rows": sorted(rows, key=lambda m: (-(m.is_awaited + 2 * (m.num_troubles > 0)), m.client)),
         "shows": SHOWS,
     }
@@ -218,12 +218,14 @@ def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, st
     )
 
 
-def _fleet_chart(story: Story) -> str:
+def _fleet_chart(story: Story, fleet: Fleet) -> str:
     by_client = {name: dict(_series(told, "accuracy")) for name, told in sorted(story.clients.items())}
     by_client = {name: values for name, values in by_client.items() if values}
     if not by_client:
         return ""
-    rounds = _shown_rounds(index for values in by_client.values() for index in values)
+    # Of many clients a round is drawn when it is over, not again with each report.
+    over = fleet.round if len(by_client) > MAX_LINES and fleet.phase != "finished" else fleet.round + 1
+    rounds = _shown_rounds(index for values in by_client.values() for index in values if index < over)
     mean = [_mean([values[index] for values in by_client.values() if index in values]) for index in rounds]
     lines = [("mean of the clients", mean, "own")]
     if len(by_client) <= MAX_LINES:

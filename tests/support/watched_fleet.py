@@ -9,7 +9,7 @@ from typing import Any
 
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
-from tests.support.demo_journal import spec
+from tests.support.demo_journal import spec as demo_spec
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)> \u202e\x1b[31m"
 BEGAN = 1_800_000_000.0
@@ -19,14 +19,16 @@ def names(num_clients: int) -> list[str]:
     return [f"cam-{number:03}" for number in range(num_clients)]
 
 
-def watched_fleet(folder: Path, *, num_clients: int = 4, num_rounds: int = 3, rejects: str = "cam-002") -> Path:
+def watched_fleet(
+    folder: Path, *, num_clients: int = 4, num_rounds: int = 3, rejects: str = "cam-002", spec: FleetSpec | None = None
+) -> Path:
     """Write a fleet whose newest round waits for its last client and whose ``rejects`` refuses its models.
 
     What that client says is hostile to terminals and pages.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store, clients = AggregatorStore(folder), names(num_clients)
-    store.found(FleetSpec(**{**spec(), "fleet": "street"}), BEGAN)
+    store.found(spec or FleetSpec(**{**demo_spec(), "fleet": "street"}), BEGAN)
     entry = BlobEntry("task", "ab" * 32, 10)
     for index in range(num_rounds + 1):
         if index < num_rounds:
