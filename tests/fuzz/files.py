@@ -11,6 +11,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from replayfleet.aggregator.control.verbs import (
+    CloseRound,
+    Drain,
+    Exclude,
+    ExtendRound,
+    Pause,
+    Readmit,
+    Resume,
+    RollBack,
+    decode_verb,
+    name_of,
+)
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.edge_client.cameras.uri import parse_sources
@@ -18,7 +30,7 @@ from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.state_store import HeldDownload, Pace, SentAway, Settled, StateStore, TrainingCommit, Trial
 from replayfleet.export.parameters import Model, read_parameter_file
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.data_dir import MARKER, read_owner
 from replayfleet.federation.service.fleet.task import task_kind
 from replayfleet.federation.service.settings import read_settings, read_toml, settings_from
@@ -29,6 +41,18 @@ from tests.fuzz.forms import JSON, MSGPACK, SAFETENSORS, URIS, document, taken_a
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.strangers import BLOBS, BOXES, SERVED, SPEC
 from tests.fuzz.target import Target, scratch, seeds
+
+_VERBS = (
+    Exclude("cam-1", "a dirty lens"),
+    Readmit("cam-1"),
+    Pause(),
+    Drain(),
+    Resume(),
+    RollBack("*"),
+    RollBack("cam-1", 7),
+    CloseRound(),
+    ExtendRound(60.0),
+)
 
 
 def written(data: bytes, name: str) -> Path:
@@ -199,6 +223,12 @@ FILES = {
     ),
     "journals": Target(
         seeds(lambda: [b'{"event": "round committed", "round": 1, "at": 0.5}\n{"event": 3}\n']), _journals, ()
+    ),
+    "verbs": Target(
+        seeds(lambda: [msgspec.json.encode(verb) for verb in _VERBS]),
+        lambda data: name_of(decode_verb(data)),
+        (MalformedMessage,),
+        JSON,
     ),
     "data dirs": Target(
         seeds(lambda: [json.dumps(_OWNER).encode()]),
