@@ -11,6 +11,7 @@ from typing import Any
 from replayfleet.aggregator.console.story import ClientStory, Event, Story
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.status import Status, read_status
+from replayfleet.federation.service.waits import Why
 from replayfleet.federation.wire.protocol.messages import spoken
 
 
@@ -152,7 +153,8 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         story: the journal's.
         now: Unix time.
     """
-    notices = [wait.text for wait in view.waits]
+    # A round that waits for uploads is no trouble, and the headline says it.
+    notices = [wait.text for wait in view.waits if wait.reason is not Why.UPLOAD]
     notices += {
         "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
         "draining": ["The fleet pauses when this round is committed."],
