@@ -16,7 +16,7 @@ from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import CountsLabels, Shown
 from replayfleet.edge_client.frames.answerer import FrameCounts
 from replayfleet.edge_client.frames.frame_service import FrameService
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakesFeedback
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakeBack, TakesFeedback
 from replayfleet.edge_client.learning.local_training import LocalTraining, Trainer, TrainerEvent, TrainerProcess
 from replayfleet.edge_client.learning.training.brake import TrainingBrake
 from replayfleet.edge_client.learning.training.job import BLOBS
@@ -24,6 +24,7 @@ from replayfleet.edge_client.operator.display.drawing import Legend
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
 from replayfleet.edge_client.operator.status import STATUS_FILE
+from replayfleet.edge_client.operator.studio.studio import Known
 from replayfleet.edge_client.operator.waits import PATIENCE, Facts, FleetClock, waits
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
@@ -106,7 +107,7 @@ class ClientService:
         self._identity = identity
         self._folder = folder
         self._clock = clock
-        self.desk = OperatorDesk(lambda: self.client.class_names, self._learn, clock)
+        self.desk = OperatorDesk(lambda: self.client.class_names, self.learn, clock)
         self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
         """Called on the serving thread with every picture and its prediction; must be quick."""
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
@@ -193,6 +194,12 @@ class ClientService:
         cameras = () if source is None else source.pictures.cameras
         names = next((found.class_names for found in cameras if found.name == camera), ())
         return Legend(self.client.class_names, names, self.client.round)
+
+    def known(self) -> Known:
+        """What the label studio shows of this client; safe to call from another thread."""
+        client, source = self.client, self.client.source
+        labels = source.samples.progress() if source and isinstance(source.samples, CountsLabels) else None
+        return Known(self._identity.client_id, client.class_names, client.round, client.serving_version, labels)
 
     @property
     def turns(self) -> Mapping[str, int]:
@@ -292,7 +299,7 @@ class ClientService:
 
     def _look(self, now: float) -> None:
         """See what keeps this client from its work, and since when."""
-        client, wall_s, source = self.client, time.time(), self.client.source
+        client, wall_s = self.client, time.time()
         self._looked_at = now
         self._fleet_clock.hear(self._parts.trust.heard_us, wall_s)
         facts = Facts(
@@ -308,7 +315,7 @@ class ClientService:
             trains=self._identity.compute.trains,
             excluded=client.is_excluded,
             paused=client.is_paused,
-            labels=source.samples.progress() if source and isinstance(source.samples, CountsLabels) else None,
+            labels=self.known().labels,
             sent_away=client.sent_away,
             serving_version=client.serving_version,
             training_problem=self._parts.training.problem,
@@ -360,12 +367,12 @@ class ClientService:
             compute=identity.compute,
         )
 
-    def _learn(self, feedback: AnyFeedback) -> None:
-        """Called on any thread."""
+    def learn(self, feedback: AnyFeedback) -> TakeBack:
+        """Take an operator's word on any thread; returns how to take it back. Raises FeedbackRefused."""
         samples: object = None if self.client.source is None else self.client.source.samples
         if not isinstance(samples, TakesFeedback):
             raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
-        samples.feedback(feedback)
+        return samples.feedback(feedback)
 
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""

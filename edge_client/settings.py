@@ -12,11 +12,13 @@ from msgspec import Meta
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.profiles import check_device, required_provider
 from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
 from replayfleet.federation.paths import check_folder
-from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
+from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings, check_address
 from replayfleet.federation.service.settings import CAMERA, TRAINING, Option
 from replayfleet.federation.wire.protocol.limits import check_id
+from replayfleet.federation.wire.transport.broker_address import is_loopback
 
 DEVICE = "Device"
 
@@ -25,6 +27,15 @@ def _check_sources(texts: Any) -> None:
     from replayfleet.edge_client.cameras.uri import parse_sources
 
     parse_sources((texts,) if isinstance(texts, str) else texts)
+
+
+def check_studio(text: Any) -> None:
+    """Raise a SettingsError unless this is no studio, or an address that only this machine reaches."""
+    if text and not is_loopback(check_address(text)[0]):
+        raise SettingsError(
+            f"studio {text}: other machines would see this device's pictures; expected an address on loopback, which "
+            "`ssh -L 8090:127.0.0.1:8090 DEVICE` brings to yours"
+        )
 
 
 DeviceName = Annotated[
@@ -100,6 +111,17 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
         ),
     ] = None
     show: Annotated[bool, Option("Draw cameras' pictures with their answers in windows.", CAMERA)] = False
+    studio: Annotated[
+        str,
+        Option(
+            "Show the live picture in a browser here, with the least certain frames, which wait for a label by click "
+            "or key; loopback only.",
+            CAMERA,
+            metavar="HOST:PORT",
+            unset="no studio",
+            check=check_studio,
+        ),
+    ] = ""
     record: Annotated[
         Path | None,
         Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from replayfleet.devices.probing import Board, chosen, probe
@@ -13,21 +14,25 @@ from replayfleet.devices.providers import ProviderProof, prove_provider
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
 from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
+from replayfleet.edge_client.operator.studio.studio import Studio
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.member_settings import check_address
 from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
 
 if TYPE_CHECKING:
     from replayfleet.edge_client.operator.display.recorder import Recorder
     from replayfleet.edge_client.operator.display.window import Window
+    from replayfleet.edge_client.operator.studio.app import StudioServer
 
 log = EventLogger(__name__)
 
@@ -120,9 +125,9 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 
 
-def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window]:
+def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | StudioServer]:
     """Open what the operator wants to look at."""
-    opened: list[Recorder | Window] = []
+    opened: list[Recorder | Window | StudioServer] = []
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import Recorder
 
@@ -131,6 +136,11 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
         from replayfleet.edge_client.operator.display.window import Window
 
         opened.append(Window(service.legend))
+    if settings.studio:
+        from replayfleet.edge_client.operator.studio.app import StudioServer
+
+        studio = Studio(service.known, service.learn, settings.keep_frames_s, time.monotonic)
+        opened.append(StudioServer(studio, *check_address(settings.studio)))
     return opened
 
 
@@ -143,3 +153,7 @@ def _check_displays(settings: ClientSettings) -> None:
         from replayfleet.edge_client.operator.display.window import check_display
 
         check_display()
+    if settings.studio:
+        missing = [name for name in ("starlette", "uvicorn", "cv2") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise SettingsError(f"the studio needs {' and '.join(missing)}: pip install 'replayfleet[cameras,console]'")

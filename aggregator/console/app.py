@@ -15,13 +15,13 @@ from starlette.routing import Route
 
 from replayfleet.aggregator.console import views
 from replayfleet.aggregator.console.facts import Fleet
-from replayfleet.aggregator.console.guard import Guard, Rules, who_asks
 from replayfleet.aggregator.console.operating import Operating
 from replayfleet.aggregator.console.story import Story
 from replayfleet.aggregator.console.views import Asked, Facts, Pages
 from replayfleet.aggregator.console.watch import LOOK_EVERY_S, Watch
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service import pages as shared_pages
+from replayfleet.federation.service.web.guard import Guard, Rules, who_asks
 
 MAX_LIVE = 256
 """Pages that are told of changes at a time; others are as they were when they were loaded."""

@@ -16,7 +16,7 @@ from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
 
 if TYPE_CHECKING:
-    from replayfleet.aggregator.console.access import Role
+    from replayfleet.federation.service.web.access import Role
 
 _NICE = 10
 """Beside an aggregator, which comes first where cores are few."""
@@ -43,7 +43,7 @@ def console(settings: ConsoleSettings) -> None:
 @click.option("--remove", is_flag=True, help="Take the token of NAME away.")
 def token(name: str, tokens: Path, role: Role, remove: bool) -> None:
     """Make a token with which NAME may use the console, and print it once; a former one of NAME counts no more."""
-    from replayfleet.aggregator.console.access import add_token, remove_token
+    from replayfleet.federation.service.web.access import add_token, remove_token
 
     if remove:
         remove_token(tokens, name)

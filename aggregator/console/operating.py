@@ -12,9 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from replayfleet.aggregator.console.access import Access, Somebody
 from replayfleet.aggregator.console.facts import Fleet
-from replayfleet.aggregator.console.guard import COOKIE, is_ours, who_asks
 from replayfleet.aggregator.console.views import Pages
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.control.verbs import (
@@ -27,6 +25,8 @@ from replayfleet.aggregator.control.verbs import (
     parse_version,
 )
 from replayfleet.federation.errors import MalformedMessage, ReplayfleetError
+from replayfleet.federation.service.web.access import Access, Somebody
+from replayfleet.federation.service.web.guard import COOKIE, is_ours, who_asks
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 
 MAX_BODY_BYTES = 16 * 1024

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from replayfleet.edge_client.flow import LabelProgress, Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.labels.lessons import Lessons
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk, TakeBack
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -66,14 +66,15 @@ class CameraSamples:
         else:
             self.num_unlabelled += 1
 
-    def feedback(self, feedback: AnyFeedback) -> None:
-        """Learn what an operator says about a recent frame.
+    def feedback(self, feedback: AnyFeedback) -> TakeBack:
+        """Learn what an operator says about a recent frame; returns how to take it back.
 
         Raises:
             FeedbackRefused: It can't be used; says why.
         """
         samples, place = self._desk.samples(feedback)
         self._collector.add(samples, place=place)
+        return lambda: self._collector.take_back(samples)
 
     def round_samples(self, round_index: int) -> Samples | None:
         """Return what was labelled since the last round; None while it is too little."""

@@ -78,6 +78,23 @@ class Collector:
                 self._waiting_bytes += _size_bytes(samples)
                 self._drop_excess()
 
+    def take_back(self, samples: Samples) -> bool:
+        """Forget what was added, this very object; False if a round has it already, or it was dropped."""
+        with self._changing:
+            for held, found in enumerate(self._held_out):
+                if found is samples:
+                    del self._held_out[held]
+                    self._held_out_bytes -= _size_bytes(samples)
+                    return True
+            for waiting, found in enumerate(self._waiting):
+                if found is samples:
+                    del self._waiting[waiting]
+                    self._num_waiting -= len(samples)
+                    self._num_new_pictures -= 1
+                    self._waiting_bytes -= _size_bytes(samples)
+                    return True
+            return False
+
     def end(self) -> None:
         """Nothing more will come: the next round takes what there is, however little."""
         with self._changing:

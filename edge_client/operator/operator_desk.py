@@ -58,7 +58,7 @@ class OperatorDesk:
     def __init__(
         self,
         class_names: Callable[[], Sequence[str]],
-        learn: Callable[[AnyFeedback], None],
+        learn: Callable[[AnyFeedback], object],
         clock: Callable[[], float],
     ) -> None:
         self._class_names = class_names

@@ -14,11 +14,11 @@ import pytest
 from support.tiny_fleet import TinyFleet
 from support.waiting_fleet import waiting_fleet
 
-from replayfleet.aggregator.console.access import Access, add_token
 from replayfleet.aggregator.console.app import Console
-from replayfleet.aggregator.console.guard import COOKIE, Rules
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.federation.service.web.access import Access, add_token
+from replayfleet.federation.service.web.guard import COOKIE, Rules
 from tests.support.asking import Said, ask
 
 OURS = "http://127.0.0.1:8080"

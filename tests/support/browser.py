@@ -21,7 +21,9 @@ FLAGS = (
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--ignore-certificate-errors",
 )  # fmt: skip
 PATIENCE_S = 60.0
-KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " "), "Escape": (27, "")}
+KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " "), "Escape": (27, "")} | {
+    key: (ord(key.upper()), key) for key in "12su"
+}
 
 
 class Browser:

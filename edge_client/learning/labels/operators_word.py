@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -60,13 +61,16 @@ class BoxFeedback:
 
 AnyFeedback: TypeAlias = Feedback | BoxFeedback
 
+TakeBack: TypeAlias = Callable[[], bool]
+"""Forgets what was learned from one word; False if a round has it already. May be called on any thread."""
+
 
 @runtime_checkable
 class TakesFeedback(Protocol):
     """A source whose frames an operator can label."""
 
-    def feedback(self, feedback: AnyFeedback) -> None:
-        """Learn from it; raises FeedbackRefused."""
+    def feedback(self, feedback: AnyFeedback) -> TakeBack:
+        """Learn from it; raises FeedbackRefused. Returns how to take it back."""
 
 
 class Desk(Protocol):

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from replayfleet.aggregator.console.access import Access
 from replayfleet.aggregator.console.app import Console
-from replayfleet.aggregator.console.guard import POLICY, Rules, host_of
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
 from tests.support.asking import ask
 from tests.support.watched_fleet import watched_fleet
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from replayfleet.aggregator.console.access import NOBODY, SESSION_S, TRIES_AT_ONCE, Access, add_token, remove_token
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.web.access import NOBODY, SESSION_S, TRIES_AT_ONCE, Access, add_token, remove_token
 
 
 @pytest.fixture

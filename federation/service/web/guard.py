@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replayfleet.aggregator.console.access import NOBODY, Access, Somebody
 from replayfleet.federation.service.quotas import Limiter
+from replayfleet.federation.service.web.access import NOBODY, Access, Somebody
 
 POLICY = "; ".join((
     "default-src 'none'", "style-src 'self'", "script-src 'self'", "img-src 'self' data:", "connect-src 'self'",
@@ -48,15 +48,17 @@ class Rules:
     """Who may ask.
 
     Attributes:
-        hosts: names that the console answers to, as a ``Host`` header has them without the port; a page of somebody
-            else's that made its own name lead here gets nothing.
+        hosts: names that the pages are reached under, as a ``Host`` header has them without the port; a page of
+            somebody else's that made its own name lead here gets nothing.
         access: tokens and sessions.
         clock: seconds; never runs backwards.
+        elsewhere: what whoever means another host is told.
     """
 
     hosts: frozenset[str]
     access: Access
     clock: Callable[[], float] = time.monotonic
+    elsewhere: str = "this console has another name; start it with --console-name to add one"
 
 
 class Guard:
@@ -105,7 +107,7 @@ class Guard:
     def _refusal(self, scope: Scope, now: float) -> PlainTextResponse | None:
         host = host_of(Headers(scope=scope).get("host", ""))
         if host not in self._rules.hosts:
-            return PlainTextResponse("this console has another name; start it with --console-name to add one\n", 421)
+            return PlainTextResponse(f"{self._rules.elsewhere}\n", 421)
         address = (scope.get("client") or ("",))[0]
         if not self._limiter.admit(address, now):
             return PlainTextResponse("too many requests; wait a moment\n", 429, {"Retry-After": "2"})
@@ -126,7 +128,7 @@ def who_asks(request: Request) -> Asking:
 
 
 def is_ours(request: Request) -> bool:
-    """Whether a form was sent by a page of this console: browsers say so, and no script can lie about it."""
+    """Whether a form was sent by one of our pages: browsers say so, and no script can lie about it."""
     origin = request.headers.get("origin")
     if origin is None:
         return request.headers.get("sec-fetch-site") == "same-origin"

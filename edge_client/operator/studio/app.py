@@ -1,0 +1,185 @@
+"""Routes of the studio. Pictures are made off the event loop, one at a time, and only for who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused
+from replayfleet.edge_client.operator.studio.studio import Studio
+from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.service import pages as shared_pages
+from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.guard import Guard, Rules, is_ours
+from replayfleet.federation.service.web.serving import WebServer
+from replayfleet.federation.wire.transport.broker_address import is_loopback
+
+MAX_LIVE = 4
+"""Live pictures at a time; a further browser is told to wait."""
+PICTURES_PER_S = 10.0
+MAX_BODY_BYTES = 4096
+MAX_CONNECTIONS = 40
+_STATIC = Path(__file__).parent / "static"
+_KINDS = {"studio.css": "text/css", "studio.js": "text/javascript"}
+_PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+
+log = EventLogger("studio")
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """What a page posts: which frame, and what it shows."""
+
+    camera: str
+    frame: int
+    class_name: str = msgspec.field(name="class", default="")
+
+
+_decoder = msgspec.json.Decoder(Said)
+
+
+class Pages:
+    """The studio's routes.
+
+    Args:
+        studio: what is shown, and takes labels.
+        rules: who may ask.
+    """
+
+    def __init__(self, studio: Studio, rules: Rules) -> None:
+        self._studio = studio
+        self._num_live = 0
+        self.app = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/static/{name}", self._static),
+                Route("/api/state", self._state),
+                Route("/frame", self._frame),
+                Route("/live", self._live),
+                *(
+                    Route(f"/api/{act.__name__.strip('_')}", _post(act), methods=["POST"])
+                    for act in (self._label, self._skip, self._undo)
+                ),
+            ],
+            middleware=[Middleware(Guard, rules=rules)],
+        )
+
+    async def _page(self, request: Request) -> Response:
+        return Response((_STATIC / "studio.html").read_text(), media_type="text/html")
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _KINDS:
+            return PlainTextResponse("nothing is here\n", 404)
+        shared = (Path(shared_pages.__file__).parent / "style.css").read_text() if name.endswith(".css") else ""
+        return Response(shared + (_STATIC / name).read_text(), media_type=_KINDS[name])
+
+    async def _state(self, request: Request) -> Response:
+        return JSONResponse(self._studio.state())
+
+    async def _frame(self, request: Request) -> Response:
+        camera, number = request.query_params.get("camera", ""), request.query_params.get("frame", "")
+        if not (number.isascii() and number.isdecimal() and len(number) < 19):
+            return PlainTextResponse("frame: expected a number\n", 422)
+        picture = await run_in_threadpool(self._studio.frozen, camera, int(number))
+        if picture is None:
+            return PlainTextResponse("this frame doesn't wait any more\n", 404)
+        return Response(picture, media_type="image/jpeg")
+
+    async def _live(self, request: Request) -> Response:
+        if self._num_live >= MAX_LIVE:
+            return PlainTextResponse(f"{MAX_LIVE} live pictures are open already\n", 503)
+        kind = "multipart/x-mixed-replace; boundary=frame"
+        return StreamingResponse(self._pictures(request.query_params.get("camera", "")), media_type=kind)
+
+    async def _pictures(self, camera: str) -> AsyncIterator[bytes]:
+        self._num_live += 1
+        last = None
+        try:
+            while True:
+                newest = self._studio.newest(camera)
+                if newest is not None and newest[0] != last:
+                    last, make = newest
+                    picture = await run_in_threadpool(make)
+                    yield _PART % len(picture) + picture + b"\r\n"
+                await asyncio.sleep(1 / PICTURES_PER_S)
+        finally:
+            self._num_live -= 1
+
+    def _label(self, body: bytes) -> str:
+        said = _decoder.decode(body)
+        self._studio.label(said.camera, said.frame, said.class_name)
+        return f"learned: {said.class_name}"
+
+    def _skip(self, body: bytes) -> str:
+        said = _decoder.decode(body)
+        self._studio.skip(said.camera, said.frame)
+        return "skipped"
+
+    def _undo(self, body: bytes) -> str:
+        return f"taken back: {self._studio.undo()}"
+
+
+def _post(act: Callable[[bytes], str]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        if not is_ours(request):
+            return JSONResponse({"error": "labels come from the studio's own page"}, 403)
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return JSONResponse({"error": f"expected at most {MAX_BODY_BYTES} bytes"}, 413)
+        try:
+            return JSONResponse({"said": await run_in_threadpool(act, body)})
+        except FeedbackRefused as refused:
+            return JSONResponse({"error": str(refused)}, 422)
+        except UNREADABLE as error:
+            return JSONResponse({"error": f"not usable: {str(error).replace('`', '')}"}, 422)
+
+    return endpoint
+
+
+class StudioServer:
+    """The studio's pages on a thread of their own; whatever becomes of them, the client goes on.
+
+    Args:
+        studio: what is shown.
+        host: loopback, see ``check_studio``.
+        port: 0 picks a free one.
+    """
+
+    def __init__(self, studio: Studio, host: str, port: int) -> None:
+        hosts = frozenset({host.lower(), *(["localhost"] if is_loopback(host) else [])})
+        rules = Rules(hosts, Access(None, reading_needs_token=False), elsewhere="the studio has another name")
+        self.watch = studio.watch
+        self._server = WebServer(Pages(studio, rules).app, host, port, name="studio", max_connections=MAX_CONNECTIONS)
+        self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where the page is; empty until it is there."""
+        return self._server.url
+
+    def close(self) -> None:
+        """Close the pages. Idempotent."""
+        self._server.stop()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            self._server.run()
+        except SettingsError as error:
+            log.warning("no studio", reason=error)
+        except Exception:  # root of a thread
+            log.exception("studio ended")

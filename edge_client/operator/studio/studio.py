@@ -1,0 +1,183 @@
+"""What the studio knows and does, whoever asks: newest pictures, frames that wait, labels and taking them back."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replayfleet.edge_client.flow import LabelProgress, Shown
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused, TakeBack
+from replayfleet.edge_client.operator.studio.waiting import Waiting, WaitingFrames
+
+MAX_UNDO = 50
+MAX_WIDTH = 960
+"""Of a picture that a browser gets, in pixels."""
+_QUALITY = 80
+_MARK = (255, 176, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the client says of itself now.
+
+    Attributes:
+        client: its name.
+        class_names: of the fleet's task; empty until it is known.
+        round: announced last; -1 before the first.
+        version: that serves.
+        labels: what waits for the next round; None where the source doesn't count.
+    """
+
+    client: str
+    class_names: Sequence[str]
+    round: int
+    version: int
+    labels: LabelProgress | None
+
+
+class Studio:
+    """Safe across threads; encodes a picture when somebody asks for it, and never otherwise.
+
+    Args:
+        known: what the client says of itself.
+        learn: takes a label; raises FeedbackRefused.
+        keep_s: seconds that frames wait, and can be labelled.
+        clock: ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        known: Callable[[], Known],
+        learn: Callable[[AnyFeedback], TakeBack],
+        keep_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._known = known
+        self._learn = learn
+        self._clock = clock
+        self._frames = WaitingFrames(keep_s)
+        self._newest: dict[str, Shown] = {}
+        self._done: collections.deque[tuple[Waiting, str, TakeBack]] = collections.deque(maxlen=MAX_UNDO)
+
+    def watch(self, shown: Shown) -> None:
+        """Take note of a picture; called on the serving thread."""
+        self._newest[shown.picture.camera] = shown
+        self._frames.offer(shown, self._clock())
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows beside pictures."""
+        known, now = self._known(), self._clock()
+        names, waiting = known.class_names, self._frames.unsure_first(now)
+        progress = known.labels
+        return {
+            "client": known.client,
+            "classes": list(names),
+            "round": known.round,
+            "version": known.version,
+            "labels": None
+            if progress is None
+            else {
+                "have": progress.num_samples,
+                "need": progress.min_samples,
+                "pictures": progress.num_pictures,
+                "need_pictures": progress.min_pictures,
+            },
+            "cameras": [
+                {"name": name, "frame": shown.picture.frame_id, "answers": _said(shown, names)}
+                for name, shown in sorted(self._newest.copy().items())
+            ],
+            "keep_s": self._frames.keep_s,
+            "num_waiting": len(waiting),
+            "waiting": [
+                {
+                    "camera": one.key[0],
+                    "frame": one.key[1],
+                    "answer": next(iter(_said(one.shown, names)[one.index :]), None),
+                    "left_s": round(self._frames.keep_s - (now - one.at), 1),
+                }
+                for one in waiting[:12]
+            ],
+            "undo": self._done[-1][1] if self._done else "",
+        }
+
+    def label(self, camera: str, frame_id: int, class_name: str) -> None:
+        """Learn what the object of a waiting frame is.
+
+        Raises:
+            FeedbackRefused: The frame doesn't wait any more, or the label can't be used.
+        """
+        frame = self._frames.find((camera, frame_id), self._clock())
+        if frame is None:
+            raise FeedbackRefused(
+                f"frame {frame_id} of {camera!r} doesn't wait any more; frames wait for {self._frames.keep_s:g} s"
+            )
+        take_back = self._learn(Feedback(camera, frame_id, class_name, frame.index))
+        self._frames.remove(frame.key)
+        self._done.append((frame, class_name, take_back))
+
+    def skip(self, camera: str, frame_id: int) -> None:
+        """Nobody wants to label this frame. Idempotent."""
+        self._frames.remove((camera, frame_id))
+
+    def undo(self) -> str:
+        """Take the newest label back; returns its class.
+
+        Raises:
+            FeedbackRefused: There is none, or its round has begun.
+        """
+        try:
+            frame, class_name, take_back = self._done.pop()
+        except IndexError:
+            raise FeedbackRefused("there is no label to take back") from None
+        if not take_back():
+            self._done.clear()  # those before it are in that round too
+            raise FeedbackRefused(f"the label {class_name!r} is in a round already, and stays")
+        self._frames.put_back(frame, self._clock())
+        return class_name
+
+    def frozen(self, camera: str, frame_id: int) -> bytes | None:
+        """Return a waiting frame as JPEG, with the object that is asked about marked; None if it is gone."""
+        frame = self._frames.find((camera, frame_id), self._clock())
+        if frame is None:
+            return None
+        corners = _corners(frame.shown)
+        return jpeg(frame.shown.picture.pixels, None if corners is None else corners[frame.index : frame.index + 1])
+
+    def newest(self, camera: str) -> tuple[int, Callable[[], bytes]] | None:
+        """Return a camera's newest frame number, and what makes its JPEG; None before its first picture."""
+        shown = self._newest.get(camera)
+        if shown is None:
+            return None
+        return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, _corners(shown))
+
+
+def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None) -> bytes:
+    """Return a picture (H, W, 3) RGB as JPEG, at most ``MAX_WIDTH`` wide, with boxes (N, 4) in its pixels."""
+    import cv2
+
+    scale = min(1.0, MAX_WIDTH / pixels.shape[1])
+    drawn = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    if scale < 1:
+        drawn = cv2.resize(drawn, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    for left, top, right, bottom in () if corners is None else (corners * scale).round().astype(int).tolist():
+        cv2.rectangle(drawn, (left, top), (right, bottom), _MARK[::-1], 2)
+    return bytes(cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, _QUALITY))[1])
+
+
+def _corners(shown: Shown) -> NDArray[np.float32] | None:
+    return shown.inputs.corners if shown.prediction is None else shown.prediction.answers.corners
+
+
+def _said(shown: Shown, names: Sequence[str]) -> list[dict[str, Any]]:
+    if shown.prediction is None:
+        return []
+    answers = shown.prediction.answers
+    return [
+        {"class": names[id_] if 0 <= id_ < len(names) else str(id_), "confidence": round(float(sure), 4)}
+        for id_, sure in zip(answers.class_ids.tolist(), answers.confidences, strict=True)
+    ]

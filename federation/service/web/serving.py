@@ -1,0 +1,106 @@
+"""Runs pages: their socket, uvicorn, and waiting for a port that somebody else still has."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.logs import EventLogger
+
+TRY_AGAIN_S = 10.0
+MAX_CONNECTIONS = 600
+"""Open ones; more are answered with 503 at once."""
+
+
+class WebServer:
+    """Answers browsers on the thread that calls ``run``.
+
+    Args:
+        app: what answers.
+        host: where; TLS is the caller's rule.
+        port: 0 picks a free one.
+        name: of what is served, for the log and for errors.
+        tls: certificate and key, PEM; both or none.
+        max_connections: open ones.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        name: str,
+        tls: tuple[Path | None, Path | None] = (None, None),
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._host, self._port, self._name = host, port, name
+        self._scheme = "http" if tls[0] is None else "https"
+        self._log = EventLogger(name)
+        self._over = threading.Event()
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=max_connections,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=tls[0],
+                ssl_keyfile=tls[1],
+            )
+        )
+        self.url = ""
+        """Where the pages are; empty until they are there."""
+
+    def run(self) -> None:
+        """Answer until a signal comes, on the main thread, or ``stop`` is called; a taken port is waited for.
+
+        Raises:
+            SettingsError: The address can't be ours.
+        """
+        listening = self._bound()
+        if listening is None:
+            return
+        with listening:
+            host, port = listening.getsockname()[:2]
+            self.url = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+            self._log.info(self._name, url=self.url)
+            self._server.run(sockets=[listening])
+
+    def stop(self) -> None:
+        """Close the pages. Idempotent; any thread."""
+        self._over.set()
+        self._server.should_exit = True
+
+    def _bound(self) -> socket.socket | None:
+        """Return a listening socket; a port that is taken is waited for, since whoever has it may end."""
+        listening = self._try()
+        if listening is None:
+            self._log.warning(
+                f"{self._name} waits", address=f"{self._host}:{self._port}", reason="another program has the port"
+            )
+        while listening is None and not self._over.wait(TRY_AGAIN_S):
+            listening = self._try()
+        return listening
+
+    def _try(self) -> socket.socket | None:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            return socket.create_server((self._host, self._port), family=family)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+            raise SettingsError(
+                f"{self._name} {self._host}:{self._port}: {error.strerror or error}; choose another address"
+            ) from error

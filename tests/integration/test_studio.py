@@ -1,0 +1,107 @@
+"""A person in a browser teaches a client with the keyboard alone, and its fleet's next model knows it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.flow import Shown
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.operator.studio import waiting
+from replayfleet.edge_client.operator.studio.app import StudioServer
+from replayfleet.edge_client.operator.studio.studio import Studio
+from replayfleet.edge_client.sources import source_opener
+from replayfleet.models.specs import TaskSpec
+from tests.support.browser import CHROMIUM, Browser, Page, chromium
+from tests.support.client_world import World
+
+TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
+NUM_LABELS = 30
+SEEN_RED = """(() => {
+  const canvas = document.createElement("canvas"); canvas.width = canvas.height = 1;
+  const drawing = canvas.getContext("2d"); drawing.drawImage(at("frozen"), 0, 0, 1, 1);
+  const [red, green, blue] = drawing.getImageData(0, 0, 1, 1).data; return red > blue; })()"""
+
+
+def film(folder: Path) -> str:
+    """Write red cars and blue bikes, without a word of what they are."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        colour = np.array((60, 60, 220) if number % 2 else (220, 60, 60))  # BGR
+        pixels = np.clip(colour + rng.normal(0, 25, (120, 160, 3)), 0, 255).astype(np.uint8)
+        cv2.imwrite(str(folder / f"{number:03d}.png"), pixels)
+    return f"images://{folder}?rate=20&loop=true"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def share_right(seen: list[Shown]) -> float:
+    newest = [one for one in seen[-20:] if one.prediction is not None]
+    right = [
+        one.prediction.answers.class_ids[0] == (one.picture.pixels[..., 2].mean() > one.picture.pixels[..., 0].mean())
+        for one in newest
+        if one.prediction is not None
+    ]
+    return sum(map(bool, right)) / len(right) if right else 0.0
+
+
+def label_one(page: Page) -> None:
+    page.wait("shown && at('frozen').complete && at('frozen').naturalWidth > 0")
+    before = page.run("JSON.stringify([shown.camera, shown.frame])")
+    page.press("1" if page.run(SEEN_RED) else "2")
+    page.wait(f"!busy && JSON.stringify(shown && [shown.camera, shown.frame]) !== {json.dumps(before)}")
+
+
+@pytest.mark.learning
+@pytest.mark.usefixtures("served_here")
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+def test_thirty_frames_labelled_by_key_raise_the_accuracy_of_the_next_model(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "APART_S", 0.05)
+    world = World(tmp_path, num_clients=1, num_rounds=1, task=TASK, local_epochs="20")
+    seen: list[Shown] = []
+    learning = LearningSettings(min_samples=NUM_LABELS, max_samples=100, hold_out=0)
+    opener = source_opener([film(tmp_path / "film")], tmp_path, learning=learning)
+    client = world.start_client("car-0", open_source=opener, watchers=[seen.append])
+    studio = Studio(client.known, client.learn, 60.0, time.monotonic)
+    client.watchers.append(studio.watch)
+    server = StudioServer(studio, "127.0.0.1", 0)
+    try:
+        world.until(lambda: len(seen) > 40 and bool(server.url))
+        page = browser.page(server.url)
+        label_one(page)
+        page.press("u")
+        page.wait("now.labels.have === 0 && !now.undo")
+        for _ in range(NUM_LABELS):
+            label_one(page)
+        assert page.run("at('missing').textContent") == "Enough for the next round"
+        before = share_right(seen)
+        page.wait("document.querySelector('#cameras img').naturalWidth > 0")
+        for width in (1280, 390):
+            page.look(width=width)
+            assert page.run("document.documentElement.scrollWidth") <= width
+            for dark in (False, True):
+                page.look(width=width, dark=dark)
+                page.picture(tmp_path / f"studio-{width}-{'dark' if dark else 'light'}.png")
+        assert page.complaints() == []
+        page.close()
+        world.until(lambda: client.client.finished)
+        count = len(seen)
+        world.until(lambda: len(seen) > count + 40)
+        assert share_right(seen) > max(0.8, before)
+        assert client.counts.num_failed == 0
+    finally:
+        server.close()
+        world.close()

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.flow import Answers, Boxes, Inputs, Picture, Prediction, Samples, Shown
+from replayfleet.edge_client.learning.collector import Collector
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused, TakeBack
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.operator.studio import waiting
+from replayfleet.edge_client.operator.studio.app import MAX_BODY_BYTES, Pages
+from replayfleet.edge_client.operator.studio.studio import Known, Studio
+from replayfleet.edge_client.operator.studio.waiting import APART_S, WaitingFrames
+from replayfleet.edge_client.settings import check_studio
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.guard import Rules
+from tests.support.asking import ask
+
+OURS = {"origin": "http://127.0.0.1:8080"}
+
+
+def shown(frame: int, *confidences: float, camera: str = "front", boxes: Boxes | None = None) -> Shown:
+    picture = Picture(camera, frame, np.full((24, 32, 3), 90, np.uint8), 0.0, boxes)
+    inputs = Inputs(np.zeros((max(1, len(confidences)), 1, 2, 2), np.float32))
+    if not confidences:
+        return Shown(picture, inputs, None)
+    answers = Answers(np.zeros(len(confidences), np.int64), np.array(confidences, np.float32))
+    return Shown(picture, inputs, Prediction(camera, frame, answers, 1, 0.0, 0.0))
+
+
+def keys(frames: WaitingFrames, now: float) -> list[int]:
+    return [frame.key[1] for frame in frames.unsure_first(now)]
+
+
+def test_the_least_certain_frame_comes_first_and_its_least_certain_object_is_asked_about() -> None:
+    frames = WaitingFrames(60)
+    frames.offer(shown(1, 0.9), 0)
+    frames.offer(shown(2, 0.8, 0.3, 0.7), 1)
+    frames.offer(shown(3), 2)  # no model yet: nothing is certain
+    assert keys(frames, 3) == [3, 2, 1]
+    found = frames.find(("front", 2), 3)
+    assert found is not None
+    assert found.index == 1
+
+
+def test_frames_that_bring_their_annotation_and_neighbours_of_a_frozen_one_do_not_wait() -> None:
+    frames = WaitingFrames(60)
+    frames.offer(shown(1, 0.9, boxes=Boxes.none()), 0)
+    frames.offer(shown(2, 0.9), 0)
+    frames.offer(shown(3, 0.1), APART_S / 2)
+    frames.offer(shown(4, 0.1, camera="rear"), APART_S / 2)
+    frames.offer(shown(5, 0.2), APART_S)
+    assert keys(frames, 1) == [4, 5, 2]
+
+
+def test_no_frame_waits_longer_than_it_is_kept() -> None:
+    frames = WaitingFrames(10)
+    frames.offer(shown(1, 0.9), 0)
+    assert keys(frames, 10) == [1]
+    assert frames.find(("front", 1), 10.5) is None
+    assert keys(frames, 10.5) == []
+
+
+def test_of_more_than_fit_the_most_certain_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = WaitingFrames(60)
+    one.offer(shown(0, 0.5), 0)
+    size = one.unsure_first(0)[0].size_bytes
+    monkeypatch.setattr(waiting, "MAX_BYTES", 2 * size)
+    frames = WaitingFrames(60)
+    for number, confidence in enumerate((0.2, 0.9, 0.4, 0.3)):
+        frames.offer(shown(number, confidence), number)
+    assert keys(frames, 4) == [0, 3]
+
+
+class Client:
+    """Learns into a real collector."""
+
+    def __init__(self) -> None:
+        self.collector = Collector(LearningSettings(min_samples=2, hold_out=0))
+        self.learned: list[AnyFeedback] = []
+
+    def learn(self, feedback: AnyFeedback) -> TakeBack:
+        if isinstance(feedback, Feedback) and feedback.class_name not in {"cat", "<b>dog"}:
+            raise FeedbackRefused(f"unknown class {feedback.class_name!r}")
+        self.learned.append(feedback)
+        samples = Samples(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64))
+        self.collector.add(samples)
+        return lambda: self.collector.take_back(samples)
+
+    def known(self) -> Known:
+        return Known("cam-1", ("cat", "<b>dog"), 0, 1, self.collector.progress())
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def studio(client: Client) -> Studio:
+    times = iter(range(10_000))
+    made = Studio(client.known, client.learn, 600, lambda: float(next(times)))
+    for frame, confidence in enumerate((0.9, 0.4, 0.6)):
+        made.watch(shown(frame, confidence))
+    return made
+
+
+def test_a_labelled_frame_is_learned_and_waits_no_more(client: Client, studio: Studio) -> None:
+    studio.label("front", 1, "cat")
+    assert client.learned == [Feedback("front", 1, "cat", 0)]
+    state = studio.state()
+    assert [one["frame"] for one in state["waiting"]] == [2, 0]
+    assert state["labels"]["have"] == 1
+    with pytest.raises(FeedbackRefused, match="doesn't wait any more"):
+        studio.label("front", 1, "cat")
+
+
+def test_a_label_that_is_refused_leaves_its_frame_waiting(client: Client, studio: Studio) -> None:
+    with pytest.raises(FeedbackRefused, match="unknown class"):
+        studio.label("front", 1, "zebra")
+    assert studio.state()["num_waiting"] == 3
+    assert studio.state()["undo"] == ""
+
+
+def test_labels_are_taken_back_newest_first_until_their_round_begins(client: Client, studio: Studio) -> None:
+    studio.label("front", 1, "cat")
+    studio.label("front", 2, "<b>dog")
+    assert studio.undo() == "<b>dog"
+    assert client.collector.progress().num_samples == client.collector.progress().num_pictures == 1
+    assert [one["frame"] for one in studio.state()["waiting"]] == [2, 0]
+    studio.label("front", 0, "cat")
+    assert client.collector.round_samples(0) is not None
+    with pytest.raises(FeedbackRefused, match="in a round already"):
+        studio.undo()
+    with pytest.raises(FeedbackRefused, match="no label to take back"):
+        studio.undo()
+
+
+def test_a_held_out_label_is_taken_back_too() -> None:
+    collector = Collector(LearningSettings(min_samples=2, hold_out=2))
+    first, samples = (Samples(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64)) for _ in range(2))
+    collector.add(first)
+    collector.add(samples)
+    assert collector.held_out() is not None
+    assert collector.take_back(samples)
+    assert collector.held_out() is None
+    assert not collector.take_back(samples)
+
+
+@pytest.fixture
+def asked(studio: Studio) -> Callable[..., tuple[int, str]]:
+    app = Pages(studio, Rules(frozenset({"127.0.0.1"}), Access(None, reading_needs_token=False))).app
+
+    def call(url: str, body: object = None, **headers: str) -> tuple[int, str]:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        said = ask(app, url, "GET" if body is None else "POST", body=sent, **headers)
+        return said.status, said.body.decode(errors="replace")
+
+    return call
+
+
+def test_pages_of_others_can_neither_look_nor_label(asked: Callable[..., tuple[int, str]], client: Client) -> None:
+    body = {"camera": "front", "frame": 1, "class": "cat"}
+    assert asked("/api/state", host="evil.example")[0] == 421
+    for headers in ({"origin": "http://evil.example"}, {}, {"origin": "null"}, {"sec_fetch_site": "cross-site"}):
+        assert asked("/api/label", body, **headers)[0] == 403
+    assert client.learned == []
+    assert asked("/api/label", body, **OURS)[0] == 200
+    assert len(client.learned) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "status"),
+    [
+        ("/api/label", b"{", 422),
+        ("/api/label", b'{"camera": "front", "frame": 1e99, "class": "cat"}', 422),
+        ("/api/label", b'{"camera": "front", "frame": 1, "class": "zebra"}', 422),
+        ("/api/label", b"\xff" * (MAX_BODY_BYTES + 1), 413),
+        ("/api/undo", b"{}", 422),
+        ("/api/skip", b'{"camera": "x", "frame": 1}', 200),
+        ("/frame?camera=front&frame=-1", None, 422),
+        ("/frame?camera=front&frame=%C2%B2", None, 422),
+        ("/frame?camera=front&frame=77", None, 404),
+        ("/static/..%2fapp.py", None, 404),
+        ("/static/studio.html", None, 404),
+    ],
+)
+def test_rubbish_gets_an_answer_in_words(
+    url: str, body: bytes | None, status: int, asked: Callable[..., tuple[int, str]]
+) -> None:
+    found, text = asked(url, body, **OURS)
+    assert found == status
+    assert "Traceback" not in text
+
+
+def test_a_waiting_frame_is_a_jpeg(asked: Callable[..., tuple[int, str]]) -> None:
+    status, text = asked("/frame?camera=front&frame=1")
+    assert status == 200
+    assert "JFIF" in text[:20]
+
+
+def test_the_studio_is_for_this_machine_alone() -> None:
+    check_studio("127.0.0.1:8090")
+    check_studio("[::1]:0")
+    check_studio("")
+    with pytest.raises(SettingsError, match="expected an address on loopback"):
+        check_studio("0.0.0.0:8090")
