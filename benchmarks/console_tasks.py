@@ -22,11 +22,11 @@ from typing import Any
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
-from replayfleet.aggregator.console.access import add_token  # noqa: E402
 from support.tiny_fleet import TinyFleet  # noqa: E402
 from support.waiting_fleet import waiting_fleet  # noqa: E402
 
 from benchmarks.harness import run  # noqa: E402
+from replayfleet.federation.service.web.access import add_token  # noqa: E402
 from tests.support.browser import Page, chromium  # noqa: E402
 from tests.support.consoles import console  # noqa: E402
 
