@@ -1,7 +1,8 @@
 """One client's half of a round, and the sub-generator updates that dominate it.
 
 Three rounds of a ``circulating`` stream over Fashion-MNIST: the very first one (two new classes, no replay), one with
-two new classes and replay of two, and one that meets the first two classes again, where the drift gate decides.
+two new classes and replay of two, and one that meets the first two classes again, where the drift gate decides. Both
+with WGAN-GPs as sub-generators and with Gaussians.
 
     python -m benchmarks.local_round [--settings paper] [--out benchmarks/results/local_round.json]
 """
@@ -9,6 +10,8 @@ two new classes and replay of two, and one that meets the first two classes agai
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import statistics
 import time
 from typing import Any
@@ -18,7 +21,6 @@ import torch
 from benchmarks.harness import circulating, run
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.pfedgrp import PFedGRP
-from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     new_sub_generator,
@@ -33,6 +35,7 @@ from replayfleet.federation.streams.stream import Stream
 ROUNDS = {"first round": 0, "new classes and replay": 1, "known classes": 5}
 """What a round is like -> its index in a stream of five task types."""
 
+KINDS = ("wgan-gp", "pca-gaussian")
 CLIENT = "client-0"
 
 
@@ -53,17 +56,17 @@ def one_update(method: PFedGRP, dataset: Dataset, stream: Stream) -> float:
     return time.perf_counter() - began
 
 
-def three_rounds(method: PFedGRP, dataset: Dataset, stream: Stream) -> dict[str, tuple[float, int]]:
-    """Return (seconds of the local round, sub-generators it trained) by kind of round."""
-    sampler = eager_sampler(method.task)
+def three_rounds(method: PFedGRP, dataset: Dataset, stream: Stream) -> dict[str, tuple[float, float, int]]:
+    """Return (seconds of the local round, CPU seconds of it, sub-generators it trained) by kind of round."""
+    sampler = method.sub_generator_kind().sampler()
     state, aggregator = method.initial_states()
     download = method.initial_download(seeded_generator(0, 0, "initial"))
     found = {}
     for kind, index in ROUNDS.items():
         data = round_data(dataset.train, stream.train_indices(0, index))
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         state, upload = method.local_round(state, data, download, seeded_generator(0, index, CLIENT), sampler=sampler)
-        found[kind] = (time.perf_counter() - began, upload.num_updates)
+        found[kind] = (time.perf_counter() - began, time.process_time() - used, upload.num_updates)
         rng = seeded_generator(0, index, "aggregator")
         aggregator, downloads = method.aggregate(aggregator, {CLIENT: upload}, rng, sampler=sampler)
         download = downloads[CLIENT]
@@ -75,20 +78,29 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     samples = SIZES[options.settings].samples_per_class
     stream = circulating(dataset, num_clients=1, num_rounds=6, samples_per_class=samples)
     method = PFedGRP(task=dataset.task, **settings_for("pfedgrp", options.settings))
+    methods = {kind: dataclasses.replace(method, sub_generator=kind) for kind in KINDS}
     updates: list[float] = []
-    rounds: list[dict[str, tuple[float, int]]] = []
+    rounds: dict[str, list[dict[str, tuple[float, float, int]]]] = {kind: [] for kind in KINDS}
     for _ in range(options.repeats):
         updates.append(one_update(method, dataset, stream))
-        rounds.append(three_rounds(method, dataset, stream))
+        for kind, one in methods.items():
+            rounds[kind].append(three_rounds(one, dataset, stream))
     size = f"{samples} images, {method.sub_generator_epochs} epochs"
     print(f"sub-generator update ({size})  {statistics.median(updates):7.2f} s", flush=True)
     result: dict[str, Any] = {"settings": options.settings, "threads": options.threads, "update_s": updates}
-    for kind in ROUNDS:
-        seconds, trained = [each[kind][0] for each in rounds], rounds[0][kind][1]
-        result[kind] = {"local_round_s": seconds, "sub_generators_trained": trained}
+    totals = {kind: statistics.median(sum(one[r][1] for r in ROUNDS) for one in rounds[kind]) for kind in KINDS}
+    for kind, what in itertools.product(KINDS, ROUNDS):
+        wall, cpu = ([each[what][place] for each in rounds[kind]] for place in (0, 1))
+        trained = rounds[kind][0][what][2]
+        found = {"local_round_s": wall, "local_round_cpu_s": cpu, "sub_generators_trained": trained}
+        result.setdefault(kind, {})[what] = found
         print(
-            f"local round, {kind:<23} {statistics.median(seconds):7.2f} s, {trained} sub-generators trained", flush=True
+            f"{kind}: local round, {what:<23} {statistics.median(wall):7.2f} s, {statistics.median(cpu):7.2f} CPU s, "
+            f"{trained} sub-generators trained",
+            flush=True,
         )
+    result["cpu_ratio"] = totals["pca-gaussian"] / totals["wgan-gp"]
+    print(f"CPU seconds of the three rounds, pca-gaussian to wgan-gp: {result['cpu_ratio']:.2f}")
     return result
 
 

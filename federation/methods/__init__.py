@@ -27,6 +27,7 @@ from replayfleet.federation.methods.mfcl import MFCL
 from replayfleet.federation.methods.pfedgraph import PFedGraph
 from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay
 from replayfleet.federation.methods.pfedgrp import PFedGRP
+from replayfleet.federation.methods.pfedgrp_plus import PFedGRPPlus
 from replayfleet.federation.methods.target import Target
 
 METHODS: dict[str, type[Any]] = {
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Any]] = {
     "pfedgraph": PFedGraph,
     "pfedgraph-replay": PFedGraphReplay,
     "pfedgrp": PFedGRP,
+    "pfedgrp-plus": PFedGRPPlus,
     "target": Target,
 }
 

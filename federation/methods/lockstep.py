@@ -57,7 +57,14 @@ class TrainTaskModel:
         job = self.job
         optimisation = self.optimisation.paced(len(job.images), pace, self.ahead)
         return train_task_model(
-            self.spec, job.start, job.images, job.labels, optimisation, job.rng, alignment=job.alignment
+            self.spec,
+            job.start,
+            job.images,
+            job.labels,
+            optimisation,
+            job.rng,
+            alignment=job.alignment,
+            prior=job.prior,
         )
 
     @staticmethod

@@ -187,15 +187,16 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         mixtures = personalise_all(
             self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng), trusted
         )
+        shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
+        even = grp.Personalised(average, shares)
         for client_id, mixture in zip(replayed, mixtures, strict=True):
             exact = mixture.weights.to(torch.float64)
-            clients[client_id] = clients[client_id].personalised_with(
-                weighted_average(models, exact / exact.sum()),
-                dict(zip(mixed_ids, mixture.weights.tolist(), strict=True)),
-            )
+            weights = dict(zip(mixed_ids, mixture.weights.tolist(), strict=True))
+            mixed = grp.Personalised(weighted_average(models, exact / exact.sum()), weights)
+            chosen = self._chosen(client_id, clients[client_id], mixed, even, sampler, rng)
+            clients[client_id] = clients[client_id].personalised_with(chosen)
         for client_id in set(mixed_ids) - set(replayed):
-            shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
-            clients[client_id] = clients[client_id].personalised_with(average, shares)
+            clients[client_id] = clients[client_id].personalised_with(even)
         new_state = grp.AggregatorState(clients=dict(sorted(clients.items())), average=average)
         return new_state, {client_id: self._download(new_state, client_id) for client_id in new_state.clients}
 
@@ -274,6 +275,24 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         found = robust_average(models, self.robust, self.hostile_share)
         return found.parameters, found.trusted
 
+    def _chosen(
+        self,
+        client_id: ClientId,
+        client: grp.ClientRecord,
+        mixed: grp.Personalised,
+        average: grp.Personalised,
+        sampler: Sampler,
+        rng: torch.Generator,
+    ) -> grp.Personalised:
+        """Return what a client is to serve: what Eq. 3 gives, always."""
+        del self, client_id, client, average, sampler, rng
+        return mixed
+
+    def _prior(self, mixed: MixedData) -> torch.Tensor | None:
+        """Return what the loss adds to each class's logit, (K,); None for nothing."""
+        del self, mixed
+        return None
+
     def _client_replay(
         self, client: grp.ClientRecord, average: Parameters, rng: torch.Generator, sampler: Sampler
     ) -> Replay:
@@ -296,7 +315,9 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             teacher[mask] = judge_with(self.task, download.personalised)(images[mask])
             alignment = Alignment(mask, teacher, self.alignment_weight)
         start = download.average if self.start_from == "average" else download.personalised
-        return TrainTaskModel(self.task, TaskModelJob(start, images, labels, rng, alignment), Optimisation.of(self))
+        return TrainTaskModel(
+            self.task, TaskModelJob(start, images, labels, rng, alignment, self._prior(mixed)), Optimisation.of(self)
+        )
 
     def weight_search(self) -> WeightSearch:
         """Return Eq. 3's descent, as it is set."""

@@ -77,6 +77,14 @@ class Upload(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Personalised:
+    """A model that a client may serve, and whose models it is mixed of: client id -> share."""
+
+    parameters: Parameters
+    weights: Mapping[ClientId, float]
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRecord(Record):
     """What the aggregator holds of one client.
 
@@ -109,9 +117,9 @@ class ClientRecord(Record):
             privacy=upload.privacy,
         )
 
-    def personalised_with(self, parameters: Parameters, weights: Mapping[ClientId, float]) -> ClientRecord:
+    def personalised_with(self, chosen: Personalised) -> ClientRecord:
         """Return the record with a new personalised model."""
-        return replace(self, personalised=parameters, weights=weights)
+        return replace(self, personalised=chosen.parameters, weights=chosen.weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,7 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("pfedgrp-as3", "onnx"),
         ("pfedgrp-pca", "onnx"),
         ("pfedgrp-mixture", "onnx"),
+        ("pfedgrp-plus", "onnx"),
         ("fedavg", "eager"),
         ("centralized", "eager"),
         ("der-fedgp", "eager"),

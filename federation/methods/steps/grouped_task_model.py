@@ -35,6 +35,7 @@ class TaskModelJob:
         labels: (B,) int64; for detection, which is trained one by one, (B, M, 5) float32.
         rng: draws the order of samples.
         alignment: second term of Eq. 2 of pFedGRP.
+        prior: (K,) added to the logits that the cross-entropy sees; None for nothing.
     """
 
     start: Parameters
@@ -42,6 +43,7 @@ class TaskModelJob:
     labels: Tensor
     rng: torch.Generator
     alignment: Alignment | None = None
+    prior: Tensor | None = None
 
 
 def train_task_models(
@@ -96,7 +98,7 @@ def _train_together(
 def _loss(job: TaskModelJob, batch: Tensor, logits: Tensor) -> Tensor:
     """Return Eq. 2 of one network, as ``task_model.aligned_loss``; ``logits``: (B, K)."""
     labels = job.labels[batch]
-    loss = F.cross_entropy(logits, labels)
+    loss = F.cross_entropy(logits if job.prior is None else logits + job.prior, labels)
     if job.alignment is None or job.alignment.weight == 0.0:
         return loss
     squares = (logits - job.alignment.logits[batch]).square().mean(dim=1)

@@ -142,7 +142,9 @@ def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
     return judge
 
 
-def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, weight: float) -> Tensor:
+def aligned_loss(
+    logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, weight: float, prior: Tensor | None = None
+) -> Tensor:
     """Return Eq. 2 per sample: ``mean_B CE + weight * sum_{B in mask} MSE(logits, teacher) / B``.
 
     The MSE of one sample is the mean over its K logits.
@@ -153,15 +155,16 @@ def aligned_loss(logits: Tensor, labels: Tensor, teacher: Tensor, mask: Tensor, 
         teacher: (B, K), rows outside the mask ignored.
         mask: (B,) bool.
         weight: lambda.
+        prior: (K,) added to the logits that the cross-entropy sees; None for nothing.
     """
-    loss = F.cross_entropy(logits, labels)
+    loss = F.cross_entropy(logits if prior is None else logits + prior, labels)
     if weight == 0.0 or not bool(mask.any()):
         return loss
     distance = F.mse_loss(logits[mask], teacher[mask], reduction="none").mean(dim=1).sum()
     return loss + weight * distance / len(labels)  # Eq. 2
 
 
-def train_task_model(
+def train_task_model(  # noqa: PLR0913  # the last two have defaults
     spec: AnyTaskSpec,
     parameters: Parameters,
     images: Tensor,
@@ -170,6 +173,7 @@ def train_task_model(
     rng: torch.Generator,
     *,
     alignment: Alignment | None = None,
+    prior: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the parameters after SGD on the task's loss, plus the alignment term of Eq. 2 if given.
 
@@ -181,6 +185,7 @@ def train_task_model(
         optimisation: epochs, batches and step sizes.
         rng: draws the order of samples.
         alignment: second term of Eq. 2; of classification only.
+        prior: (K,) added to the logits that the loss sees; of classification only.
 
     Raises:
         ValueError: Fewer than two samples, which BatchNorm can't be trained on, or an alignment of detectors.
@@ -192,8 +197,10 @@ def train_task_model(
     def batch_loss(module: nn.Module, batch: Tensor) -> Tensor:
         logits = module(images[batch])
         if alignment is None:
-            return loss(logits, labels[batch])
-        return aligned_loss(logits, labels[batch], alignment.logits[batch], alignment.mask[batch], alignment.weight)
+            return loss(logits if prior is None else logits + prior, labels[batch])
+        return aligned_loss(
+            logits, labels[batch], alignment.logits[batch], alignment.mask[batch], alignment.weight, prior
+        )
 
     return descend(spec, parameters, len(images), optimisation, rng, batch_loss)
 

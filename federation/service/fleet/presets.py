@@ -51,7 +51,7 @@ def stores_data(method: str) -> bool:
 
 Fields = Mapping[str, Any]
 
-_WITH_MEMORY = ("pfedgrp", "fedavg-replay", "pfedgraph-replay")
+_WITH_MEMORY = ("pfedgrp", "pfedgrp-plus", "fedavg-replay", "pfedgraph-replay")
 
 _GROUPS = {
     **dict.fromkeys(_WITH_MEMORY, "memory"),
@@ -59,6 +59,9 @@ _GROUPS = {
     **dict.fromkeys(("agem", "der", "fedgp"), "buffer"),
 }
 """Method -> the group whose fields it has, beside its own and those of its task model."""
+
+_AS = {"pfedgrp-plus": "pfedgrp"}
+"""Method -> the one whose own fields it has too."""
 
 _DEMO: dict[str, Fields] = {
     "task-model": {"local_epochs": 8, "batch_size": 32, "weight_decay": 0.001},
@@ -240,4 +243,5 @@ def detector_settings_for(method: str, name: str, *, known: Collection[str] | No
 
 def _fields(method: str, preset: Mapping[str, Fields], known: Collection[str] | None) -> dict[str, Any]:
     task_model = {key: value for key, value in preset["task-model"].items() if known is None or key in known}
-    return {**task_model, **preset.get(_GROUPS.get(method, ""), {}), **preset.get(method, {})}
+    own = preset.get(_AS.get(method, method), {})
+    return {**task_model, **preset.get(_GROUPS.get(method, ""), {}), **own}
