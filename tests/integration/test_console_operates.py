@@ -68,7 +68,7 @@ def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
     assert (done.status, done.headers["location"]) == (303, "/clients/cam-3")
     page = anna.get("/clients/cam-3").text
     assert "Done: exclude cam-3" in page
-    assert "excluded by anna in the console: its lens is broken" in page
+    assert "Excluded by anna in the console: its lens is broken" in page
     assert "Done: exclude" not in anna.get("/clients/cam-3").text
     asked = anna.get("/ask?verb=readmit&client=cam-3")
     assert anna.send("/do", verb="readmit", client="cam-3", secret=anna.secret(asked)).status == 303

@@ -287,7 +287,6 @@ def _written() -> Iterator[Line]:
             (*SERVE, "--task", "a-file"),
             (*SERVE, "--task", "images"),
             ("serve", "--clients", "1"),
-            ("serve", "--data-dir", "data"),
             ("status", "--data-dir", "nowhere"),
             ("status", "--data-dir", "images"),
             ("status", "--data-dir", ""),

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.privacy import Trained
 from replayfleet.federation.methods.kit.seeding import NUM_ENTROPY_BYTES, entropy_generator, noise_by
-from replayfleet.federation.methods.steps import ddpm, dp_sgd
+from replayfleet.federation.methods.steps import dp_sgd
 from replayfleet.federation.methods.steps.dp_sgd import DpSgd, batches, sample_rate
+from replayfleet.federation.methods.steps.sub_generators import ddpm
 from replayfleet.federation.methods.steps.sub_generators.ddpm import DdpmSchedule, new_denoiser, train_denoiser
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,

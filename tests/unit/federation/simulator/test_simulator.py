@@ -25,7 +25,14 @@ TASK_BYTES = 2_800_000
 """Somewhat less than the task model's parameters."""
 
 
-def simulation(num_rounds: int = 4, num_clients: int = 2, run_seed: int = 0, num_absent: int = 0, **fields: Any):
+def simulation(  # all have defaults
+    num_rounds: int = 4,
+    num_clients: int = 2,
+    run_seed: int = 0,
+    num_absent: int = 0,
+    perturbation: float = 0.0,
+    **fields: Any,
+):
     dataset = small_dataset()
     wanted = StreamSettings(
         scenario="circulating",
@@ -40,6 +47,7 @@ def simulation(num_rounds: int = 4, num_clients: int = 2, run_seed: int = 0, num
         dataset=dataset,
         stream=stream,
         run_seed=run_seed,
+        perturbation=perturbation,
         sampler=None,
         num_threads=1,
         clock=itertools.count().__next__,
@@ -97,7 +105,7 @@ def test_perturbed_initial_weights_are_scaled_and_begin_another_run():
     assert floats
     for key, name in floats:
         assert torch.allclose(after[key][name], 1.01 * before[key][name])
-    assert biases(plain) != biases(scaled)
+    assert not torch.equal(*(biases(one)[0]["client-0"] for one in (plain, scaled)))
 
 
 def test_a_strong_nudge_makes_a_model_right_on_half_of_the_classes_it_met():
