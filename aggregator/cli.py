@@ -94,8 +94,8 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
 @click.option("--new-root-key", is_flag=True, help="Replace the root key as well.")
 def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> None:
     """Replace the key with which the aggregator signs; the former one counts for nothing then."""
-    from replayfleet.aggregator.release import rotate_key as rotate
-    from replayfleet.federation.service.keys import KEYS
+    from replayfleet.aggregator.trust.release import rotate_key as rotate
+    from replayfleet.federation.service.credentials.keys import KEYS
 
     version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, Blobs
-from replayfleet.aggregator.key_ring import KeyRing
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.presence import PresenceTable
-from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.key_ring import KeyRing
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.jobs import Jobs

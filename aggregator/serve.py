@@ -13,10 +13,10 @@ from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
-from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.jobs import Jobs
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.signals import stopped_by_signals

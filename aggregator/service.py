@@ -18,7 +18,6 @@ from replayfleet.aggregator.control.local import LocalSocket
 from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
-from replayfleet.aggregator.key_ring import KeyRing
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.listening import Listening
 from replayfleet.aggregator.operator.journal import Journal
@@ -26,15 +25,16 @@ from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
-from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.federation.service.certificates import CertificateEnd
+from replayfleet.aggregator.trust.key_ring import KeyRing
+from replayfleet.aggregator.trust.release import Releases
+from replayfleet.federation.service.credentials.certificates import CertificateEnd
+from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
-from replayfleet.federation.service.keys import KEYS
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.waits import Waits, Why

@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.harness import run
-from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.edge_client.sync.trust import FleetTrust
 from replayfleet.federation.wire.transport.seal import Signer, Voices
 from tests.support.client_world import World

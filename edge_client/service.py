@@ -35,12 +35,12 @@ from replayfleet.edge_client.sync.parts import Compute, Parts
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.edge_client.sync.trust import FOLDER, FleetTrust
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.certificates import CertificateEnd
+from replayfleet.federation.service.credentials.certificates import CertificateEnd
+from replayfleet.federation.service.credentials.keys import KEYS, ROOT, signing_key
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.inbox import FairInbox
 from replayfleet.federation.service.jobs import Jobs
-from replayfleet.federation.service.keys import KEYS, ROOT, signing_key
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager

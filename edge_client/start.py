@@ -22,8 +22,8 @@ from replayfleet.edge_client.sources import source_opener
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.identity import session_secret
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.member_settings import check_address
 from replayfleet.federation.service.signals import stopped_by_signals

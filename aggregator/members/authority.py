@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.keys import NOT_PEM
+from replayfleet.federation.service.credentials.keys import NOT_PEM
 
 CA_KEY, CA_CERTIFICATE = "ca.key", "ca.crt"
 CA_DAYS = 7300

@@ -32,12 +32,12 @@ from replayfleet.aggregator.members.authority import (
     read_request,
 )
 from replayfleet.aggregator.members.table import Issued, Member, Members
-from replayfleet.aggregator.release import Releases
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service import identity
+from replayfleet.federation.service.credentials import identity
+from replayfleet.federation.service.credentials.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
 from replayfleet.federation.service.data_dir import fleet_of
-from replayfleet.federation.service.keys import KEYS, NOT_PEM, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.protocol.limits import check_id
 
 MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"

@@ -14,7 +14,7 @@ from replayfleet.edge_client.doctor.findings import Finding, Report
 from replayfleet.edge_client.doctor.running import Check, run_check
 from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.certificates import common_name
+from replayfleet.federation.service.credentials.certificates import common_name
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 PROVIDER_S = {"tensorrt": 180.0, "cuda": 90.0, "cpu": 30.0}

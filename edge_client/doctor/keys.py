@@ -11,8 +11,8 @@ from pathlib import Path
 
 from replayfleet.edge_client.doctor.findings import Finding, Status, failure, ok, skipped, warning
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.certificates import validities
-from replayfleet.federation.service.keys import SIGNING_KEY
+from replayfleet.federation.service.credentials.certificates import validities
+from replayfleet.federation.service.credentials.keys import SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings
 
 SOON_S = 30 * 86_400.0

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
-from replayfleet.federation.service.identity import check_identity, concerns, tls_of
+from replayfleet.federation.service.credentials.identity import check_identity, concerns, tls_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id

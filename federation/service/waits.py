@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from replayfleet.federation.service.identity import SOON_S
+from replayfleet.federation.service.credentials.identity import SOON_S
 
 
 class Why(str, enum.Enum):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from replayfleet.aggregator.release import Releases
+from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.wire.protocol.codec import decode, encode, is_block
 from replayfleet.federation.wire.protocol.messages import (
     Announcement,

@@ -18,11 +18,11 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata
 
 from replayfleet.aggregator.members.authority import new_key, private_pem, read_request
-from replayfleet.aggregator.release import ROOT_KEY, Releases
+from replayfleet.aggregator.trust.release import ROOT_KEY, Releases
 from replayfleet.edge_client.sync.trust import FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, SettingsError
-from replayfleet.federation.service.certificates import validities
-from replayfleet.federation.service.keys import SIGNING_KEY, read_key
+from replayfleet.federation.service.credentials.certificates import validities
+from replayfleet.federation.service.credentials.keys import SIGNING_KEY, read_key
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, Release
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of

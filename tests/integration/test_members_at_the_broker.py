@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from replayfleet.aggregator.cli import cli
-from replayfleet.federation.service.identity import tls_of
+from replayfleet.federation.service.credentials.identity import tls_of
 from replayfleet.federation.wire.protocol.topics import aggregator_subscriptions, client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.broker import find_mosquitto
 from replayfleet.federation.wire.transport.broker_address import TlsSettings

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from replayfleet.aggregator.release import EXPIRES_S, RENEW_S, Releases, anchor, rotate_key
+from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, rotate_key
 from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, SettingsError
 from replayfleet.federation.wire.protocol.codec import encode
@@ -285,7 +285,7 @@ def test_a_rotation_that_was_interrupted_is_done_or_not_done(
 
     for step in ("_write_root", "_finish_rotation"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"replayfleet.aggregator.release.{step}", dies)
+            patched.setattr(f"replayfleet.aggregator.trust.release.{step}", dies)
             with pytest.raises(KeyboardInterrupt):
                 rotate_key(aggregator.keys)
         aggregator.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from replayfleet.federation.service.keys import signing_key
+from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.wire.transport.seal import Signer, Voices
 
 

@@ -9,8 +9,8 @@ from support.tiny_fleet import TinyFleet
 from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.keys import signing_key
 
 
 @pytest.fixture

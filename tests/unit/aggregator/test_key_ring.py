@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from replayfleet.aggregator.key_ring import MAX_MET, KeyRing
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.key_ring import MAX_MET, KeyRing
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal

@@ -21,7 +21,8 @@ from replayfleet.aggregator.members import authority, broker_files, enrolment, t
 from replayfleet.aggregator.members.enrolment import Broker, Terms, opened
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service import data_dir, identity
+from replayfleet.federation.service import data_dir
+from replayfleet.federation.service.credentials import identity
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)

@@ -8,7 +8,7 @@ from cryptography import x509
 from support.authority import Authority
 
 from replayfleet.federation.errors import MalformedMessage
-from replayfleet.federation.service.certificates import Validity, common_name, validities
+from replayfleet.federation.service.credentials.certificates import Validity, common_name, validities
 
 
 @pytest.mark.parametrize("days", [1, 9000])  # the second ends after 2049, where the encoding of time changes

@@ -8,7 +8,7 @@ import pytest
 from support.authority import Authority
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.identity import (
+from replayfleet.federation.service.credentials.identity import (
     check_identity,
     concerns,
     session_secret,

@@ -6,7 +6,7 @@ import pytest
 
 from replayfleet.aggregator.members.authority import read_request
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.keys import read_key
+from replayfleet.federation.service.credentials.keys import read_key
 
 SHORT = """-----BEGIN PRIVATE KEY-----
 MC4CAQAwBQYDK2VvBCIEIIr4mh6lu/wBlPoiQdoYTQeLgQT6HoBG1KLrl0DfTG5M

@@ -29,7 +29,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.service.keys import SIGNING_KEY, read_key, signing_key, write_key
+from replayfleet.federation.service.credentials.keys import SIGNING_KEY, read_key, signing_key, write_key
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
 from replayfleet.federation.wire.protocol.messages import Manifest, Release

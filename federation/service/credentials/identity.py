@@ -14,8 +14,8 @@ from pathlib import Path
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.certificates import validities
-from replayfleet.federation.service.keys import KEYS, SIGNING_KEY
+from replayfleet.federation.service.credentials.certificates import validities
+from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 CA, CERTIFICATE, KEY = "ca.crt", "member.crt", "member.key"

@@ -1,0 +1,1 @@
+"""Whose keys count, and what the fleet signs with its own."""

@@ -1,0 +1,1 @@
+"""What shows who a member is: certificates, identity folders, signing keys."""
