@@ -86,9 +86,14 @@ def fleet(name: str) -> Fleet:
 
 
 def changed(artefacts: Artefacts, change: Callable[[str, str, torch.Tensor], torch.Tensor]) -> Artefacts:
-    """Return artefacts with every floating tensor put through ``change(set name, tensor name, tensor)``."""
+    """Return artefacts with each floating tensor put through ``change(set name, tensor name, tensor)``, kept finite."""
+
+    def within(made: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        most = torch.finfo(t.dtype).max
+        return made.clamp(-most, most).to(t.dtype)
+
     sets = {
-        name: {key: change(name, key, t) if t.is_floating_point() else t for key, t in parameters.items()}
+        name: {key: within(change(name, key, t), t) if t.is_floating_point() else t for key, t in parameters.items()}
         for name, parameters in artefacts.parameter_sets.items()
     }
     return Artefacts(sets, artefacts.facts)
@@ -105,9 +110,7 @@ def noisy(artefacts: Artefacts, seed: int) -> Artefacts:
 
 
 def scaled(factor: float) -> Callable[[Artefacts], Artefacts]:
-    return lambda artefacts: changed(
-        artefacts, lambda name, key, t: torch.clamp(t.double() * factor, -3e38, 3e38).float()
-    )
+    return lambda artefacts: changed(artefacts, lambda name, key, t: torch.clamp(t.double() * factor, -3e38, 3e38))
 
 
 def only(part: str, factor: float) -> Callable[[Artefacts], Artefacts]:
