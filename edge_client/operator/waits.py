@@ -142,6 +142,9 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
     if facts.step is Step.WAIT_DOWNLOAD:
         why = facts.download_problem or f"`aggregator history --client {facts.member}` says why"
         yield Wait(Why.MODELS, f"waits for the models of round {facts.round}; {why}")
+    if facts.step is Step.WAIT_LAST:
+        text = "the run is over and its last model didn't come; `aggregator serve` on the same data dir hands it out"
+        yield Wait(Why.MODELS, text)
     if facts.step is Step.WAIT_DATA:
         yield Wait(Why.TOO_FEW_LABELS, _few_labels(facts.round, facts.labels))
 

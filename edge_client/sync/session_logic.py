@@ -32,6 +32,7 @@ class Step(str, enum.Enum):
 
     WAIT_AGGREGATOR = "waiting for the aggregator"
     WAIT_DOWNLOAD = "waiting for the round's models"
+    WAIT_LAST = "waiting for the last model of a run that is over"
     WAIT_DATA = "waiting for round data"
     WAIT_DISK = "waiting for the disk"
     WAIT_VERDICT = "waiting for the verdict"
@@ -149,4 +150,4 @@ def _at_the_end(now: Situation, word: Announcement) -> Step:
     if now.pending is not None:
         return Step.LET_GO
     newest = max(now.held or NOWHERE, now.sent_away)
-    return Step.FINISHED if newest >= _open(now, word) else Step.WAIT_DOWNLOAD
+    return Step.FINISHED if newest >= _open(now, word) else Step.WAIT_LAST

@@ -40,6 +40,7 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"training_problem": "out of memory", "round": 4}, Why.TRAINING_FAILED, "round 4 wasn't trained: out of memory"),
     ({"upload_problem": "disk full there"}, Why.BUSY, "doesn't take the upload yet: disk full there"),
     ({"step": Step.WAIT_DOWNLOAD, "round": 5}, Why.MODELS, "`aggregator history --client cam-1` says why"),
+    ({"step": Step.WAIT_LAST}, Why.MODELS, "`aggregator serve` on the same data dir hands it out"),
     ({"step": Step.WAIT_DOWNLOAD, "download_problem": "(untrusted): expired"}, Why.MODELS, "(untrusted): expired"),
     ({"clock_ahead_s": 3600.0}, Why.CLOCK_WRONG, "3600 s ahead of the aggregator's"),
     ({"clock_ahead_s": -3600.0}, Why.CLOCK_WRONG, "3600 s behind the aggregator's"),

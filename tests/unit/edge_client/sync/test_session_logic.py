@@ -97,7 +97,7 @@ def test_a_client_that_missed_rounds_goes_on_with_the_open_one(trained: int) -> 
 
 def test_the_run_ends_when_the_last_download_is_served() -> None:
     over = replace(READY, announcement=word(6, "finished"), held=at(5), trained=at(5))
-    assert next_step(over) is Step.WAIT_DOWNLOAD
+    assert next_step(over) is Step.WAIT_LAST
     assert next_step(replace(over, held=at(6))) is Step.FINISHED
     assert next_step(replace(over, held=at(6), pending=Pending(at(5)))) is Step.LET_GO
     assert next_step(replace(over, held=at(6), training_round=5)) is Step.FINISHED
