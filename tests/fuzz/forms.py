@@ -65,7 +65,10 @@ JSON = Form(json.loads, _json)
 
 
 def _toml(tree: Tree) -> bytes:
-    return "\n".join(f"{json.dumps(str(key))} = {_toml_value(value)}" for key, value in tree.items()).encode()
+    try:
+        return "\n".join(f"{json.dumps(str(key))} = {_toml_value(value)}" for key, value in tree.items()).encode()
+    except RecursionError as error:
+        raise Unfit from error
 
 
 def _toml_value(value: Any) -> str:
@@ -75,7 +78,7 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return json.dumps(value.decode("latin-1") if isinstance(value, bytes) else value)
+    return json.dumps(value, default=_text)
 
 
 def toml_of(tree: dict[str, Any]) -> bytes:

@@ -226,6 +226,7 @@ def _conversations(data: bytes) -> str:
         happened |= _hears(courier, topic, head + bytes([PROTOCOL_VERSION]) + body, now)
         now += min(max(waits, 0.0), 1e4)
         courier.tick(now)
+    courier.tick(now + 1e6)  # gives up, and closes, what is still open
     if courier.counters["malformed"] == len(said):
         raise MalformedMessage("nothing was understood")
     return f"{sorted(happened)} {sorted(told)}"
