@@ -236,7 +236,7 @@ class Coordinator:
             case Received(peer, Report() as report) if report.client_id == peer:
                 self._on_report(report)
             case Received(peer, RolledBack() as told) if told.client_id == peer:
-                self._downloads.rolled_back(told)
+                self._downloads.rolled_back(told, now)
             case _:
                 _log.debug("message ignored", kind=type(event).__name__)
         return []

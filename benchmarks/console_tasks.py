@@ -53,7 +53,7 @@ class Operator:
     def click(self, selector: str, until: str) -> None:
         self._clicks += 1
         self.page.click(selector)
-        self.page.wait(until)
+        self.page.wait(f"document.readyState === 'complete' && ({until})")
 
     def task(self, what: str, do: Callable[[], str]) -> None:
         self.page.open(self._home)
@@ -63,7 +63,9 @@ class Operator:
 
 
 def text_of(page: Page, selector: str) -> str:
-    return str(page.run(f"document.querySelector({json.dumps(selector)}).innerText"))
+    found = f"document.querySelector({json.dumps(selector)})"
+    page.wait(f"{found} !== null")  # a page that is on its way has none yet
+    return str(page.run(f"{found}.innerText"))
 
 
 def _has(text: str) -> str:

@@ -10,7 +10,7 @@ from replayfleet.aggregator.rounds import Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
 from replayfleet.federation.backoff import Backoff, fleet_backoff
-from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage
+from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import Manifest, RolledBack
@@ -18,6 +18,9 @@ from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 
 MAX_PREPARING = 4
 """Downloads made for newcomers at a time: they share a worker with the rounds' aggregation."""
+CRASHED_AGAIN_S = 5.0
+"""After so long a client on which a model's process died gets the round's download anew, then after twice as long, and so
+on: not every death is the model's doing, and the round may wait for this client alone."""
 
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
@@ -34,6 +37,7 @@ class DownloadDesk:
         self._rolled_back: dict[str, int] = {}
         self._sent_back: dict[str, int] = {}  # client -> version that it refused, or confirmed and rolled back
         self._again: dict[str, tuple[float, Backoff]] = {}  # client -> when to offer again what it couldn't take
+        self._crashed: dict[str, tuple[float, int, Backoff]] = {}  # client -> when to provide anew, in which round
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
@@ -53,6 +57,7 @@ class DownloadDesk:
         """End what is on its way to and from a client."""
         self._again.pop(client_id, None)
         self._sent_back.pop(client_id, None)
+        self._crashed.pop(client_id, None)
         self._parts.courier.forget(client_id)
         self._parts.receiving.pop(client_id, None)
 
@@ -126,15 +131,17 @@ class DownloadDesk:
         What went wrong may have passed (a board without memory, a client that was killed), and whoever serves the
         new version begins to train at once.
         """
-        store = self._parts.store
         for client_id in self._parts.presence.live:
-            manifest = None if store.roll.excludes(client_id) else store.download(client_id)
-            if manifest is not None and (manifest.round, manifest.version) == (
-                self._rounds.index,
-                self._sent_back.get(client_id),
-            ):
-                self._again.pop(client_id, None)
-                self._offer(store.put_download(manifest), now)
+            self._provide_anew(client_id, now)
+
+    def _provide_anew(self, client_id: str, now: float) -> None:
+        store = self._parts.store
+        manifest = None if store.roll.excludes(client_id) else store.download(client_id)
+        if manifest is None or manifest.round != self._rounds.index:
+            return
+        if manifest.version == self._sent_back.get(client_id):
+            self._again.pop(client_id, None)
+            self._offer(store.put_download(manifest), now)
 
     def tick(self, now: float) -> None:
         """Offer again what clients couldn't take for a reason that passes, until they hold it."""
@@ -145,6 +152,10 @@ class DownloadDesk:
                 continue
             self._again[client_id] = (float("inf"), self._again[client_id][1])
             self.provide(client_id, now)
+        for client_id, (due, index, backoff) in list(self._crashed.items()):
+            if now >= due and client_id in self._parts.presence.live:
+                self._crashed[client_id] = (float("inf"), index, backoff)
+                self._provide_anew(client_id, now)
 
     def failed(self, event: Failed, now: float) -> None:
         """A transfer ended without a verdict; if it was a download, our own disk failed it."""
@@ -189,7 +200,7 @@ class DownloadDesk:
             detail=verdict.detail,
         )
 
-    def rolled_back(self, told: RolledBack) -> None:
+    def rolled_back(self, told: RolledBack, now: float) -> None:
         """Note that a client took back what it had confirmed. It waits for another download."""
         parts = self._parts
         offered = parts.store.download(told.client_id)
@@ -197,6 +208,10 @@ class DownloadDesk:
         if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
             return  # a repetition, or about nothing that we sent
         self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
+        if told.reason == Reason.CRASHED.value:
+            _, index, backoff = self._crashed.get(told.client_id, (0.0, -1, Backoff()))
+            backoff = backoff if index == self._rounds.index else Backoff(CRASHED_AGAIN_S, longest_s=86400.0)
+            self._crashed[told.client_id] = (now + backoff.next_s(), self._rounds.index, backoff)
         parts.journal.add(
             "model rolled back",
             round=told.round,

@@ -301,6 +301,20 @@ def test_a_rollback_is_noted_once_and_never_about_what_was_not_sent(desk: Desk) 
     assert desk.journal.lines.count("model rolled back") == 1
 
 
+def test_whoever_died_twice_with_a_model_gets_it_anew_and_then_ever_later(desk: Desk) -> None:
+    desk.online("a", "b")
+    told = {"a": "crashed", "b": "drifted"}
+    for version, due in ((1, 5.0), (2, 10.0), (3, 20.0)):
+        for client, reason in told.items():
+            desk.hears(Received(client, RolledBack(client, 0, version, -1, reason)))
+        desk.hears(Received("a", Presence("a", "online", "boot", 1 + version)), now=due - 0.2)
+        desk.coordinator.tick(due - 0.1)
+        assert len(desk.offered()) == 1 + version
+        desk.coordinator.tick(due)
+        assert desk.offered()[-1] == ("a", 0, version + 1), "else a round may wait for it until its deadline"
+    assert [client for client, _, _ in desk.offered()] == ["a", "b", "a", "a", "a"]
+
+
 def test_a_report_counts_once_for_each_version_and_only_from_its_client(desk: Desk) -> None:
     desk.online("a")
     report = Report("a", 0, 1, {"accuracy": 0.5})
