@@ -19,8 +19,8 @@ from replayfleet.federation.wire.transport.interfaces import Concluded, Failed
 MAX_PREPARING = 4
 """Downloads made for newcomers at a time: they share a worker with the rounds' aggregation."""
 CRASHED_AGAIN_S = 5.0
-"""After so long a client on which a model's process died gets the round's download anew, then after twice as long, and so
-on: not every death is the model's doing, and the round may wait for this client alone."""
+"""After so long a client on which a model's process died gets the round's download anew, then after twice as long, and
+so on: not every death is the model's doing, and the round may wait for this client alone."""
 
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
