@@ -103,6 +103,8 @@ class Signer:
         self._floor = floor
         self._clock_us = clock_us
         self._last_us = self._kept_us = _read(floor)
+        if self._kept_us and clock_us() < self._kept_us:  # put back; what was signed since that writing isn't known
+            self._last_us += KEEP_FLOOR_EVERY_US
         self.public_key = key.public_key().public_bytes_raw()
         self.speaker = secrets.token_bytes(8)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
-from replayfleet.federation.wire.transport.seal import OVERHEAD_BYTES, Kind, Signer, Voices, unseal
+from replayfleet.federation.wire.transport.seal import KEEP_FLOOR_EVERY_US, OVERHEAD_BYTES, Kind, Signer, Voices, unseal
 from tests.support.voices import TakesAll
 
 TOPIC = topic_of("yard", "control", "cam-1")
@@ -103,10 +103,12 @@ def test_who_may_not_speak_isnt_heard(voices: Voices) -> None:
 
 def test_time_goes_on_wherever_the_clock_is_put_also_over_restarts(tmp_path: Path) -> None:
     key, floor = Ed25519PrivateKey.generate(), tmp_path / "clock"
-    clock = iter([10**12, 5, 10**9])
+    clock = iter([10**12, 5, 10**9, 10**12 + KEEP_FLOOR_EVERY_US - 1])
     signer = Signer(key, floor, lambda: next(clock))
     assert [signer.now_us(), signer.now_us(), signer.now_us()] == [10**12, 10**12 + 1, 10**12 + 2]
-    assert Signer(key, floor, lambda: 7).now_us() > 10**12
+    last = signer.now_us()
+    assert int(floor.read_bytes()) == 10**12, "written once a minute"
+    assert Signer(key, floor, lambda: 7).now_us() > last
     floor.write_bytes(b"damaged")
     assert Signer(key, floor, lambda: 7).now_us() == 7
 
