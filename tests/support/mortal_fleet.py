@@ -94,7 +94,7 @@ class MortalFleet:
         self.done: dict[str, int] = {}
         self.deaths: dict[str, int] = {}
         self.problems: list[str] = []
-        self.num_rounds: int | None = None if plan.kills else plan.rounds
+        self.num_rounds: int | None = None  # until every fault was survived
         self.broker: subprocess.Popen[bytes] | None = None
         self.broker_lines: tuple[str, ...] = plan.starved
         self._offset = self.folder / "clock"
@@ -280,7 +280,7 @@ def live(plan: Plan) -> dict[str, Any]:
                 if fault is None:
                     due = None
                     if fleet.num_rounds is None:  # all was survived: two more rounds in peace, then home
-                        fleet.num_rounds = done + 2
+                        fleet.num_rounds = max(done + 2, plan.rounds)
                         fleet.kill("aggregator")
                     continue
                 fleet.jump()
