@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from replayfleet.aggregator.admission import decode_upload
 from replayfleet.aggregator.candidates import settle
@@ -18,6 +19,7 @@ from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import UploadRejected
 from replayfleet.federation.methods.kit.packing import weights_among
+from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
@@ -30,8 +32,11 @@ from replayfleet.federation.service.artefact_codec import (
 )
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.task import task_of
+from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+
+_log = EventLogger("replayfleet.aggregator.aggregation")
 
 
 class Blobs(BlobReader, BlobWriter, Protocol):
@@ -86,6 +91,7 @@ class Aggregation:
         blobs: tensors, in and out.
         publisher: makes manifests of downloads.
         max_change: how far a task model may move in one round (``screening``).
+        device: where the method computes. A GPU that fails once isn't asked again.
     """
 
     def __init__(
@@ -96,7 +102,9 @@ class Aggregation:
         blobs: Blobs,
         publisher: Publisher,
         max_change: float = MAX_CHANGE,
+        device: torch.device = CPU,
     ) -> None:
+        self._device = device
         self._spec = spec
         self._method = method
         self._sampler = sampler
@@ -180,8 +188,7 @@ class Aggregation:
         self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest] | None
     ) -> _Attempt:
         began = time.perf_counter()
-        rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
-        new_state, downloads = self._method.aggregate(before, uploads, rng, sampler=self._sampler)
+        new_state, downloads = self._aggregated(round_index, before, uploads)
         aggregated = time.perf_counter()
         kept: dict[str, str] = {}
         drafts = self._publisher.drafts(downloads, round_index + 1, former, kept)
@@ -189,6 +196,26 @@ class Aggregation:
         published = time.perf_counter()
         weights = _weights(downloads)
         return _Attempt(stored, new_state, drafts, kept, weights, aggregated - began, published - aggregated)
+
+    def _aggregated(self, round_index: int, before: Any, uploads: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """Return the method's new state and downloads, on the CPU wherever they were computed."""
+
+        def on(device: torch.device) -> tuple[Any, Mapping[str, Any]]:
+            rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
+            there = {client_id: placed(upload, device) for client_id, upload in uploads.items()}
+            state, downloads = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
+            back: dict[int, Any] = {}
+            return placed(state, CPU, back), {name: placed(one, CPU, back) for name, one in downloads.items()}
+
+        if self._device.type == "cpu":
+            return on(CPU)
+        try:
+            return on(self._device)
+        except RuntimeError as error:  # its driver, its memory, or an upload, of which the CPU will tell
+            result = on(CPU)
+            _log.warning("GPU failed", device=self._device, reason=error, next="aggregating on the CPU from now on")
+            self._device = CPU
+            return result
 
     def _unchanged(self, round_index: int, uploads: Mapping[str, Manifest], before: Any) -> _Attempt:
         """Return a round that nobody took part in: everybody goes on with what there was."""

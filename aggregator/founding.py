@@ -35,6 +35,7 @@ class Fleet:
         caps: what one upload may cost.
         max_change: how far a model may move in one round.
         claim: how this aggregator comes to lead it.
+        torch_device: where the method computes.
     """
 
     spec: FleetSpec
@@ -45,6 +46,7 @@ class Fleet:
     caps: Caps = field(default_factory=Caps)
     max_change: float = MAX_CHANGE
     claim: Claim = Claim.SOLE
+    torch_device: str = "cpu"
 
 
 def take_up(store: AggregatorStore, spec: FleetSpec) -> bool:

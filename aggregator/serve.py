@@ -12,6 +12,7 @@ from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
@@ -38,6 +39,7 @@ def serve(settings: AggregatorSettings) -> bool:
     manager.begin("building the fleet's models")
     spec = settings.spec()
     method, task = method_of(spec), task_of(spec)
+    device, why_not = proved_device(settings.torch_device)
     fleet = Fleet(
         spec,
         method,
@@ -46,6 +48,7 @@ def serve(settings: AggregatorSettings) -> bool:
         settings.rules(),
         max_change=settings.max_change,
         claim=settings.claim(),
+        torch_device=str(device),
     )
     connector = settings.connector()
     # a private broker is met here, in plaintext
@@ -71,5 +74,9 @@ def serve(settings: AggregatorSettings) -> bool:
         if (console := settings.console_settings()) is not None:
             stack.enter_context(ConsoleBeside(console.arguments))
         stack.enter_context(stopped_by_signals(stop))
-        _log.info("serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url)
+        if why_not:
+            _log.debug("aggregating on the CPU", reason=why_not)
+        _log.info(
+            "serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url, computes_on=device
+        )
         return service.run(stop, manager)

@@ -30,6 +30,7 @@ from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
+from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
@@ -114,7 +115,15 @@ class AggregatorService:
                 blobs,
                 Voices(releases.signer, ring),
             ),
-            aggregation=Aggregation(fleet.spec, fleet.method, fleet.sampler, blobs, publisher, fleet.max_change),
+            aggregation=Aggregation(
+                fleet.spec,
+                fleet.method,
+                fleet.sampler,
+                blobs,
+                publisher,
+                fleet.max_change,
+                torch_device(fleet.torch_device),
+            ),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes, listener=metrics.told),
             metrics=metrics,

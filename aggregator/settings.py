@@ -111,7 +111,14 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         Meta(ge=1, le=1024),
         Option("Threads of one tensor operation, as of fleet-sim; results depend on their number.", TRAINING),
     ] = 2
-
+    torch_device: Annotated[
+        str,
+        Option(
+            "Where the method computes: cpu, cuda, cuda:1, ..., or auto, a GPU that computes what the CPU does. Its "
+            "results differ from the CPU's in rounding.",
+            TRAINING,
+        ),
+    ] = "auto"
     console: Annotated[
         str | None,
         Option(

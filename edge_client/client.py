@@ -322,6 +322,7 @@ class Client:
                 num_threads=parts.compute.training_threads,
                 round_data=self._round_file.path,
                 allowance=parts.compute.allowance,
+                torch_device=parts.compute.training_device,
             ),
             now,
             self._training_deadline(now),

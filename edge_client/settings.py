@@ -145,6 +145,14 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             unset="0, for what the device allows: half of the cores",
         ),
     ] = 0
+    training_device: Annotated[
+        str,
+        Option(
+            "Where training computes: cpu, cuda, cuda:1, ..., or auto, a GPU that computes what the CPU does. A GPU's "
+            "results differ from the CPU's in rounding, and it may serve the cameras too.",
+            TRAINING,
+        ),
+    ] = "cpu"
     training_memory_mb: Annotated[
         int,
         Meta(ge=0, lt=10**9),

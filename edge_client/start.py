@@ -117,6 +117,7 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
         providers=without_engines((proof.provider, CPU)),
         inference_threads=profile.inference_threads,
         training_threads=settings.threads or allowance.threads(board.num_cores),
+        training_device=settings.training_device,
         sampler=settings.sampler,
         allowance=allowance,
         trains=settings.train and _has_torch(),

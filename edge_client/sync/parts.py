@@ -33,6 +33,7 @@ class Compute:
         providers: execution providers of the served model, the proved one first.
         inference_threads: of the served model.
         training_threads: of torch and of the sampler, in the training process.
+        training_device: of torch, in the training process.
         sampler: how replay is drawn.
         probation: how new models are watched.
         allowance: what training may spend.
@@ -43,6 +44,7 @@ class Compute:
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     inference_threads: int = 1
     training_threads: int = 1
+    training_device: str = "cpu"
     sampler: SamplerName = "onnx"
     probation: ProbationRules = field(default_factory=ProbationRules)
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)

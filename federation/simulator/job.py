@@ -19,6 +19,7 @@ import msgspec
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.methods.kit.placement import device_type, torch_device
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
@@ -27,7 +28,6 @@ from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
-from replayfleet.federation.simulator.placement import device_type, torch_device
 from replayfleet.federation.simulator.records import LateChange, kept_accuracy
 from replayfleet.federation.simulator.result import (
     Part,

@@ -12,6 +12,7 @@ import torch
 
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import sub_generators_among
+from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
 from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
@@ -33,7 +34,6 @@ from replayfleet.federation.simulator.measures.accounts import (
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from replayfleet.federation.simulator.measures.evaluation import Evaluation, evaluate
 from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
-from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset

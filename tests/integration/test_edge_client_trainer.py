@@ -39,6 +39,7 @@ from replayfleet.federation.service.artefact_codec import decode_artefacts, enco
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import TaskSpec
+from tests.support.virtual_device import NAME, virtual_device
 
 TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=1)
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -91,6 +92,35 @@ def simulate(agreed: FleetSpec, num_rounds: int, store: DiskBlobStore) -> tuple[
         state, upload = method.local_round(state, data, download, rng, sampler=eager_sampler(TASK))
     assert upload is not None
     return encode_artefacts(state.pack(), store), encode_artefacts(upload.pack(), store)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedgp"])
+def test_a_round_is_trained_on_another_device_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    agreed = spec(method)
+    with virtual_device():
+        for index in range(2):
+            run_job(msgspec.structs.replace(job(tmp_path, agreed, index), torch_device=NAME))
+    state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / BLOBS))
+    assert (committed(tmp_path).state, committed(tmp_path).upload) == (state.blobs, upload.blobs)
+
+
+def test_a_gpu_that_fails_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed, local_round = spec("fedavg"), METHODS["fedavg"].local_round
+
+    def worn(method: Any, state: Any, data: RoundData, *rest: Any, **how: Any) -> Any:
+        if data.images.device.type != "cpu":
+            raise torch.AcceleratorError("an illegal memory access was encountered")
+        return local_round(method, state, data, *rest, **how)
+
+    monkeypatch.setattr(METHODS["fedavg"], "local_round", worn)
+    with virtual_device():
+        run_job(msgspec.structs.replace(job(tmp_path, agreed), torch_device=NAME))
+    assert committed(tmp_path).upload == simulate(agreed, 1, DiskBlobStore(tmp_path / BLOBS))[1].blobs
+
+
+def test_a_device_that_this_machine_has_not_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="torch device 'lazy' can't be used"):
+        run_job(msgspec.structs.replace(job(tmp_path, spec("fedavg")), torch_device=NAME))
 
 
 class Harness:

@@ -101,12 +101,17 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     text = str(error).lower()
     return text.endswith(_OF_ONEDNN) or any(
-        words in text for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc")
+        words in text
+        for words in ("can't allocate memory", "cannot allocate memory", "bad_alloc", "bad alloc", "out of memory")
     )
 
 
 def within_memory(
-    work: Callable[[Any], T], method: Any, max_batch_size: int | None, max_bytes: int | None = None
+    work: Callable[[Any], T],
+    method: Any,
+    max_batch_size: int | None,
+    max_bytes: int | None = None,
+    bound: Callable[[int], None] = bound_memory,
 ) -> tuple[T, int | None]:
     """Return (what ``work`` makes with ``method``, the batch size that memory sufficed for; None for the method's own).
 
@@ -117,6 +122,7 @@ def within_memory(
         method: as the fleet agreed.
         max_batch_size: what sufficed earlier; None if the method's own did.
         max_bytes: that this process may hold while ``work`` runs; None for all that there is.
+        bound: sees to that; what it bounded on the host is lifted afterwards.
 
     Raises:
         OutOfMemory: The process holds more already, or it doesn't suffice for a small batch either.
@@ -124,7 +130,7 @@ def within_memory(
     while True:
         sized = with_batches_of(method, max_batch_size)
         if max_bytes is not None:
-            bound_memory(max_bytes)
+            bound(max_bytes)
         try:
             try:
                 return work(sized), max_batch_size

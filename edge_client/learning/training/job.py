@@ -47,6 +47,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         round_data: ``RoundFile.path``.
         allowance: what the board may spend, its ``memory_bytes`` filled in.
         left_s: seconds that all of it may take, counted from when the process reads it; None for no deadline.
+        torch_device: where it is trained, ``cpu``, ``cuda``, ... or ``auto``.
     """
 
     data_dir: str
@@ -59,6 +60,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     round_data: str
     allowance: TrainingAllowance = msgspec.field(default_factory=TrainingAllowance)
     left_s: float | None = None
+    torch_device: str = "cpu"
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag="ready"):

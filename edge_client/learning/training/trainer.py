@@ -6,18 +6,21 @@ It is the only part of a client that imports torch. It ends when its input does,
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from replayfleet.edge_client.learning.training.guard import (
+    bound_memory,
     give_memory_back,
+    is_out_of_memory,
     within_memory,
     yield_to_serving,
 )
@@ -46,6 +49,8 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
 
+T = TypeVar("T")
+
 
 def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone:
     """Train one round and make it durable: blobs first, then the one record that names them.
@@ -66,6 +71,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
 
     from replayfleet.edge_client.learning.training.pacing import PacedRound
     from replayfleet.federation.methods.kit.packing import sub_generators_among
+    from replayfleet.federation.methods.kit.placement import CPU, placed, placed_data, proved_device
     from replayfleet.federation.methods.kit.privacy import account_among
     from replayfleet.federation.methods.kit.records import RoundData
     from replayfleet.federation.methods.kit.seeding import (
@@ -75,8 +81,9 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         seeded_generator,
     )
 
-    paced = PacedRound(job, deadline_at, time.monotonic, say)
     prepare_torch(job.num_threads)
+    device, _ = proved_device(job.torch_device)
+    paced = PacedRound(job, deadline_at, _clock_of(device), say)
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
     method: Any = method_of(job.spec)
@@ -87,18 +94,27 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
-    def local_round(sized: Any) -> tuple[Any, Any]:
+    def local_round(sized: Any, device: torch.device) -> tuple[Any, Any]:
         rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
         more = paced.begin(sized, known.speed)
         # whatever the aggregator could draw itself hides nothing from it
         with noise_by(lambda: entropy_generator(os.urandom(NUM_ENTROPY_BYTES))):
             made: tuple[Any, Any] = sized.local_round(
-                held, data, download, rng, sampler=_sampler(job, blobs, sized), **more
+                placed(held, device),
+                placed_data(data, device),
+                placed(download, device),
+                rng,
+                sampler=_sampler(job, blobs, sized, device.type),
+                **more,
             )
-        return made
+        return placed(made[0], CPU), placed(made[1], CPU)
 
     (state, upload), max_batch_size = within_memory(
-        local_round, method, known.max_batch_size, job.allowance.memory_bytes
+        lambda sized: _else_on_the_cpu(functools.partial(local_round, sized), device),
+        method,
+        known.max_batch_size,
+        job.allowance.memory_bytes,
+        _bound_on(device),
     )
     train_s = time.monotonic() - began
     packed, offered = state.pack(), upload.pack()
@@ -127,6 +143,45 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
 
 
+def _else_on_the_cpu(work: Callable[[Any], T], device: Any) -> T:
+    """Return what ``work`` makes on a torch device, or on the CPU if that is a GPU which fails."""
+    try:
+        return work(device)
+    except RuntimeError as error:
+        if device.type == "cpu" or is_out_of_memory(error):
+            raise
+        log.warning("GPU failed", device=device, reason=error, next="the round is trained on the CPU")
+    from replayfleet.federation.methods.kit.placement import CPU
+
+    return work(CPU)
+
+
+def _clock_of(device: Any) -> Callable[[], float]:
+    """Return a clock that waits for what was asked of a GPU: steps are measured, not their announcement."""
+    if device.type != "cuda":
+        return time.monotonic
+    import torch
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.monotonic()
+
+    return clock
+
+
+def _bound_on(device: Any) -> Callable[[int], None]:
+    """Return what bounds training's memory: the process's, or on a GPU what it may have there."""
+    if device.type != "cuda":
+        return bound_memory
+    import torch
+
+    def bound(max_bytes: int) -> None:
+        _, total = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max_bytes / total), device)
+
+    return bound
+
+
 def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
     """Return (the client's state, what an operator should know): the committed one, or a new client's."""
     commit = records.training()
@@ -141,9 +196,9 @@ def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str
         return fresh, f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
 
 
-def _sampler(job: TrainJob, blobs: BlobReader, method: Any) -> Any:
+def _sampler(job: TrainJob, blobs: BlobReader, method: Any, device_type: str) -> Any:
     graphs = [entry for entry in job.manifest.blobs if entry.name == SUB_GENERATOR_GRAPH]
-    if job.sampler == "onnx" and graphs:
+    if job.sampler == "onnx" and graphs and device_type == "cpu":
         from replayfleet.export.running.sampler import onnx_sampler
 
         return onnx_sampler(blobs.read(graphs[0].digest), num_threads=job.num_threads)

@@ -362,7 +362,8 @@ def retrainings(
     if settings.generators == "single":
         known = memory.sub_generators.get(ALL_CLASSES)
         epochs = _epochs(settings, first=known is None)
-        return {ALL_CLASSES: Retraining(known or kind.new(rng), mixed.joined().images, epochs, rng)}
+        images = mixed.joined().images
+        return {ALL_CLASSES: Retraining((known or kind.new(rng)).on(images.device), images, epochs, rng)}
     drifted: dict[int, Retraining] = {}
     for class_id in sorted(mixed.real.counts()):
         own_rng = split_generator(rng)
@@ -377,7 +378,9 @@ def retrainings(
             start = replace(start, generator=donors[class_id])
         epochs = _epochs(settings, first=known is None and class_id not in donors)
         images = mixed.real.images[mixed.real.labels == class_id]
-        drifted[class_id] = Retraining(start, images, epochs, own_rng, share, can_wait=known is not None)
+        drifted[class_id] = Retraining(
+            start.on(images.device), images, epochs, own_rng, share, can_wait=known is not None
+        )
     return drifted
 
 

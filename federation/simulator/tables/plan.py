@@ -19,11 +19,11 @@ import msgspec
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.checkpoints import difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
-from replayfleet.federation.simulator.placement import torch_device
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
 from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row

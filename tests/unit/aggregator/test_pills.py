@@ -16,6 +16,7 @@ from replayfleet.aggregator.aggregation import Aggregation, RoundResult
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import METHODS, fedgp_records
+from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -25,6 +26,7 @@ from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.wire.protocol.messages import Manifest, Probe
 from replayfleet.federation.wire.protocol.tensors import digest
+from tests.support.virtual_device import NAME, virtual_device
 
 DEPLOYED = sorted(name for name, method in METHODS.items() if method.deployable and name != "centralized")
 
@@ -59,14 +61,17 @@ class Fleet:
     method: Any
     uploads: Mapping[str, Artefacts]
 
-    def aggregate(self, uploads: Mapping[str, Artefacts]) -> RoundResult:
+    def aggregate(self, uploads: Mapping[str, Artefacts], device: str = "cpu") -> RoundResult:
         blobs = Blobs()
         manifests = {}
         for client, artefacts in uploads.items():
             encoded = encode_artefacts(artefacts, blobs)
             manifests[client] = Manifest("up", "f", client, 0, 1, encoded.blobs, encoded.facts)
         publisher = Publisher("f", blobs, EagerExporter(), ())
-        return Aggregation(self.spec, self.method, sampler_of(self.method), blobs, publisher).run(0, manifests, None)
+        aggregation = Aggregation(
+            self.spec, self.method, sampler_of(self.method), blobs, publisher, device=torch.device(device)
+        )
+        return aggregation.run(0, manifests, None)
 
 
 @functools.cache
@@ -217,3 +222,33 @@ def test_if_nobody_is_left_the_models_stay(name: str):
         assert msgspec.msgpack.decode(draft.facts) == msgspec.msgpack.decode(
             Publisher("f", Blobs(), EagerExporter(), ()).drafts({"cam-1": initial}, 1)["cam-1"].facts
         )
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_a_round_is_aggregated_on_another_device_to_the_same_bits(name: str):
+    honest = fleet(name)
+    uploads = honest.uploads | {"cam-2": scaled(20)(honest.uploads["cam-2"])}
+    here = honest.aggregate(uploads)
+    with virtual_device():
+        there = honest.aggregate(uploads, NAME)
+    assert sorted(there.quarantined) == ["cam-2"]
+    assert (there.state, there.drafts, there.weights) == (here.state, here.drafts, here.weights)
+
+
+def test_a_gpu_that_fails_costs_no_round_and_nobody_quarantine(caplog: pytest.LogCaptureFixture):
+    honest = fleet("fedavg")
+    here, asked = honest.aggregate(honest.uploads), []
+
+    class OnAWornGpu(FedAvg):
+        def aggregate(self, state: Any, uploads: Any, rng: torch.Generator, *, sampler: Any) -> Any:
+            asked.append(uploads["cam-1"].task_parameters["head.weight"].device.type)
+            if asked[-1] != "cpu":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().aggregate(state, uploads, rng, sampler=sampler)
+
+    method = OnAWornGpu(**{each.name: getattr(honest.method, each.name) for each in dataclasses.fields(FedAvg)})
+    with virtual_device():
+        there = dataclasses.replace(honest, method=method).aggregate(honest.uploads, NAME)
+    assert asked == [NAME, "cpu"]
+    assert (there.state, there.drafts, there.quarantined) == (here.state, here.drafts, {})
+    assert "GPU failed" in caplog.text

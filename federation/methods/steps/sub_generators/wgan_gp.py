@@ -6,7 +6,7 @@ Axes: B batch, C channels, H height, W width, Z latent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,13 @@ class SubGenerator:
     generator: Parameters
     critic: Parameters
     history: History = ()
+
+    def on(self, device: torch.device) -> SubGenerator:
+        """Return it with its parameters on a torch device."""
+        generator, critic = (
+            {name: each.to(device) for name, each in part.items()} for part in (self.generator, self.critic)
+        )
+        return replace(self, generator=generator, critic=critic)
 
 
 def gradient_penalty(critic: nn.Module, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:

@@ -12,12 +12,12 @@ from support.image_sets import small_dataset
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.simulator.checkpoints import Checkpoints
 from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
-from replayfleet.federation.simulator.placement import placed, placed_data, torch_device
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.streams.stream import Stream, StreamSettings
