@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
+from replayfleet.models.cnn import SHAPES, SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
 from replayfleet.models.resnet import ResNet20
@@ -25,20 +26,19 @@ _DCGAN_STD = 0.02
 """Radford et al. 2016, "Unsupervised Representation Learning with DCGANs", section 4."""
 
 
-@overload
-def build_task_model(spec: TaskSpec, *, device: str = ...) -> ResNet20: ...
-@overload
-def build_task_model(spec: DetectionSpec, *, device: str = ...) -> TinyYolo: ...
-@overload
-def build_task_model(spec: AnyTaskSpec, *, device: str = ...) -> ResNet20 | TinyYolo: ...
-def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> ResNet20 | TinyYolo:
-    """Return the classifier or detector of ``spec``, its parameters zero until ``initialise`` or ``load_state_dict``.
+def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
+    """Return the ``ResNet20``, ``SmallCnn`` or ``TinyYolo`` of ``spec``.
 
+    Its parameters are zero until ``initialise`` or ``load_state_dict``.
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
     """
     if isinstance(spec, DetectionSpec):
         return _build(
             lambda: TinyYolo(spec.image_channels, spec.num_classes, spec.num_anchors, spec.width, spec.stride), device
+        )
+    if spec.architecture in SHAPES:
+        return _build(
+            lambda: SmallCnn(spec.image_channels, spec.num_classes, spec.image_size, spec.architecture), device
         )
     return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem), device)
 

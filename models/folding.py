@@ -25,9 +25,11 @@ _PARTNERS = {"conv": "norm", "conv1": "norm1", "conv2": "norm2", "0": "1"}
 
 def build_folded_task_model(spec: TaskSpec) -> nn.Module:
     """Return the task model without normalisations, on the meta device, for ``functional_call``."""
-    module = build_task_model(spec, device="meta").eval()
+    module: nn.Module = build_task_model(spec, device="meta").eval()
     convolutions = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)]
     for name, layer in convolutions:
+        if layer.bias is not None:
+            continue  # no normalisation follows
         parent, _, last = name.rpartition(".")
         owner = module.get_submodule(parent)
         layer.bias = nn.Parameter(torch.empty(layer.out_channels, device="meta"))
@@ -45,11 +47,11 @@ def fold_batch_norm(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in parameters.items():
         layer, _, kind = name.rpartition(".")
         parent, _, last = layer.rpartition(".")
-        if last in _PARTNERS and kind == "weight" and tensor.ndim == 4:
-            norm = f"{parent}.{_PARTNERS[last]}" if parent else _PARTNERS[last]
+        norm = f"{parent}.{_PARTNERS.get(last)}" if parent else _PARTNERS.get(last)
+        if kind == "weight" and tensor.ndim == 4 and f"{norm}.running_var" in parameters:
             scale = parameters[f"{norm}.weight"] * torch.rsqrt(parameters[f"{norm}.running_var"] + EPSILON)
             folded[name] = tensor * scale[:, None, None, None]
             folded[f"{layer}.bias"] = parameters[f"{norm}.bias"] - parameters[f"{norm}.running_mean"] * scale
-        elif layer == "head":
+        elif f"{layer}.running_var" not in parameters:
             folded[name] = tensor
     return folded

@@ -5,8 +5,9 @@ Both ends derive every parameter shape from a ``TaskSpec``, so the spec travels 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 LATENT_SIZE = 100
 """Z: entries of a sub-generator's latent vector."""
@@ -16,6 +17,9 @@ IMAGE_SIZES = (28, 32, 64)
 
 STEMS = ("cifar", "imagenet")
 """First convolution of the task model: 3x3 stride 1, or 5x5 stride 2 padding 1."""
+
+ARCHITECTURES = ("resnet20", "cnn", "lenet")
+"""Task models of a classification: pFedGRP's, and the smaller ones of ``models.cnn``."""
 
 DETECTION_STRIDES = (8, 16, 32)
 """Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""
@@ -37,6 +41,7 @@ class TaskSpec:
         class_names: K names; a class id is an index into them.
         stem: one of ``STEMS``.
         generator_width: channels of the sub-generator's last hidden layer (16, 64, 128 in the paper).
+        architecture: of the task model, one of ``ARCHITECTURES``; only ``resnet20`` has a stem.
     """
 
     image_channels: int
@@ -44,6 +49,7 @@ class TaskSpec:
     class_names: tuple[str, ...]
     stem: str = "cifar"
     generator_width: int = 16
+    architecture: str = "resnet20"
 
     def __post_init__(self) -> None:
         if self.image_channels not in {1, 3}:
@@ -52,6 +58,8 @@ class TaskSpec:
             raise ValueError(f"image_size is {self.image_size}, expected one of {IMAGE_SIZES}")
         if self.stem not in STEMS:
             raise ValueError(f"stem is {self.stem!r}, expected one of {STEMS}")
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture is {self.architecture!r}, expected one of {ARCHITECTURES}")
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
@@ -72,6 +80,14 @@ class TaskSpec:
     def output_shape(self) -> tuple[int, ...]:
         """What the task model answers for one image: (K,) logits."""
         return (self.num_classes,)
+
+
+def plain_task(task: TaskSpec | DetectionSpec) -> dict[str, Any]:
+    """Return a task's fields; one that came later is left out at its default, so that old runs stay the same."""
+    fields = dataclasses.asdict(task)
+    if fields.get("architecture") == ARCHITECTURES[0]:
+        del fields["architecture"]
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
+from replayfleet.federation.streams.stream import DRIVING
 
 _TABLE = "table"
 _PATIENCE_S = 1.0
@@ -84,7 +85,8 @@ def run(spec: RunSpec, command: list[str]) -> None:
     summary = result.summary
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
     kept = f", kept {100 * summary['earlier_kept']:.1f} % of the earlier towns" if "earlier_kept" in summary else ""
-    towns = f" ({100 * summary['place_accuracy']:.2f} % per town)" if "place_accuracy" in summary else ""
+    what = "town" if spec.scenario == DRIVING else "task"
+    towns = f" ({100 * summary['place_accuracy']:.2f} % per {what})" if "place_accuracy" in summary else ""
     click.echo(
         f"final {job.measure} {100 * summary['final_accuracy']:.2f} %{towns}, "
         f"average {100 * summary['average_accuracy']:.2f} %{regret}{kept}, "

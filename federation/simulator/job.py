@@ -44,6 +44,7 @@ from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
+from replayfleet.models.specs import ARCHITECTURES, plain_task
 
 _RESULT = "result.json"
 _CHART = "accuracy.png"
@@ -233,31 +234,44 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     """
     if isinstance(data, BoxDataset):
         require_metric()
+    data = _with_model(data, spec.model)
     method = method_from(
         ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, split_overrides(spec.overrides)
     )
-    if spec.in_step and not can_train_in_step(type(method)):
-        raise SettingsError(f"{spec.method} can't train in step; without --in-step its clients train one by one")
+    can_in_step = can_train_in_step(type(method)) and spec.model == ARCHITECTURES[0]
+    if spec.in_step and not can_in_step:
+        raise SettingsError(
+            f"{spec.method} with {spec.model} can't train in step; without --in-step its clients train one by one"
+        )
     attack = Attack(spec.attack, spec.hostile) if spec.attack else None
     if attack is not None:
         attack.check(method, wanted.num_clients)
     on_gpu = device_type(spec.torch_device) != "cpu"
     in_step = on_gpu if spec.in_step is None else spec.in_step
     workers = spec.workers or (1 if on_gpu else max(1, (os.cpu_count() or 1) // spec.threads))
+    stream, data = open_stream(wanted, data)
     return Simulation(
         method=method,
         dataset=data,
-        stream=open_stream(wanted, data),
+        stream=stream,
         run_seed=spec.seed,
         sampler=_sampler(spec.sampler, method, spec.threads),
         num_threads=spec.threads,
         num_workers=workers,
         torch_device=spec.torch_device,
-        in_step=in_step and can_train_in_step(type(method)),
+        in_step=in_step and can_in_step,
         attack=attack,
         screens=spec.quarantine,
         perturbation=spec.perturb_weights,
     )
+
+
+def _with_model(data: AnyDataset, architecture: str) -> AnyDataset:
+    if architecture == ARCHITECTURES[0]:
+        return data
+    if isinstance(data, BoxDataset):
+        raise SettingsError(f"--model {architecture} classifies images, and those of {data.name} have boxes")
+    return dataclasses.replace(data, task=dataclasses.replace(data.task, architecture=architecture))
 
 
 def can_train_in_step(kind: type[Any] | None) -> bool:
@@ -276,7 +290,7 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         "settings": {key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value},
         "preset": spec.preset,
         "dataset": spec.dataset,
-        "task": dataclasses.asdict(simulation.dataset.task),
+        "task": plain_task(simulation.dataset.task),
         "stream": plain_settings(simulation.stream.settings),
         "run_seed": spec.seed,
         "sampler": spec.sampler,

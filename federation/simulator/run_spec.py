@@ -39,9 +39,14 @@ class RunSpec:
     """What an operator asked for, unchecked. None is "of the preset"."""
 
     method: str
-    scenario: Annotated[str, Option("What comes when: gradual, circulating, extreme or driving.", STREAM)] = (
-        "circulating"
-    )
+    scenario: Annotated[
+        str,
+        Option(
+            "What comes when: gradual, circulating, extreme or driving; rotated, permuted or sequential, whose tasks "
+            "last for several rounds.",
+            STREAM,
+        ),
+    ] = "circulating"
     dataset: Annotated[
         str,
         Option(
@@ -58,6 +63,10 @@ class RunSpec:
             flags="--settings",
         ),
     ] = "small"
+    model: Annotated[
+        Literal["resnet20", "cnn", "lenet"],
+        Option("Task model: pFedGRP's ResNet, McMahan's CNN, or the smaller one of FedGP's code.", TRAINING),
+    ] = "resnet20"
     clients: Annotated[int | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = None
     rounds: Annotated[int | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None
     overlap: Annotated[int | None, Option("Classes that adjacent task types of a client share.", STREAM, unset="0")] = (

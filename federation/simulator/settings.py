@@ -16,7 +16,7 @@ import msgspec
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.streams.datasets import has_boxes
-from replayfleet.federation.streams.stream import DRIVING, StreamSettings
+from replayfleet.federation.streams.stream import DRIVING, TASK_BY_TASK, StreamSettings
 from replayfleet.models.specs import AnyTaskSpec
 
 
@@ -33,6 +33,10 @@ class StreamSize:
     num_absent: int = 0
     late_town: str = ""
     late_rounds: int | None = None
+    num_tasks: int = 5
+    rounds_per_task: int = 4
+    split: str = "two-classes"
+    alpha: float = 0.3
 
 
 SIZES: dict[str, StreamSize] = {
@@ -66,6 +70,20 @@ BOX_SIZES: dict[str, StreamSize] = {
 FedGP's 70 rounds would leave three pictures to each.
 """
 
+TASK_SIZES: dict[str, StreamSize] = {
+    "paper": StreamSize(num_clients=10, num_rounds=None, samples_per_class=10**6, num_tasks=10, rounds_per_task=20),
+    "small": StreamSize(
+        num_clients=10, num_rounds=None, samples_per_class=1000, test_samples_per_class=200, rounds_per_task=20
+    ),
+    "demo": StreamSize(
+        num_clients=3, num_rounds=None, samples_per_class=60, test_samples_per_class=30, num_tasks=3, rounds_per_task=2
+    ),
+    "tiny": StreamSize(
+        num_clients=2, num_rounds=None, samples_per_class=12, test_samples_per_class=10, num_tasks=2, rounds_per_task=2
+    ),
+}
+"""Preset -> stream of ``TASK_BY_TASK``; FedGP's paper: ten tasks of twenty rounds on all samples (section 5.1)."""
+
 _AT_64_PIXELS = {"paper": 50, "small": 50}
 """Preset -> samples per class at 64 pixels: appendix A.2's; ImageNet-10 then lasts for all rounds of ``small`` too."""
 
@@ -96,11 +114,12 @@ def stream_settings(
     if preset not in SIZES:
         raise unknown_settings(preset)
     driving = given.get("scenario") == DRIVING
-    sizes = SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
+    by_tasks = given.get("scenario") in TASK_BY_TASK
+    sizes = TASK_SIZES if by_tasks else SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
     size = dataclasses.asdict(sizes[preset])
-    if preset == "paper" and not driving:
+    if preset == "paper" and not driving and not by_tasks:
         size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)
-    if image_size == 64 and preset in _AT_64_PIXELS and not driving:
+    if image_size == 64 and preset in _AT_64_PIXELS and not driving and not by_tasks:
         size["samples_per_class"] = _AT_64_PIXELS[preset]
     size |= _converted(StreamSize, {key: value for key, value in overrides.items() if key in size})
     return StreamSettings(**{**size, **{key: value for key, value in given.items() if value is not None}})

@@ -37,9 +37,8 @@ from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset
-from replayfleet.federation.streams.driving.stream import DrivingStream
 from replayfleet.federation.streams.opening import AnyStream
-from replayfleet.federation.streams.stream import client_id
+from replayfleet.federation.streams.stream import Stream, client_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +368,7 @@ class Simulation:
         return evaluate(judge, self.dataset.test, indices, device)
 
     def _by_place(self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation) -> dict[str, float]:
-        if not (self.evaluates and isinstance(self.stream, DrivingStream)):
+        if not self.evaluates or isinstance(self.stream, Stream):
             return {}
         return tested.group_accuracy(self.stream.test_places(index, round_index), self.stream.place_names)
 

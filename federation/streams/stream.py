@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -97,13 +97,19 @@ SCENARIOS: dict[str, Scenario] = {
 DRIVING = "driving"
 """A scenario without task types, ``federation.streams.driving.stream``, whose settings are these all the same."""
 
+ROTATED, PERMUTED, SEQUENTIAL = TASK_BY_TASK = ("rotated", "permuted", "sequential")
+"""Scenarios of tasks that last for several rounds, ``federation.streams.tasks``; likewise."""
+
+SPLITS = ("evenly", "two-classes", "dirichlet")
+"""How a task's samples are split over the clients there."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
     """What defines a stream over a given data set.
 
     Attributes:
-        scenario: a key of ``SCENARIOS``, or ``DRIVING``.
+        scenario: a key of ``SCENARIOS``, ``DRIVING``, or one of ``TASK_BY_TASK``.
         num_clients: the fleet's size; what one client meets doesn't depend on it.
         num_rounds: T; None is the paper's floor(N / ((K_T + overlap) N_T)) K, with N samples in the smallest class
             (of ``extreme``: the number of task types), or as many as the data last for where that is fewer or none.
@@ -115,6 +121,11 @@ class StreamSettings:
         seed: of all draws.
         late_town: of scenario ``DRIVING``: where the first client alone gets to in the last rounds; "" is nowhere.
         late_rounds: how many those are; None is a seventh, as FedGP's rounds 60 to 69 of 70.
+        num_tasks: of scenarios ``TASK_BY_TASK``, in which ``samples_per_class`` and ``test_samples_per_class`` are
+            those of a task in the whole fleet, as many as there are where there are fewer; likewise the next three.
+        rounds_per_task: R.
+        split: one of ``SPLITS``.
+        alpha: of the Dirichlet distribution; smaller is more unequal.
     """
 
     scenario: str
@@ -128,9 +139,13 @@ class StreamSettings:
     seed: int = 0
     late_town: str = ""
     late_rounds: int | None = None
+    num_tasks: int = 5
+    rounds_per_task: int = 4
+    split: str = "two-classes"
+    alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        known = (*SCENARIOS, DRIVING)
+        known = (*SCENARIOS, DRIVING, *TASK_BY_TASK)
         if self.scenario not in known:
             raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, known)}")
         if self.late_town and self.scenario != DRIVING:
@@ -148,10 +163,16 @@ class StreamSettings:
             "test_samples_per_class",
             "classes_per_task",
             "late_rounds",
+            "num_tasks",
+            "rounds_per_task",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name} is {value}, expected at least 1")
+        if self.split not in SPLITS:
+            raise SettingsError(f"unknown split {self.split!r}{nearest(self.split, SPLITS)}")
+        if not 0.01 <= self.alpha <= 1000:
+            raise SettingsError(f"alpha is {self.alpha}, expected 0.01 to 1000")
         if self.overlap < 0:
             raise SettingsError(f"overlap is {self.overlap}, expected 0 or more")
         if not 0 <= self.num_absent < self.num_clients:
@@ -162,10 +183,12 @@ class StreamSettings:
 
 
 def plain_settings(settings: StreamSettings) -> dict[str, Any]:
-    """Return settings as JSON values, as runs are known by: those of a late town only where there is one."""
+    """Return settings as JSON values, as runs are known by: of a late town, or of tasks, only where there are."""
     plain = dataclasses.asdict(settings)
     if not settings.late_town:
         del plain["late_town"], plain["late_rounds"]
+    if settings.scenario not in TASK_BY_TASK:
+        del plain["num_tasks"], plain["rounds_per_task"], plain["split"], plain["alpha"]
     return plain
 
 
@@ -368,10 +391,19 @@ class Stream:
 
 def shuffled(indices: Indices, seed: int, what: str) -> Indices:
     """Return the indices in an order that depends on the seed and on what it is drawn for."""
+    return indices[np.argsort(_raw(seed, what).random_raw(len(indices)), kind="stable")]
+
+
+def uniform(seed: int, what: str) -> Iterator[float]:
+    """Yield numbers from U[0, 1) that depend on the seed and on what they are drawn for."""
+    raw = _raw(seed, what)
+    while True:
+        yield (int(raw.random_raw()) >> 11) * 2.0**-53
+
+
+def _raw(seed: int, what: str) -> np.random.PCG64:
     digest = hashlib.sha256(f"{seed}/{what}".encode()).digest()
-    return indices[
-        np.argsort(np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(len(indices)), kind="stable")
-    ]
+    return np.random.PCG64(int.from_bytes(digest[:16], "big"))
 
 
 def absences(settings: StreamSettings, num_rounds: int) -> list[frozenset[int]]:

@@ -5,10 +5,12 @@ Axes: S samples in the buffer, B samples of a batch.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from replayfleet.federation.methods.kit.packing import COUNT, OneSet, Record
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 
 IMAGES, LABELS, LOGITS = "images", "labels", "logits"
+FINGERPRINTS = "fingerprints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,13 @@ class Reservoir(Record):
         num_seen: samples ever offered to it.
         samples: S = min(num_seen, capacity) samples: ``images`` (S, C, H, W), ``labels`` (S, ...) and perhaps
             ``logits`` (S, ...), what the model answered when the sample was met. Empty before the first one.
+        latest: ``fingerprints`` (B,) int64 of the samples of the last round; empty before the first one.
     """
 
     capacity: Annotated[int, COUNT] = 200
     num_seen: Annotated[int, COUNT] = 0
     samples: Annotated[Mapping[str, Tensor], OneSet("buffer")] = field(default_factory=dict)
+    latest: Annotated[Mapping[str, Tensor], OneSet("latest")] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -70,7 +75,7 @@ class Reservoir(Record):
         num_seen = self.num_seen + len(images)
         winners = {place: row for row, place in enumerate(self._places(len(images), rng)) if place < self.capacity}
         if not winners:
-            return Reservoir(self.capacity, num_seen, self.samples)
+            return replace(self, num_seen=num_seen)
         places, rows = torch.tensor(list(winners)), torch.tensor(list(winners.values()))
         grown = min(num_seen, self.capacity) - len(self)
         samples = {}
@@ -79,7 +84,13 @@ class Reservoir(Record):
             kept = torch.cat([self.samples[name], room]) if self.samples else room
             kept[places.to(kept.device)] = tensor.detach()[rows.to(tensor.device)]
             samples[name] = kept
-        return Reservoir(self.capacity, num_seen, samples)
+        return replace(self, num_seen=num_seen, samples=samples)
+
+    def is_new(self, fingerprints: Tensor) -> Tensor:
+        """Return (B,) bool: which samples weren't there in the last round, as those of a task that goes on are."""
+        if not self.latest:
+            return torch.ones(len(fingerprints), dtype=torch.bool)
+        return ~torch.isin(fingerprints, self.latest[FINGERPRINTS].cpu())
 
     def drawn(self, count: int, rng: torch.Generator) -> dict[str, Tensor]:
         """Return ``min(count, S)`` of the samples, drawn without replacement, under the names of ``samples``."""
@@ -105,6 +116,13 @@ class Reservoir(Record):
                     f"{name} of a batch are (B, {_tail(new)}) {new.dtype}, the reservoir holds "
                     f"(S, {_tail(kept)}) {kept.dtype}"
                 )
+
+
+def fingerprints_of(images: Tensor) -> Tensor:
+    """Return (B,) int64 that tell samples (B, C, H, W) apart, 64 bits of their BLAKE2b digests; on the CPU."""
+    rows = images.detach().cpu().contiguous().flatten(1).numpy()
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
 
 
 def _tail(tensor: Tensor) -> str:

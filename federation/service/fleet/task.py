@@ -9,7 +9,7 @@ import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.wire.protocol.messages import FleetSpec
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec, plain_task
 
 TASK_KINDS: Mapping[str, type[AnyTaskSpec]] = {"classification": TaskSpec, "detection": DetectionSpec}
 """What ``kind`` among a task's fields may be; without one a task is a classification."""
@@ -17,7 +17,7 @@ TASK_KINDS: Mapping[str, type[AnyTaskSpec]] = {"classification": TaskSpec, "dete
 
 def task_fields(task: AnyTaskSpec) -> dict[str, Any]:
     """Return a task's fields as they travel; those of a detection say so under ``kind``."""
-    fields = cast("dict[str, Any]", msgspec.to_builtins(task))
+    fields = cast("dict[str, Any]", msgspec.to_builtins(plain_task(task)))
     return {"kind": "detection", **fields} if isinstance(task, DetectionSpec) else fields
 
 

@@ -88,7 +88,8 @@ def task_features(spec: TaskSpec, parameters: Parameters) -> Features:
 
     @torch.no_grad()
     def features(images: Tensor) -> Tensor:
-        return model.features(images)
+        seen: Tensor = model.features(images)
+        return seen
 
     return features
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.settings import read_toml
 
 _DATA = Path(__file__).parent / "data"
-_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml")
+_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml")
 
 _NONE = "-"
 
@@ -30,18 +30,21 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         scenario: a key of ``SCENARIOS``.
         dataset: a key of ``DATASETS``.
         set: settings of the stream that differ from those of the paper's Table 1.
+        model: the task model, one of ``models.specs.ARCHITECTURES``.
     """
 
     scenario: str
     dataset: str
     set: dict[str, int] = {}
+    model: Literal["resnet20", "cnn", "lenet"] = "resnet20"
 
     @property
     def title(self) -> str:
         """One line."""
         changed = "".join(f", {key}={value}" for key, value in self.set.items())
         name = f"{EXPERIMENTS[self.scenario]} ({self.scenario})" if self.scenario in EXPERIMENTS else self.scenario
-        return f"{name}, {self.dataset}{changed}"
+        model = "" if self.model == "resnet20" else f", {self.model}"
+        return f"{name}, {self.dataset}{model}{changed}"
 
     @property
     def slug(self) -> str:

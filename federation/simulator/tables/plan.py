@@ -252,6 +252,7 @@ class Planner:
             method=method,
             scenario=column.scenario,
             dataset=column.dataset,
+            model=column.model,
             preset=choice.preset,
             out=choice.out,
             seed=seed,

@@ -30,7 +30,7 @@ _HEADINGS = {
     "AR5": "AR of the last 5 rounds [%]",
     "AUC": "AUC",
     "FID": "FID",
-    "PA": "per town [%]",
+    "PA": "per town or task [%]",
     "FA": "last round [%]",
     "AF": "forgetting [%]",
     "before": "earlier towns before [%]",

@@ -30,7 +30,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def driving(data: Dataset, **settings: Any) -> DrivingStream:
-    stream = open_stream(
+    stream, _ = open_stream(
         StreamSettings(**{"scenario": "driving", "num_clients": 2, "samples_per_class": 100, **settings}), data
     )
     assert isinstance(stream, DrivingStream)
@@ -175,4 +175,4 @@ def test_driving_needs_what_was_met_while_driving():
 
 def test_other_scenarios_are_streams_as_ever(recording: Dataset):
     settings = StreamSettings(scenario="circulating", num_clients=2, num_rounds=2, samples_per_class=3)
-    assert isinstance(open_stream(settings, small_dataset()), Stream)
+    assert isinstance(open_stream(settings, small_dataset())[0], Stream)

@@ -27,7 +27,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 
 def driving(data: AnyDataset, **settings: Any) -> DrivingStream:
     given = {"scenario": "driving", "num_clients": 2, "late_town": "Town05", "num_rounds": 14, **settings}
-    stream = open_stream(StreamSettings(**given), data)
+    stream, _ = open_stream(StreamSettings(**given), data)
     assert isinstance(stream, DrivingStream)
     return stream
 
