@@ -21,7 +21,7 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import ARCHITECTURES, STEMS, AnyTaskSpec, DetectionSpec, TaskSpec
 
 OUR_TASK = TaskSpec(1, 28, tuple(f"class {number}" for number in range(10)))
 """Of the model that comes with this package: the task model for 28 pixels, its parameters drawn at random."""
@@ -128,7 +128,10 @@ def task_of_facts(facts: Mapping[str, str]) -> AnyTaskSpec | None:
         if facts["kind"] == "detector":
             anchors = tuple((float(wide), float(high)) for wide, high in json.loads(facts["anchors"]))
             return DetectionSpec(channels, height, width, names, anchors, stride=int(facts["stride"]))
-        return TaskSpec(channels, height, names, stem=facts["stem"]) if facts["kind"] == "task" else None
+        if facts["kind"] != "task":
+            return None
+        stem, architecture = facts.get("stem", STEMS[0]), facts.get("architecture", ARCHITECTURES[0])
+        return TaskSpec(channels, height, names, stem, architecture=architecture)
     except (KeyError, ValueError, TypeError):
         return None
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
+from replayfleet.models.specs import (
+    ARCHITECTURES,
+    LATENT_SIZE,
+    AnyTaskSpec,
+    DetectionSpec,
+    GeneratorSpec,
+    MixtureSpec,
+    TaskSpec,
+)
 
 PREFIX = "replayfleet."
 """Every metadata key begins with it."""
@@ -30,7 +38,8 @@ def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
             "anchors": json.dumps(spec.anchors),
             "stride": str(spec.stride),
         }
-    return {"kind": "task", **shared, "stem": spec.stem}
+    plain = spec.architecture == ARCHITECTURES[0]
+    return {"kind": "task", **shared, **({"stem": spec.stem} if plain else {"architecture": spec.architecture})}
 
 
 def sub_generator_facts(spec: GeneratorSpec) -> dict[str, str]:

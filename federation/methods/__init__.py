@@ -17,6 +17,7 @@ from replayfleet.federation.methods.der import DER
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.fedavg_replay import FedAvgReplay
 from replayfleet.federation.methods.fedcil import FedCIL
+from replayfleet.federation.methods.fedcurv import FedCurv
 from replayfleet.federation.methods.fedem import FedEM
 from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.fedprox import FedProx
@@ -38,6 +39,7 @@ METHODS: dict[str, type[Any]] = {
     "fedavg": FedAvg,
     "fedavg-replay": FedAvgReplay,
     "fedcil": FedCIL,
+    "fedcurv": FedCurv,
     "fedem": FedEM,
     "fedgp": FedGP,
     "fedprox": FedProx,

@@ -2,8 +2,8 @@
 
 What the buffer does in training is the method's own; the loop is FedGP's ClientUpdate (Dai et al. 2023, Algorithm 2).
 In the first epoch of a round every batch is offered to the reservoir once its gradient is there, so a sample can be
-drawn from the very next step on. A sample that was there in the round before, as in a task that lasts for several,
-isn't offered again: the paper's code fills buffers in the first round of each task.
+drawn from the very next step on. A round that brings the same samples as the one before, as in a task that lasts for
+several, offers none: the paper's code fills buffers in the first round of each task.
 
 Axes: B batch, S samples drawn from the buffer.
 """
@@ -21,7 +21,7 @@ from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.seeding import forked_generator
 from replayfleet.federation.methods.lockstep import Work
-from replayfleet.federation.methods.steps.kept_samples import FINGERPRINTS, Reservoir, fingerprints_of
+from replayfleet.federation.methods.steps.kept_samples import Reservoir, fingerprint_of
 from replayfleet.federation.methods.steps.task_model import task_loss
 from replayfleet.federation.methods.task_method import TaskMethod
 
@@ -83,8 +83,8 @@ class BufferedMethod(TaskMethod):
         """
         keeping, drawing = forked_generator(rng, "reservoir"), forked_generator(rng, "buffer")
         loss_of = task_loss(self.task)
-        fingerprints = fingerprints_of(data.images)
-        is_new = reservoir.is_new(fingerprints).to(data.labels.device)
+        latest = fingerprint_of(data.images)
+        is_new = torch.full((len(data.labels),), latest != reservoir.latest, device=data.labels.device)
         batch_met = logits_met = torch.empty(0)
 
         def drawn() -> Mapping[str, Tensor] | None:
@@ -111,5 +111,4 @@ class BufferedMethod(TaskMethod):
 
         request = self.descending(start, len(data.labels), rng, batch_loss)
         parameters = yield replace(request, after_backward=after_backward)
-        met = fingerprints.to(data.labels.device)[~is_new]
-        return parameters, replace(reservoir, latest={FINGERPRINTS: met} if len(met) else {})
+        return parameters, replace(reservoir, latest=latest)

@@ -1,7 +1,8 @@
 """FedGP: no client's step may work against what the samples in all clients' buffers ask for.
 
 Dai et al. 2023, "FedGP: Buffer-based Gradient Projection for Continual Federated Learning", Algorithms 1 to 6, Eq. 4;
-also known as Fed-A-GEM. ``base`` is what the buffer does beside that: nothing (FedAvg with FedGP), DER or A-GEM.
+also known as Fed-A-GEM. ``base`` is what training does beside that: nothing (FedAvg with FedGP), or what DER, A-GEM,
+FedProx or FedCurv do.
 Real samples stay on the client; of them, a gradient travels.
 
 Algorithm 1 sends twice per round: after the models were averaged to w_t, every client sends the gradient of w_t on its
@@ -9,7 +10,8 @@ buffer, and training starts from w_t with the mean of these gradients, g_ref. A 
 download. So a client computes the same gradient, of w_t on the buffer as the last round left it, once it has w_t, at
 the start of its next local round, and sends it with that round's task model; the mean comes with w_{t+1}. It could send
 the gradient of its own trained model a round earlier; but that model just fitted this buffer, so its gradient is next
-to nothing, and what averaging forgot doesn't show in it.
+to nothing, and what averaging forgot doesn't show in it. ``two_messages`` makes two rounds of one of the paper's, with
+its order to the letter: for comparing, since a deployed client that doesn't train in a round has met its data in vain.
 
 Differences from the paper: ``docs/methods/fedgp.md``.
 As in the paper's code, g_ref^k is of 32 samples drawn from the buffer, in training mode, over all parameters at once.
@@ -29,6 +31,8 @@ from replayfleet.federation.methods import fedgp_records as fleet
 from replayfleet.federation.methods.agem import against_the_buffer
 from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.der import dark_experience
+from replayfleet.federation.methods.fedcurv import Terms, check_fisher, diagonal_fisher, pull, summed_terms
+from replayfleet.federation.methods.fedprox import squared_distance
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import forked_generator
@@ -39,8 +43,8 @@ from replayfleet.federation.methods.steps.projection import gradient_at, gradien
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
 
-BASES = ("plain", "der", "agem")
-"""What the buffer does in local training beside g_ref: nothing, DER's terms, or A-GEM's projection."""
+BASES = ("plain", "der", "agem", "fedprox", "fedcurv")
+"""What local training has beside g_ref: nothing, DER's terms, A-GEM's projection, or what models are held to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +52,14 @@ class FedGP(BufferedMethod):
     """Both halves of the method; the other settings are those of ``BufferedMethod`` and ``TaskMethod``.
 
     Attributes:
-        base: what the buffer does in local training: ``plain`` (nothing), ``der`` or ``agem``.
+        base: one of ``BASES``.
         alpha: weight of DER's term, where ``base`` is ``der``.
         beta: weight of DER++'s further term, likewise; the paper's 0 leaves it out.
         reference_samples: of the buffer, in a client's share of g_ref.
+        prox_mu: FedProx's mu, where ``base`` is ``fedprox``.
+        importance: FedCurv's, where ``base`` is ``fedcurv``.
+        fisher_batch_size: likewise.
+        two_messages: whether every second round brings g_ref of the average model itself and no training.
     """
 
     name: ClassVar[str] = "fedgp"
@@ -63,12 +71,19 @@ class FedGP(BufferedMethod):
     alpha: float = 1.0
     beta: float = 0.0
     reference_samples: int = 32
+    prox_mu: float = 0.01
+    importance: float = 1.0
+    fisher_batch_size: int = 32
+    two_messages: bool = False
 
     def __post_init__(self) -> None:
         BufferedMethod.__post_init__(self)
         checks.one_of(BASES, self, "base")
-        checks.within(0.0, math.inf, self, ["alpha", "beta"])
+        checks.within(0.0, math.inf, self, ["alpha", "beta", "prox_mu", "importance"])
         checks.at_least(2, self, ["reference_samples"])
+        checks.at_least(1, self, ["fisher_batch_size"])
+        if self.two_messages and self.base == "fedcurv":
+            raise ValueError("two_messages is for the other bases: what fedcurv sends is lost in every second round")
 
     def initial_download(self, rng: torch.Generator) -> fleet.Download:
         """Return one random task model; there is no g_ref yet."""
@@ -77,23 +92,27 @@ class FedGP(BufferedMethod):
     def download_for(
         self, state: fleet.AggregatorState, client_id: ClientId, initial: fleet.Download
     ) -> fleet.Download:
-        return fleet.Download(state.average, state.reference) if state.average else initial
+        if not state.average:
+            return initial
+        return fleet.Download(state.average, state.reference, state.weights, state.targets, state.asks)
 
     def upload_layout(self, name: str) -> Parameters | None:
-        return gradient_layout(self.task) if name == "gradient" else TaskMethod.upload_layout(self, name)
+        return gradient_layout(self.task) if name in ("gradient", "fisher") else TaskMethod.upload_layout(self, name)
+
+    def check_upload(self, upload: fleet.Upload) -> None:
+        TaskMethod.check_upload(self, upload)
+        check_fisher(upload.fisher)
 
     def local_work(
         self, state: Reservoir, data: RoundData, download: fleet.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[Reservoir, fleet.Upload]]:
         """Take the average model's gradient on the buffer, then train it against g_ref (ClientUpdate, Eq. 4)."""
         start = download.task_parameters
-        gradient = self.buffer_gradient(state, start, rng)
+        gradient = {} if self.two_messages and not download.asks else self.buffer_gradient(state, start, rng)
+        if download.asks:
+            return state, fleet.Upload(start, len(data.labels), gradient)
         reference = joined(download.reference, gradient_layout(self.task)) if download.reference else None
-        base = BufferUse()
-        if self.base == "der":
-            base = dark_experience(self.task, self.alpha, self.beta)
-        if self.base == "agem":
-            base = against_the_buffer(self.task, self.precision)
+        base = self.base_use(download)
 
         def correct(module: nn.Module, drawn: Drawn) -> None:
             base.correct(module, drawn)
@@ -102,7 +121,22 @@ class FedGP(BufferedMethod):
 
         use = replace(base, correct=correct)
         parameters, kept = yield from self.trained(use, start, data, state, rng)
-        return kept, fleet.Upload(parameters, len(data.labels), gradient)
+        fisher: Parameters = {}
+        if self.base == "fedcurv":
+            fisher = diagonal_fisher(self.task, parameters, data.images, data.labels, self.fisher_batch_size)
+        return kept, fleet.Upload(parameters, len(data.labels), gradient, fisher)
+
+    def base_use(self, download: fleet.Download) -> BufferUse:
+        """Return what the base does with the buffer, or adds to the loss without it."""
+        if self.base == "der":
+            return dark_experience(self.task, self.alpha, self.beta)
+        if self.base == "agem":
+            return against_the_buffer(self.task, self.precision)
+        start, mu = download.task_parameters, self.prox_mu
+        if self.base == "fedprox" and mu > 0:
+            return BufferUse(lambda module, _: [mu / 2 * squared_distance(module, start)])
+        held = pull(download.weights, download.targets, self.importance, self.learning_rate)
+        return BufferUse(lambda module, _: [held(module)]) if held else BufferUse()
 
     def buffer_gradient(self, reservoir: Reservoir, average: Parameters, rng: torch.Generator) -> Parameters:
         """Return g_ref^k by parameter name (Algorithm 3); empty without a buffer, or if it isn't finite."""
@@ -122,10 +156,14 @@ class FedGP(BufferedMethod):
     ) -> tuple[fleet.AggregatorState, dict[ClientId, fleet.Download]]:
         """Average the task models by volume and the buffers' gradients evenly (Algorithm 1)."""
         ordered, shares = in_order_with_shares(uploads)
-        average = weighted_average([upload.task_parameters for upload in ordered], shares)
+        average = state.average if state.asks else weighted_average([each.task_parameters for each in ordered], shares)
         gradients = [upload.gradient for upload in ordered if upload.gradient]
         evenly = torch.full((len(gradients),), 1 / max(1, len(gradients)), dtype=torch.float64)
         reference = weighted_average(gradients, evenly) if gradients else state.reference
-        known = tuple(sorted({*state.clients, *uploads}))
-        new_state = fleet.AggregatorState(known, average, reference)
-        return new_state, dict.fromkeys(known, fleet.Download(average, reference))
+        every, of_others = (state.weights, state.targets), dict[ClientId, Terms]()
+        if not state.asks:
+            every, of_others = summed_terms(uploads)
+        known, asks = tuple(sorted({*state.clients, *uploads})), self.two_messages and not state.asks
+        new_state = fleet.AggregatorState(known, average, reference, *every, asks)
+        downloads = {name: fleet.Download(average, reference, *of_others.get(name, every), asks) for name in known}
+        return new_state, downloads

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
-from replayfleet.federation.methods.kit.packing import COUNT, WEIGHTS, ByClient, Fact, Inline, OneSet, Record
+from replayfleet.federation.methods.kit.packing import COUNT, FLAG, WEIGHTS, ByClient, Inline, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
-
-
-def _flag(raw: Any, name: str) -> bool:
-    if not isinstance(raw, bool):
-        raise ValueError(f"{name} is {raw!r}, expected true or false")
-    return raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +32,7 @@ class Download(Mixture):
         is_initial: whether it is the model that round 0 starts from, which the client then sends back once.
     """
 
-    is_initial: Annotated[bool, Fact(decoded=_flag)] = False
+    is_initial: Annotated[bool, FLAG] = False
 
 
 @dataclass(frozen=True, slots=True)

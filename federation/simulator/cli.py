@@ -18,7 +18,6 @@ from replayfleet.federation.help_groups import HELP, GroupedCommand
 from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import FROM_STDIN, RunSpec
-from replayfleet.federation.streams.stream import DRIVING
 
 _TABLE = "table"
 _PATIENCE_S = 1.0
@@ -72,6 +71,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
     leave_the_compiler_out()
     from replayfleet.federation.simulator.job import prepare
     from replayfleet.federation.simulator.progress import Progress
+    from replayfleet.federation.streams.stream import DRIVING
 
     job = prepare(spec, command)
     stream = job.simulation.stream

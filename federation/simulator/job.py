@@ -62,6 +62,10 @@ LATER_SETTINGS = {
     "dp_max_epsilon": 0.0,
     "pca_dims": 0,
     "pca_components": 4,
+    "prox_mu": 0.01,
+    "importance": 1.0,
+    "fisher_batch_size": 32,
+    "two_messages": False,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

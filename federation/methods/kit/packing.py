@@ -253,7 +253,8 @@ class Fact(Part):
         return Artefacts(facts={name: self.encoded(value)})
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
-        del default
+        if default is not MISSING and name not in artefacts.facts:
+            return default  # packed before there was such a fact
         return self.decoded(artefacts.facts.get(name), name)
 
     def fact_names(self, name: str) -> tuple[str, ...]:
@@ -268,6 +269,12 @@ def _expect(raw: Any, kinds: type[Any] | tuple[type[Any], ...], name: str, what:
 def _count(raw: Any, name: str) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or not 0 <= raw <= MAX_SAMPLES:
         raise ValueError(f"{name} is {raw!r}, expected a whole number from 0 to {MAX_SAMPLES}")
+    return raw
+
+
+def _flag(raw: Any, name: str) -> bool:
+    if not isinstance(raw, bool):
+        raise ValueError(f"{name} is {raw!r}, expected true or false")
     return raw
 
 
@@ -304,6 +311,9 @@ def _weights(raw: Any, name: str) -> dict[ClientId, float]:
 
 COUNT = Fact(decoded=_count)
 """A whole number from 0 to ``MAX_SAMPLES``; bool, float and NaN are not."""
+
+FLAG = Fact(decoded=_flag)
+"""True or false."""
 
 COUNTS = Fact(decoded=_counts, encoded=lambda counts: {str(c): count for c, count in sorted(counts.items())})
 """Class id -> samples."""

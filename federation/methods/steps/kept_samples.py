@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from typing import Annotated
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from replayfleet.federation.methods.kit.packing import COUNT, OneSet, Record
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 
 IMAGES, LABELS, LOGITS = "images", "labels", "logits"
-FINGERPRINTS = "fingerprints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +28,13 @@ class Reservoir(Record):
         num_seen: samples ever offered to it.
         samples: S = min(num_seen, capacity) samples: ``images`` (S, C, H, W), ``labels`` (S, ...) and perhaps
             ``logits`` (S, ...), what the model answered when the sample was met. Empty before the first one.
-        latest: ``fingerprints`` (B,) int64 of the samples of the last round; empty before the first one.
+        latest: ``fingerprint_of`` the samples of the last round; 0 before the first one.
     """
 
     capacity: Annotated[int, COUNT] = 200
     num_seen: Annotated[int, COUNT] = 0
     samples: Annotated[Mapping[str, Tensor], OneSet("buffer")] = field(default_factory=dict)
-    latest: Annotated[Mapping[str, Tensor], OneSet("latest")] = field(default_factory=dict)
+    latest: Annotated[int, COUNT] = 0
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -86,12 +84,6 @@ class Reservoir(Record):
             samples[name] = kept
         return replace(self, num_seen=num_seen, samples=samples)
 
-    def is_new(self, fingerprints: Tensor) -> Tensor:
-        """Return (B,) bool: which samples weren't there in the last round, as those of a task that goes on are."""
-        if not self.latest:
-            return torch.ones(len(fingerprints), dtype=torch.bool)
-        return ~torch.isin(fingerprints, self.latest[FINGERPRINTS].cpu())
-
     def drawn(self, count: int, rng: torch.Generator) -> dict[str, Tensor]:
         """Return ``min(count, S)`` of the samples, drawn without replacement, under the names of ``samples``."""
         rows = torch.randperm(len(self), generator=rng)[:count]
@@ -118,11 +110,10 @@ class Reservoir(Record):
                 )
 
 
-def fingerprints_of(images: Tensor) -> Tensor:
-    """Return (B,) int64 that tell samples (B, C, H, W) apart, 64 bits of their BLAKE2b digests; on the CPU."""
-    rows = images.detach().cpu().contiguous().flatten(1).numpy()
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
-    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+def fingerprint_of(images: Tensor) -> int:
+    """Return 40 bits that tell the samples (B, C, H, W) of a round from those of another, whatever their order."""
+    digests = sorted(hashlib.blake2b(image.numpy().tobytes()).digest() for image in images.detach().cpu().contiguous())
+    return int.from_bytes(hashlib.blake2b(b"".join(digests), digest_size=5).digest(), "little")
 
 
 def _tail(tensor: Tensor) -> str:
@@ -145,7 +136,9 @@ class StoredRounds:
     rounds: tuple[Parameters, ...] = ()
 
     def with_round(self, data: RoundData) -> StoredRounds:
-        """Return the store with a round's samples behind the earlier ones."""
+        """Return the store with a round's samples behind the earlier ones; itself if they are the last ones."""
+        if self.rounds and fingerprint_of(data.images) == fingerprint_of(self.rounds[-1]["images"]):
+            return self
         return StoredRounds((*self.rounds, {"images": data.images, "labels": data.labels}))
 
     def all_of(self, name: str) -> Tensor:

@@ -15,6 +15,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "agem-fedgp": ("fedgp", {"base": "agem"}),
     "derpp-fedgp": ("fedgp", {"base": "der", "beta": 0.5}),
     "der-fedgp": ("fedgp", {"base": "der"}),
+    "fedcurv-fedgp": ("fedgp", {"base": "fedcurv"}),
+    "fedprox-fedgp": ("fedgp", {"base": "fedprox"}),
     "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),
     "pfedgrp-as2": ("pfedgrp", {"gate": False}),
     "pfedgrp-as3": ("pfedgrp", {"generators": "single"}),
@@ -30,7 +32,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and 2, which needs the extra ``[ddpm]``.
 ``pfedgrp-pca`` and ``pfedgrp-mixture`` aren't in it: Gaussians in place of networks.
 ``pfedgrp-v1``: the paper's first version (its section 4); its lengths are in ``PAPER_LENGTHS``.
-``agem-fedgp``, ``der-fedgp``: A-GEM and DER "w/ FedGP" in FedGP's Table 1; its "FedAvg w/ FedGP" is ``fedgp`` itself.
+``agem-fedgp`` and the like: A-GEM, DER, FedCurv, FedProx "w/ FedGP" in FedGP's Tables 1 and 4; its "FedAvg w/ FedGP" is
+``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
 """
 

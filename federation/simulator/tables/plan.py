@@ -37,6 +37,9 @@ REFERENCE = "centralized"
 
 _RUN = Path("state") / "run.json"
 
+_OPTIONS = ("num_clients", "overlap", "num_absent")
+"""Settings of a stream that ``RunSpec`` has fields for; the others are overrides."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
@@ -247,7 +250,8 @@ class Planner:
         known = _known_settings(method)
         general = {key: text for key, text in self._overrides.items() if key in known}
         self._used |= general.keys()
-        overrides = {**general, **settings, **changes}
+        stream = {key: str(value) for key, value in column.set.items() if key not in _OPTIONS}
+        overrides = {**general, **settings, **changes, **stream}
         return RunSpec(
             method=method,
             scenario=column.scenario,

@@ -12,7 +12,9 @@ from replayfleet.federation.methods import fedgp_records as fleet
 from replayfleet.federation.methods.agem import AGEM
 from replayfleet.federation.methods.der import DER
 from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.fedcurv import FedCurv
 from replayfleet.federation.methods.fedgp import FedGP
+from replayfleet.federation.methods.fedprox import FedProx
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload
@@ -36,7 +38,7 @@ from tests.support.two_stages import (
     what_fedavg_unlearns,
 )
 
-BASES: dict[str, Any] = {"plain": FedAvg, "der": DER, "agem": AGEM}
+BASES: dict[str, Any] = {"plain": FedAvg, "der": DER, "agem": AGEM, "fedprox": FedProx}
 
 
 class Blobs(dict[str, bytes]):
@@ -81,8 +83,9 @@ def test_without_conflict_it_has_the_bits_of_its_base(base: str) -> None:
     start, first = after_first_stage()
     data = toy_data({2: 8, 3: 8})
     simple = BASES[base](task=TOY, **ONE_EPOCH)
-    kept = Reservoir() if base == "plain" else reservoir_of(first, judge=start if base == "der" else None)
-    state = NoState() if base == "plain" else kept
+    without = base in ("plain", "fedprox")
+    kept = Reservoir() if without else reservoir_of(first, judge=start if base == "der" else None)
+    state = NoState() if without else kept
     _, expected = simple.local_round(state, data, TaskDownload(start), rng(), sampler=SAMPLER)
     method = FedGP(task=TOY, **ONE_EPOCH, base=base)
     for reference in ({}, constant_gradient(0.0)):
@@ -269,3 +272,42 @@ def test_it_unlearns_less_than_fedavg() -> None:
 def test_impossible_settings_are_refused(setting: str, value: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         FedGP(task=TOY, **{setting: value})  # type: ignore[arg-type]
+
+
+def test_over_fedcurv_a_client_is_held_to_what_the_others_need() -> None:
+    rounds = [{"a": {0: 8, 1: 8}, "b": {2: 8}}, {"a": {2: 8}, "b": {3: 8}}]
+    sharp = {"importance": 50.0, **ONE_EPOCH}
+    state, ours = run_rounds(FedGP(task=TOY, base="fedcurv", **sharp), rounds)
+    curv_state, theirs = run_rounds(FedCurv(task=TOY, **sharp), rounds)
+    for name in ("a", "b"):  # two rounds bring no reference yet: FedCurv's bits
+        assert same_bits(ours[name].task_parameters, theirs[name].task_parameters)
+        assert same_bits(ours[name].weights, theirs[name].weights)
+        assert same_bits(ours[name].targets, theirs[name].targets)
+    assert same_bits(state.targets, curv_state.targets)
+    upload = fleet.Upload(ours["a"].task_parameters, 4, {}, {"head.bias": torch.tensor([0.0, -1.0, 0.0, 0.0])})
+    with pytest.raises(ValueError, match=r"fisher of head\.bias is negative"):
+        FedGP(task=TOY, base="fedcurv").check_upload(upload)
+
+
+def test_in_two_messages_the_reference_is_of_the_model_that_it_comes_with() -> None:
+    task = replace(TOY, architecture="lenet")  # no BatchNorm: the order of six samples decides nothing
+    method = FedGP(task=task, **ONE_EPOCH, reference_samples=64, two_messages=True)
+    first, second = {"a": {0: 6}, "b": {1: 6}}, {"a": {1: 4}, "b": {0: 6}}
+    _, once = run_rounds(method, [first])
+    assert once["a"].asks
+    assert not once["a"].reference
+    _, twice = run_rounds(method, [first, second])
+    assert not twice["a"].asks
+    assert same_bits(twice["a"].task_parameters, once["a"].task_parameters)
+    gradients = [
+        gradient_at(task, once["a"].task_parameters, data.images, data.labels, "float32")
+        for data in (toy_data({0: 6}), toy_data({1: 6}, seed=1))
+    ]
+    names = gradient_layout(task)
+    mean = (joined(gradients[0], names) + joined(gradients[1], names)) / 2
+    assert agree(joined(twice["a"].reference, names), mean)
+    _, thrice = run_rounds(method, [first, second, second])
+    assert thrice["a"].asks
+    assert not same_bits(thrice["a"].task_parameters, twice["a"].task_parameters)
+    with pytest.raises(ValueError, match="two_messages is for the other bases"):
+        FedGP(task=TOY, base="fedcurv", two_messages=True)

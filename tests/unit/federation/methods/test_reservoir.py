@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.methods.steps.kept_samples import Reservoir
+from replayfleet.federation.methods.steps.kept_samples import Reservoir, fingerprint_of
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -118,3 +118,10 @@ def test_a_batch_unlike_what_it_holds_is_refused() -> None:
 def test_a_damaged_state_is_refused(artefacts: Artefacts, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Reservoir.unpack(artefacts)
+
+
+def test_a_round_is_known_again_in_whatever_order() -> None:
+    once = fingerprint_of(images(1, 2, 3))
+    assert fingerprint_of(images(3, 1, 2)) == once
+    assert len({once, 0, fingerprint_of(images(1, 2)), fingerprint_of(images(1, 2, 4))}) == 4
+    assert Reservoir.unpack(Reservoir(latest=once).pack()).latest == once

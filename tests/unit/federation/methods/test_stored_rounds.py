@@ -29,3 +29,10 @@ def test_a_single_set_of_all_rounds_is_read_too() -> None:
     assert StoredRounds.unpack(Artefacts()) == StoredRounds()
     with pytest.raises(ValueError, match="num_rounds is None"):
         StoredRounds.unpack(Artefacts({"others": {}}))
+
+
+def test_a_round_on_the_samples_of_the_last_one_is_stored_once() -> None:
+    data, other = toy_data({0: 2}), toy_data({1: 2})
+    stored = StoredRounds().with_round(data).with_round(data)
+    assert len(stored.rounds) == 1
+    assert len(stored.with_round(other).with_round(data).rounds) == 3

@@ -87,9 +87,20 @@ def test_a_single_sample_is_too_little() -> None:
         )
 
 
-@pytest.mark.parametrize(("channels", "size", "stem"), [(1, 28, "cifar"), (3, 32, "cifar"), (3, 64, "imagenet")])
-def test_the_folded_model_equals_the_task_model_in_eval_mode(channels: int, size: int, stem: str) -> None:
-    spec = TaskSpec(channels, size, ("a", "b", "c"), stem=stem)
+@pytest.mark.parametrize(
+    ("channels", "size", "stem", "architecture"),
+    [
+        (1, 28, "cifar", "resnet20"),
+        (3, 32, "cifar", "resnet20"),
+        (3, 64, "imagenet", "resnet20"),
+        (1, 28, "cifar", "lenet"),
+        (3, 32, "cifar", "cnn"),
+    ],
+)
+def test_the_folded_model_equals_the_task_model_in_eval_mode(
+    channels: int, size: int, stem: str, architecture: str
+) -> None:
+    spec = TaskSpec(channels, size, ("a", "b", "c"), stem=stem, architecture=architecture)
     model = initialise(build_task_model(spec), torch.Generator().manual_seed(0)).train()
     with torch.no_grad():
         for index in range(5):

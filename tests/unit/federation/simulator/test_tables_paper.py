@@ -23,7 +23,7 @@ from replayfleet.federation.simulator.tables.paper import (
 )
 from replayfleet.federation.simulator.tables.plan import Choice, Planner, State
 from replayfleet.federation.streams.datasets import BOX_DATASETS, DATASETS, DEBIAN_FASHION_MNIST
-from replayfleet.federation.streams.stream import DRIVING, SCENARIOS
+from replayfleet.federation.streams.stream import DRIVING, SCENARIOS, TASK_BY_TASK
 
 
 def a_table(**changes: object) -> PaperTable:
@@ -39,7 +39,7 @@ def a_table(**changes: object) -> PaperTable:
 
 def test_every_table_with_accuracies_is_there():
     numbers = ["1", "2", "3", "4", "5", "10", "11", "12", "13", "14", "15", *(f"v1-{i}" for i in range(1, 9))]
-    numbers += ["driving-crops", "driving-boxes"]
+    numbers += ["driving-crops", "driving-boxes", "fedgp-rotated", "fedgp-messages"]
     assert list(paper_tables()) == numbers
 
 
@@ -49,7 +49,7 @@ def test_rows_and_columns_name_what_the_project_has(number: str):
     for row in table.rows:
         assert {row.method, *row.method_on.values()} <= {*METHODS, *VARIANTS}
     for column in table.columns:
-        assert column.scenario in {*SCENARIOS, DRIVING}
+        assert column.scenario in {*SCENARIOS, DRIVING, *TASK_BY_TASK}
         assert column.dataset in {*DATASETS, *BOX_DATASETS}
     for aim in table.aims:
         assert {aim.method, aim.beside} <= {row.method for row in table.rows}

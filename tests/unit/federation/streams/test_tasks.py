@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.datasets import Dataset
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.federation.streams.opening import open_stream
+from replayfleet.federation.streams.stream import SPLITS, TASK_BY_TASK, StreamSettings, plain_settings
+from replayfleet.federation.streams.tasks import MIN_SHARE, TaskStream
+from replayfleet.models.specs import TaskSpec
+
+NAMES = tuple("abcdef")
+
+
+def data(per_class: int = 60) -> Dataset:
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> LabelledImages:
+        labels = np.repeat(np.arange(6), count)
+        return LabelledImages(rng.integers(0, 255, (len(labels), 28, 28, 1), dtype=np.uint8), labels, NAMES)
+
+    return Dataset("made", part(per_class), part(20), TaskSpec(1, 28, NAMES))
+
+
+def opened(scenario: str = "rotated", **changes: Any) -> tuple[TaskStream, Dataset]:
+    given: dict[str, Any] = {"num_clients": 3, "samples_per_class": 40, "num_tasks": 3, "rounds_per_task": 2}
+    stream, shown = open_stream(StreamSettings(scenario=scenario, **(given | changes)), data())
+    assert isinstance(stream, TaskStream)
+    assert isinstance(shown, Dataset)
+    return stream, shown
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("scenario", TASK_BY_TASK)
+def test_every_sample_of_a_task_is_one_clients_in_all_rounds_of_the_task(scenario: str, split: str) -> None:
+    stream, shown = opened(scenario, split=split)
+    assert stream.num_rounds == 6
+    per_task = []
+    for index in range(6):
+        shares = [stream.train_indices(client, index) for client in range(3)]
+        assert min(map(len, shares)) >= MIN_SHARE
+        per_task.append([share.tolist() for share in shares])
+        assert all(stream.class_ids(c, index) == tuple(np.unique(shown.train.labels[s])) for c, s in enumerate(shares))
+    assert [per_task[0], per_task[2], per_task[4]] == [per_task[1], per_task[3], per_task[5]]
+    for task in (0, 2, 4):
+        every = [index for share in per_task[task] for index in share]
+        classes = 2 if scenario == "sequential" else 6
+        assert len(every) == len(set(every)) == 40 * classes
+    tasks = [{index for share in per_task[task] for index in share} for task in (0, 2, 4)]
+    assert not any(one & other for one, other in itertools.combinations(tasks, 2))
+    assert stream.changes() == [2, 4]
+
+
+def test_a_class_incremental_task_brings_classes_that_are_new() -> None:
+    stream, _ = opened("sequential", split="evenly")
+    assert [stream.class_ids(0, index) for index in (0, 2, 4)] == [(0, 1), (2, 3), (4, 5)]
+    assert stream.place_names == ("task 1: a, b", "task 2: c, d", "task 3: e, f")
+
+
+@pytest.mark.parametrize("scenario", ["rotated", "permuted"])
+def test_tasks_show_the_same_images_of_the_same_clients_otherwise(scenario: str) -> None:
+    stream, shown = opened(scenario)
+    images = data().train.images
+    first, second = (np.sort(stream.train_indices(1, index)) for index in (0, 2))
+    assert (second - first == len(images)).all()
+    assert (shown.train.labels[first] == shown.train.labels[second]).all()
+    assert (shown.train.images[first] != shown.train.images[second]).any()
+    if scenario == "permuted":
+        assert (shown.train.images[first] == images[first]).all()
+        assert (np.sort(shown.train.images[second], axis=None) == np.sort(images[first], axis=None)).all()
+
+
+def test_a_rotation_turns_about_the_centre_and_keeps_what_it_can() -> None:
+    from replayfleet.federation.streams.tasks import _turned
+
+    image = data().train.images[:5]
+    assert (_turned(0.0)(image) == image).all()
+    assert (_turned(180.0)(image) == image[:, ::-1, ::-1]).all()
+    assert (_turned(90.0)(image) == np.rot90(image, k=-1, axes=(1, 2))).all()
+    corner = np.zeros((1, 28, 28, 1), dtype=np.uint8)
+    corner[0, 0, 0] = 255
+    assert _turned(45.0)(corner).max() == 0  # it left the picture
+
+
+def test_clients_test_all_tasks_so_far_between_them() -> None:
+    stream, shown = opened(test_samples_per_class=12)
+    every = np.concatenate([stream.test_indices(client, 3) for client in range(3)])
+    assert len(every) == len(set(every.tolist())) == 2 * 6 * 12
+    places = stream.test_places(0, 3)
+    assert (places == stream.test_indices(0, 3) // len(data().test.labels)).all()
+    assert len(stream.place_names) == 3
+    assert shown.test.labels[every].max() == 5
+
+
+def test_a_sample_is_seen_once_and_only_by_who_was_there() -> None:
+    stream, _ = opened("sequential", split="evenly", num_absent=1)
+    assert [stream.num_seen(0, index) for index in (0, 1)] == [27, 27]
+    for client in range(3):
+        there = {index // 2 for index in range(6) if client in stream.present(index)}
+        lengths = {index // 2: len(stream.train_indices(client, index)) for index in range(6)
+                   if client in stream.present(index)}  # fmt: skip
+        assert stream.num_seen(client, 5) == sum(lengths[task] for task in there)
+    assert any(len(stream.present(index)) == 2 for index in range(1, 6))
+
+
+def test_a_smaller_alpha_makes_shares_more_unequal() -> None:
+    def spread(alpha: float) -> float:
+        stream, _ = opened("sequential", split="dirichlet", alpha=alpha, num_tasks=1, samples_per_class=60)
+        return float(np.std([len(stream.train_indices(client, 0)) for client in range(3)]))
+
+    assert spread(100.0) < spread(0.3)
+
+
+def test_streams_are_the_same_wherever_they_are_drawn() -> None:
+    stream, _ = opened("rotated", split="dirichlet")
+    assert stream.train_indices(0, 2)[:5].tolist() == EXPECTED
+    assert stream.place_names[1] == "task 2, turned by 12 degrees"
+
+
+EXPECTED = [581, 658, 616, 562, 425]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": "evenyl"}, "unknown split 'evenyl'; did you mean 'evenly'"),
+        ({"alpha": 0.0}, "alpha is 0.0, expected 0.01 to 1000"),
+        ({"num_tasks": 0}, "num_tasks is 0, expected at least 1"),
+        ({"num_rounds": 7}, "3 tasks of 2 rounds are 6 rounds, not 7"),
+        ({"samples_per_class": 2}, "12 samples of a task don't give each of 3 clients 10"),
+        ({"test_samples_per_class": 1, "num_clients": 9, "samples_per_class": 60}, "6 test samples of a task for 9"),
+    ],
+)
+def test_what_no_stream_can_be_made_of_is_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        opened(**changes)
+    with pytest.raises(SettingsError, match="6 classes don't make 4 tasks"):
+        opened("sequential", num_tasks=4)
+
+
+def test_streams_without_tasks_are_known_as_ever() -> None:
+    plain = plain_settings(StreamSettings(scenario="gradual", num_clients=2))
+    assert not {"num_tasks", "rounds_per_task", "split", "alpha"} & plain.keys()
+    tasks = plain_settings(dataclasses.replace(opened()[0].settings, num_rounds=None))
+    assert (tasks["num_tasks"], tasks["rounds_per_task"], tasks["split"]) == (3, 2, "two-classes")

@@ -1,0 +1,38 @@
+"""The small networks of the federated papers: sizes as published, features under the head, one spelling of a task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from replayfleet.models.build import build_task_model, initialise
+from replayfleet.models.specs import TaskSpec, plain_task
+
+TASK = TaskSpec(1, 28, tuple("abcdefghij"))
+
+
+@pytest.mark.parametrize(("architecture", "parameters"), [("cnn", 1_663_370), ("lenet", 21_840)])
+def test_they_have_as_many_parameters_as_published(architecture: str, parameters: int) -> None:
+    """McMahan et al. 2017, section 3; PyTorch's MNIST example."""
+    module = build_task_model(replace(TASK, architecture=architecture), device="meta")
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+@pytest.mark.parametrize("architecture", ["cnn", "lenet"])
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (3, 64)])
+def test_the_head_sees_the_features(architecture: str, channels: int, size: int) -> None:
+    spec = replace(TASK, architecture=architecture, image_channels=channels, image_size=size)
+    module = initialise(build_task_model(spec), torch.Generator().manual_seed(0))
+    images = torch.randn(3, *spec.image_shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(module.head(module.features(images)), module(images))
+    assert module(images).shape == (3, 10)
+    assert module(images).std() > 0
+
+
+def test_a_task_says_its_network_only_where_it_isnt_the_usual_one() -> None:
+    assert "architecture" not in plain_task(TASK)
+    assert plain_task(replace(TASK, architecture="cnn"))["architecture"] == "cnn"
+    with pytest.raises(ValueError, match="architecture is 'resnet18', expected one of"):
+        replace(TASK, architecture="resnet18")
