@@ -15,7 +15,7 @@ from torch import nn
 from replayfleet.models.cnn import SHAPES, SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import CosineHead, ResNet20
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
 from replayfleet.models.tiny_yolo import DetectionHead, TinyYolo
 from replayfleet.models.wgan import Critic, Generator
@@ -40,7 +40,8 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         return _build(
             lambda: SmallCnn(spec.image_channels, spec.num_classes, spec.image_size, spec.architecture), device
         )
-    return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem), device)
+    cosine = spec.architecture == "resnet20-cosine"
+    return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem, cosine=cosine), device)
 
 
 @overload
@@ -117,6 +118,10 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
     elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)):
         layer.weight.fill_(1.0)
         layer.bias.zero_()
+    elif isinstance(layer, CosineHead):
+        bound = 1 / math.sqrt(layer.weight[0].numel())
+        layer.weight.uniform_(-bound, bound, generator=rng)
+        layer.scale.fill_(layer.FIRST_SCALE)
     elif isinstance(layer, PixelScale):
         layer.mean.fill_(PixelScale.INITIAL)
         layer.std.fill_(PixelScale.INITIAL)

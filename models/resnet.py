@@ -22,10 +22,14 @@ BLOCKS_PER_STAGE = 2
 
 
 class BasicBlock(nn.Module):
-    """``relu(shortcut(x) + norm(conv3x3(relu(norm(conv3x3(x))))))``; the first convolution carries the stride."""
+    """``relu(shortcut(x) + norm(conv3x3(relu(norm(conv3x3(x))))))``; the first convolution carries the stride.
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+    The outer relu is left out where ``signed``.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, *, signed: bool = False) -> None:
         super().__init__()
+        self._signed = signed
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
@@ -39,7 +43,31 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, in, H, W) to (B, out, H/stride, W/stride)."""
         out = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.shortcut(x) + self.norm2(self.conv2(out)))
+        total = self.shortcut(x) + self.norm2(self.conv2(out))
+        return total if self._signed else F.relu(total)
+
+
+class CosineHead(nn.Module):
+    """Logits ``scale cos(f, w_k)`` of features f and one weight vector per class, so that none wins by its length.
+
+    Hou et al. 2019, "Learning a Unified Classifier Incrementally via Rebalancing", section 3.2.
+
+    Attributes:
+        weight: (K, D).
+        scale: (1,), learned.
+    """
+
+    FIRST_SCALE = 10.0
+    """The paper doesn't say: at 1 a softmax over ten classes can't get further than 0.45."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_classes, num_features))
+        self.scale = nn.Parameter(torch.empty(1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits: (B, D) -> (B, K)."""
+        return self.scale * F.linear(F.normalize(features, dim=-1), F.normalize(self.weight, dim=-1))
 
 
 class ResNet20(nn.Module):
@@ -50,12 +78,15 @@ class ResNet20(nn.Module):
         num_classes: K.
         stem: ``"cifar"`` is a 3x3 convolution with stride 1 and padding 1; ``"imagenet"`` is 5x5, stride 2, padding 1,
             which maps 64 pixels to 31.
+        cosine: with a ``CosineHead``, on features that may be negative.
 
     Raises:
         ValueError: Unknown stem.
     """
 
-    def __init__(self, image_channels: int, num_classes: int, stem: str = "cifar") -> None:
+    head: nn.Linear | CosineHead
+
+    def __init__(self, image_channels: int, num_classes: int, stem: str = "cifar", *, cosine: bool = False) -> None:
         super().__init__()
         if stem not in STEMS:
             raise ValueError(f"stem is {stem!r}, expected one of {STEMS}")
@@ -67,10 +98,12 @@ class ResNet20(nn.Module):
         in_channels = WIDTHS[0]
         for stage, width in enumerate(WIDTHS):
             for block in range(BLOCKS_PER_STAGE):
-                blocks.append(BasicBlock(in_channels, width, 2 if stage > 0 and block == 0 else 1))
+                last = (stage, block) == (len(WIDTHS) - 1, BLOCKS_PER_STAGE - 1)
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(BasicBlock(in_channels, width, stride, signed=cosine and last))
                 in_channels = width
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(in_channels, num_classes)
+        self.head = CosineHead(in_channels, num_classes) if cosine else nn.Linear(in_channels, num_classes)
 
     def features(self, images: Tensor) -> Tensor:
         """Return what the head sees: (B, C, H, W) -> (B, 128), averaged over positions."""

@@ -18,8 +18,8 @@ IMAGE_SIZES = (28, 32, 64)
 STEMS = ("cifar", "imagenet")
 """First convolution of the task model: 3x3 stride 1, or 5x5 stride 2 padding 1."""
 
-ARCHITECTURES = ("resnet20", "cnn", "lenet")
-"""Task models of a classification: pFedGRP's, and the smaller ones of ``models.cnn``."""
+ARCHITECTURES = ("resnet20", "resnet20-cosine", "cnn", "lenet")
+"""Task models of a classification: pFedGRP's, the same with a cosine head, and the smaller ones of ``models.cnn``."""
 
 DETECTION_STRIDES = (8, 16, 32)
 """Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""
@@ -41,7 +41,7 @@ class TaskSpec:
         class_names: K names; a class id is an index into them.
         stem: one of ``STEMS``.
         generator_width: channels of the sub-generator's last hidden layer (16, 64, 128 in the paper).
-        architecture: of the task model, one of ``ARCHITECTURES``; only ``resnet20`` has a stem.
+        architecture: of the task model, one of ``ARCHITECTURES``; only the ResNets have a stem.
     """
 
     image_channels: int

@@ -21,7 +21,7 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
-from replayfleet.models.specs import ARCHITECTURES, STEMS, AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import ARCHITECTURES, AnyTaskSpec, DetectionSpec, TaskSpec
 
 OUR_TASK = TaskSpec(1, 28, tuple(f"class {number}" for number in range(10)))
 """Of the model that comes with this package: the task model for 28 pixels, its parameters drawn at random."""
@@ -130,8 +130,8 @@ def task_of_facts(facts: Mapping[str, str]) -> AnyTaskSpec | None:
             return DetectionSpec(channels, height, width, names, anchors, stride=int(facts["stride"]))
         if facts["kind"] != "task":
             return None
-        stem, architecture = facts.get("stem", STEMS[0]), facts.get("architecture", ARCHITECTURES[0])
-        return TaskSpec(channels, height, names, stem, architecture=architecture)
+        architecture = facts.get("architecture", ARCHITECTURES[0])
+        return TaskSpec(channels, height, names, stem=facts["stem"], architecture=architecture)
     except (KeyError, ValueError, TypeError):
         return None
 

@@ -38,8 +38,8 @@ def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
             "anchors": json.dumps(spec.anchors),
             "stride": str(spec.stride),
         }
-    plain = spec.architecture == ARCHITECTURES[0]
-    return {"kind": "task", **shared, **({"stem": spec.stem} if plain else {"architecture": spec.architecture})}
+    other = {} if spec.architecture == ARCHITECTURES[0] else {"architecture": spec.architecture}
+    return {"kind": "task", **shared, "stem": spec.stem, **other}
 
 
 def sub_generator_facts(spec: GeneratorSpec) -> dict[str, str]:

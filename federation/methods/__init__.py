@@ -29,6 +29,7 @@ from replayfleet.federation.methods.pfedgraph import PFedGraph
 from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_plus import PFedGRPPlus
+from replayfleet.federation.methods.sdd import SDD
 from replayfleet.federation.methods.target import Target
 
 METHODS: dict[str, type[Any]] = {
@@ -50,6 +51,7 @@ METHODS: dict[str, type[Any]] = {
     "pfedgraph-replay": PFedGraphReplay,
     "pfedgrp": PFedGRP,
     "pfedgrp-plus": PFedGRPPlus,
+    "sdd": SDD,
     "target": Target,
 }
 

@@ -199,14 +199,21 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         self, generator: Parameters, average: Parameters, seen: tuple[int, ...], rng: torch.Generator
     ) -> tuple[Parameters, Tensor]:
         """Return (the generator trained on, images as bytes); an empty generator is initialised first."""
-        device = next(iter(average.values())).device
-        module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last)
         teacher = data_free.frozen_task_model(self.task, average)
+        made, images, _ = self.images_against(teacher, generator, seen, rng)
+        return made, images
+
+    def images_against(
+        self, teacher: data_free.Teacher, generator: Parameters, classes: tuple[int, ...], rng: torch.Generator
+    ) -> tuple[Parameters, Tensor, Tensor]:
+        """Return (the generator trained on, images as bytes, their labels) of some classes."""
+        device = next(teacher.parameters()).device
+        module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last)
         student = Student(self.task, StudentTraining(), device, split_generator(rng))
         open_round = self.open_rounds(module, split_generator(rng))
-        images = synthesise(teacher, open_round, seen, self, student, split_generator(rng))
+        images, labels = synthesise(teacher, open_round, classes, self, student, split_generator(rng))
         trained = trained_parameters(module)
-        return (trained if data_free.all_finite(trained) else generator), images
+        return (trained if data_free.all_finite(trained) else generator), images, labels
 
     def features_of(self, module: ResNet20, real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of a step's real and of its synthetic images, as ``passes`` says."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,38 +81,54 @@ class Target(ImageSynthesisMethod):
 
     def open_rounds(self, module: TargetGenerator, rng: torch.Generator) -> OpenRound:
         """Return what opens each round of synthesis: fresh latents, and a copy of ``module`` that learns fast."""
-        outer = torch.optim.Adam(
-            module.parameters(),
-            lr=self.generator_learning_rate * self.synthesis_steps,
-            betas=(self.generator_beta1, self.generator_beta2),
-        )
-
-        def open_round(labels: Tensor) -> FastRound:
-            latents = torch.randn(len(labels), self.latent_size, generator=rng).to(labels.device)
-            return FastRound(self, module, outer, latents)
-
-        return open_round
+        return fast_rounds(self, module, rng)
 
     def _generator(self, parameters: Parameters, rng: torch.Generator) -> TargetGenerator:
-        spec = self.task
-        return built_generator(
-            lambda: TargetGenerator(spec.image_channels, spec.image_size, self.latent_size, self.generator_width),
-            parameters,
-            rng,
-        )
+        return target_generator(self, parameters, rng)
+
+
+def target_generator(settings: Any, parameters: Parameters, rng: torch.Generator) -> TargetGenerator:
+    """Return TARGET's generator of a method's settings; see ``built_generator``."""
+    spec = settings.task
+    return built_generator(
+        lambda: TargetGenerator(spec.image_channels, spec.image_size, settings.latent_size, settings.generator_width),
+        parameters,
+        rng,
+    )
+
+
+def fast_rounds(
+    settings: Any, module: TargetGenerator, rng: torch.Generator, kind: type[FastRound] | None = None
+) -> Callable[[Tensor], FastRound]:
+    """Return what opens each round of synthesis of a method: labels (B,) -> its round, a ``FastRound`` or ``kind``."""
+    outer = torch.optim.Adam(
+        module.parameters(),
+        lr=settings.generator_learning_rate * settings.synthesis_steps,
+        betas=(settings.generator_beta1, settings.generator_beta2),
+    )
+
+    def open_round(labels: Tensor) -> FastRound:
+        latents = torch.randn(len(labels), settings.latent_size, generator=rng).to(labels.device)
+        return (kind or FastRound)(settings, module, outer, latents, labels)
+
+    return open_round
 
 
 class FastRound:
     """A round of synthesis on a copy of the generator, whose gradients' sum then moves the generator (FOMAML).
 
     Args:
-        settings: step sizes.
+        settings: a method's, with step sizes.
         module: the generator; moved when the round ends.
         outer: its optimiser.
         latents: (B, Z) of this round; trained with the copy.
+        labels: (B,) of this round.
     """
 
-    def __init__(self, settings: Target, module: nn.Module, outer: torch.optim.Optimizer, latents: Tensor) -> None:
+    def __init__(
+        self, settings: Any, module: nn.Module, outer: torch.optim.Optimizer, latents: Tensor, labels: Tensor
+    ) -> None:
+        self.settings, self.labels = settings, labels
         self._module, self._outer = module, outer
         self._fast = copy.deepcopy(module).train()
         self._latents = latents.requires_grad_(True)
@@ -131,7 +148,7 @@ class FastRound:
         """Return ``2 x - 1``."""
         return 2 * images - 1
 
-    def extra_loss(self, judged: Observation) -> float:
+    def extra_loss(self, judged: Observation) -> Tensor | float:
         """Return nothing of its own."""
         del judged
         return 0.0

@@ -42,8 +42,8 @@ class RunSpec:
     scenario: Annotated[
         str,
         Option(
-            "What comes when: gradual, circulating, extreme or driving; rotated, permuted or sequential, whose tasks "
-            "last for several rounds.",
+            "What comes when: gradual, circulating, extreme or driving; rotated, permuted, sequential or few-shot, "
+            "whose tasks last for several rounds.",
             STREAM,
         ),
     ] = "circulating"
@@ -64,8 +64,11 @@ class RunSpec:
         ),
     ] = "small"
     model: Annotated[
-        Literal["resnet20", "cnn", "lenet"],
-        Option("Task model: pFedGRP's ResNet, McMahan's CNN, or the smaller one of FedGP's code.", TRAINING),
+        Literal["resnet20", "resnet20-cosine", "cnn", "lenet"],
+        Option(
+            "Task model: pFedGRP's ResNet, the same with a cosine head, McMahan's CNN, or that of FedGP's code.",
+            TRAINING,
+        ),
     ] = "resnet20"
     clients: Annotated[int | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = None
     rounds: Annotated[int | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None

@@ -16,7 +16,7 @@ import msgspec
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.streams.datasets import has_boxes
-from replayfleet.federation.streams.stream import DRIVING, TASK_BY_TASK, StreamSettings
+from replayfleet.federation.streams.stream import DRIVING, FEW_SHOT, TASK_BY_TASK, StreamSettings
 from replayfleet.models.specs import AnyTaskSpec
 
 
@@ -37,6 +37,9 @@ class StreamSize:
     rounds_per_task: int = 4
     split: str = "two-classes"
     alpha: float = 0.3
+    base_classes: int = 6
+    base_rounds: int = 4
+    shots: int = 5
 
 
 SIZES: dict[str, StreamSize] = {
@@ -84,6 +87,22 @@ TASK_SIZES: dict[str, StreamSize] = {
 }
 """Preset -> stream of ``TASK_BY_TASK``; FedGP's paper: ten tasks of twenty rounds on all samples (section 5.1)."""
 
+_SESSIONS: dict[str, Any] = {"rounds_per_task": 1, "split": "dirichlet", "alpha": 1.0}
+
+FEW_SHOT_SIZES: dict[str, StreamSize] = {
+    "paper": dataclasses.replace(
+        TASK_SIZES["paper"], num_clients=5, num_tasks=9, base_classes=60, base_rounds=100, **_SESSIONS
+    ),
+    "small": dataclasses.replace(
+        TASK_SIZES["small"], samples_per_class=300, num_clients=3, num_tasks=3, base_rounds=3, **_SESSIONS
+    ),
+    "demo": dataclasses.replace(
+        TASK_SIZES["demo"], samples_per_class=200, test_samples_per_class=60, base_rounds=3, **_SESSIONS
+    ),
+    "tiny": dataclasses.replace(TASK_SIZES["tiny"], base_classes=4, base_rounds=1, shots=2, **_SESSIONS),
+}
+"""Preset -> stream of ``FEW_SHOT``; SDD's paper on CIFAR-100: 60 classes, then eight sessions of five, 5 shots."""
+
 _AT_64_PIXELS = {"paper": 50, "small": 50}
 """Preset -> samples per class at 64 pixels: appendix A.2's; ImageNet-10 then lasts for all rounds of ``small`` too."""
 
@@ -115,7 +134,8 @@ def stream_settings(
         raise unknown_settings(preset)
     driving = given.get("scenario") == DRIVING
     by_tasks = given.get("scenario") in TASK_BY_TASK
-    sizes = TASK_SIZES if by_tasks else SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
+    by_tasks_sizes = FEW_SHOT_SIZES if given.get("scenario") == FEW_SHOT else TASK_SIZES
+    sizes = by_tasks_sizes if by_tasks else SIZES if not driving else BOX_SIZES if has_boxes(dataset) else DRIVING_SIZES
     size = dataclasses.asdict(sizes[preset])
     if preset == "paper" and not driving and not by_tasks:
         size["test_samples_per_class"] = _PAPER_TEST_SAMPLES.get(dataset)

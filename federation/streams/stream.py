@@ -97,7 +97,7 @@ SCENARIOS: dict[str, Scenario] = {
 DRIVING = "driving"
 """A scenario without task types, ``federation.streams.driving.stream``, whose settings are these all the same."""
 
-ROTATED, PERMUTED, SEQUENTIAL = TASK_BY_TASK = ("rotated", "permuted", "sequential")
+ROTATED, PERMUTED, SEQUENTIAL, FEW_SHOT = TASK_BY_TASK = ("rotated", "permuted", "sequential", "few-shot")
 """Scenarios of tasks that last for several rounds, ``federation.streams.tasks``; likewise."""
 
 SPLITS = ("evenly", "two-classes", "dirichlet")
@@ -126,6 +126,9 @@ class StreamSettings:
         rounds_per_task: R.
         split: one of ``SPLITS``.
         alpha: of the Dirichlet distribution; smaller is more unequal.
+        base_classes: of scenario ``FEW_SHOT``: those of its first task, which is split evenly.
+        base_rounds: of that, the rounds of its first task.
+        shots: of that, training samples of one class of a later task in the whole fleet.
     """
 
     scenario: str
@@ -143,6 +146,9 @@ class StreamSettings:
     rounds_per_task: int = 4
     split: str = "two-classes"
     alpha: float = 0.3
+    base_classes: int = 6
+    base_rounds: int = 4
+    shots: int = 5
 
     def __post_init__(self) -> None:
         known = (*SCENARIOS, DRIVING, *TASK_BY_TASK)
@@ -165,6 +171,9 @@ class StreamSettings:
             "late_rounds",
             "num_tasks",
             "rounds_per_task",
+            "base_classes",
+            "base_rounds",
+            "shots",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -189,6 +198,8 @@ def plain_settings(settings: StreamSettings) -> dict[str, Any]:
         del plain["late_town"], plain["late_rounds"]
     if settings.scenario not in TASK_BY_TASK:
         del plain["num_tasks"], plain["rounds_per_task"], plain["split"], plain["alpha"]
+    if settings.scenario != FEW_SHOT:
+        del plain["base_classes"], plain["base_rounds"], plain["shots"]
     return plain
 
 

@@ -2,15 +2,19 @@
 
 ``rotated`` and ``permuted`` show the same images of all classes in every task, turned by an angle or with pixels in
 another order (domain-incremental; Lopez-Paz & Ranzato 2017, Goodfellow et al. 2013). ``sequential`` brings new classes
-with every task (class-incremental). A task's samples are split over the clients once; a client trains on its share in
-each of the R rounds. Every client tests an equal share of each task's test images, so that the fleet's accuracy after
-a task is the mean over all tasks so far (FedGP's Acc_t), where all serve one model.
+with every task (class-incremental), and so does ``few-shot``, whose first task, the base session, has most classes and
+all of their samples, and whose later ones have a few samples of each new class (SDD's N-way K-shot sessions).
+
+A task's samples are split over the clients once; a client trains on its share in each of the R rounds. Every client
+tests an equal share of each task's test images, so that the fleet's accuracy after a task is the mean over all tasks so
+far (FedGP's Acc_t), where all serve one model and tasks are alike.
 
 Axes: N images of the set, T tasks.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -25,6 +29,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages
 from replayfleet.federation.streams.stream import (
+    FEW_SHOT,
     PERMUTED,
     ROTATED,
     SEQUENTIAL,
@@ -37,8 +42,13 @@ from replayfleet.federation.streams.stream import (
 )
 
 MIN_SHARE = 10
-"""Samples of a task that every client has at least; shares are drawn anew until it is so, as in the paper's code."""
+"""Samples of a task that every client has at least; shares are drawn anew until it is so, as in FedGP's code."""
+MIN_SHOTS = 2
+"""Likewise in a session of ``few-shot``: fewer train nothing."""
 MAX_DRAWS = 1000
+
+_NEW_CLASSES = (SEQUENTIAL, FEW_SHOT)
+"""Whose tasks bring other classes, rather than the same ones shown otherwise."""
 
 Pixels = NDArray[np.uint8]
 
@@ -141,12 +151,13 @@ class TaskStream:
             SettingsError: The classes don't make so many tasks, or the samples don't suffice for the clients.
         """
         self.settings = settings
-        most = settings.num_tasks * settings.rounds_per_task
+        self._ends = self._last_rounds()
+        most = self._ends[-1]
         self.num_rounds = settings.num_rounds or most
         if self.num_rounds > most:
             raise SettingsError(
-                f"{settings.num_tasks} tasks of {settings.rounds_per_task} rounds are {most} rounds, "
-                f"not {self.num_rounds}; raise num_tasks or rounds_per_task"
+                f"{settings.num_tasks} tasks last for {most} rounds, not {self.num_rounds}; "
+                "raise num_tasks or rounds_per_task"
             )
         self.settings = dataclasses.replace(settings, num_rounds=self.num_rounds)
         self._absent = absences(settings, self.num_rounds)
@@ -188,35 +199,46 @@ class TaskStream:
 
     def changes(self) -> list[int]:
         """The rounds at which a new task begins."""
-        return list(range(self.settings.rounds_per_task, self.num_rounds, self.settings.rounds_per_task))
+        return [end for end in self._ends if end < self.num_rounds]
 
     def described(self) -> dict[str, Any]:
         """Return what results say of the stream, as JSON values."""
         return {"changes": self.changes(), "change_name": self.change_name, "tasks": list(self.place_names)}
 
     def _task(self, round_index: int) -> int:
-        return round_index // self.settings.rounds_per_task
+        return bisect.bisect_right(self._ends, round_index)
+
+    def _last_rounds(self) -> list[int]:
+        """Per task: the round at which the next one begins."""
+        settings = self.settings
+        first = settings.base_rounds if settings.scenario == FEW_SHOT else settings.rounds_per_task
+        return [first + task * settings.rounds_per_task for task in range(settings.num_tasks)]
 
     def _name(self, task: int, data: Dataset) -> str:
         if self.settings.scenario == ROTATED:
             return f"task {task + 1}, turned by {_angle(self.settings, task):.0f} degrees"
-        if self.settings.scenario == SEQUENTIAL:
+        if self.settings.scenario in _NEW_CLASSES:
             return f"task {task + 1}: {', '.join(data.task.class_names[c] for c in self._classes[task])}"
         return f"task {task + 1}"
 
     def _classes_by_task(self, num_classes: int) -> list[range]:
         tasks = self.settings.num_tasks
-        if self.settings.scenario != SEQUENTIAL:
+        if self.settings.scenario not in _NEW_CLASSES:
             return [range(num_classes)] * tasks
-        if num_classes < 2 * tasks:
-            raise SettingsError(f"{num_classes} classes don't make {tasks} tasks of at least 2; lower num_tasks")
-        bounds = [num_classes * task // tasks for task in range(tasks + 1)]
-        return [range(first, last) for first, last in itertools.pairwise(bounds)]
+        base = self.settings.base_classes if self.settings.scenario == FEW_SHOT else 0
+        later = tasks - 1 if base else tasks
+        if num_classes - base < 2 * later:
+            raise SettingsError(
+                f"{num_classes - base} classes don't make {later} tasks of at least 2; lower num_tasks"
+                + (" or base_classes" if base else "")
+            )
+        bounds = [base + (num_classes - base) * task // max(1, later) for task in range(later + 1)]
+        return [*([range(base)] if base else []), *(range(first, last) for first, last in itertools.pairwise(bounds))]
 
     def _samples(self, part: int, task: int, per_class: int | None) -> list[Indices]:
         """Per class of a task: its samples in this part; the same ones in all tasks that only show them otherwise."""
         labels, offset = self._labels[part], 0
-        if self.settings.scenario != SEQUENTIAL:
+        if self.settings.scenario not in _NEW_CLASSES:
             offset = task * len(labels)
         found = []
         for class_id in self._classes[task]:
@@ -226,16 +248,19 @@ class TaskStream:
 
     def _split_train(self, task: int) -> list[Indices]:
         settings = self.settings
-        by_class = self._samples(0, task, settings.samples_per_class)
-        shown_again = 0 if settings.scenario != SEQUENTIAL else task  # the same split of the same images
+        few = settings.scenario == FEW_SHOT and task > 0
+        by_class = self._samples(0, task, settings.shots if few else settings.samples_per_class)
+        split = _SPLITS["evenly" if settings.scenario == FEW_SHOT and not few else settings.split]
+        least = MIN_SHOTS if few else MIN_SHARE
+        shown_again = task if settings.scenario in _NEW_CLASSES else 0  # the same split of the same images
         for attempt in range(MAX_DRAWS):
             what = f"split-{shown_again}/{attempt}"
-            shares = _SPLITS[settings.split](by_class, settings, what)
-            if min(map(len, shares)) >= MIN_SHARE:
+            shares = split(by_class, settings, what)
+            if min(map(len, shares)) >= least:
                 return [shuffled(share, settings.seed, f"client-{i}/task-{task}") for i, share in enumerate(shares)]
         raise SettingsError(
             f"{sum(map(len, by_class))} samples of a task don't give each of {settings.num_clients} clients "
-            f"{MIN_SHARE}; raise samples_per_class, or alpha, or lower the number of clients"
+            f"{least}; raise {'shots' if few else 'samples_per_class'}, or alpha, or lower the number of clients"
         )
 
     def _split_test(self, task: int) -> list[Indices]:

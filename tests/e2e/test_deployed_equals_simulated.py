@@ -198,6 +198,8 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("pfedgraph", "eager"),
         ("fedavg-replay", "onnx"),
         ("mfcl", "eager"),
+        ("fedcurv", "eager"),
+        ("sdd", "eager"),
         ("lander", "eager"),
     ],
 )

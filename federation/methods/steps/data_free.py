@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +69,33 @@ def frozen_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20:
     return module
 
 
-def observe(teacher: ResNet20, images: Tensor) -> Observation:
-    """Run a frozen task model on images (B, C, H, W) and keep the batch statistics of every BatchNorm's input.
+class Ensemble(nn.Module):
+    """Frozen task models that answer together: the mean of their logits (SDD, Eq. 4)."""
+
+    def __init__(self, members: Sequence[ResNet20]) -> None:
+        super().__init__()
+        self._members = tuple(members)
+        self.members = nn.ModuleList(members)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what each member's head sees: (B, C, H, W) -> (M, B, D)."""
+        return torch.stack([member.features(images) for member in self._members])
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return the mean of the logits: (M, B, D) -> (B, K)."""
+        answers = [member.head(own) for member, own in zip(self._members, features, strict=True)]
+        return torch.stack(answers).mean(dim=0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the mean of the logits: (B, C, H, W) -> (B, K)."""
+        return self.head(self.features(images))
+
+
+Teacher: TypeAlias = ResNet20 | Ensemble
+
+
+def observe(teacher: Teacher, images: Tensor) -> Observation:
+    """Run a frozen teacher on images (B, C, H, W) and keep the batch statistics of every BatchNorm's input.
 
     The layers normalise with their running statistics, in eval mode; the batch's are computed beside that.
     """
@@ -96,9 +122,9 @@ def observe(teacher: ResNet20, images: Tensor) -> Observation:
 def batch_norm_divergence(layers: Sequence[LayerStatistics]) -> Tensor:
     """Return MFCL's Eq. 3: the mean over layers of ``KL(N(running) || N(batch))``, each the mean over its channels.
 
-    ``KL = log(sd_batch / sd_run) - (1 - (var_run + (mean_run - mean_batch)^2) / var_batch) / 2``.
+    ``KL = log(sd_batch / sd_run) - (1 - (var_run + (mean_run - mean_batch)^2) / var_batch) / 2``. 0 without layers.
     """
-    divergences = []
+    divergences = [torch.zeros(())] if not layers else []
     for layer in layers:
         batch, running = layer.variance + VARIANCE_FLOOR, layer.running_variance + VARIANCE_FLOOR
         ratio = (running + (layer.running_mean - layer.mean) ** 2) / batch
@@ -114,9 +140,10 @@ History = Sequence[tuple[Tensor, Tensor]]
 def batch_norm_distance(layers: Sequence[LayerStatistics], history: History, momentum: float) -> Tensor:
     """Return TARGET's: the sum over layers of ``|mean_run - mean|_2 + |var_run - var|_2``.
 
-    ``mean`` and ``var`` are ``momentum * history + (1 - momentum) * batch``; the batch's alone without a history.
+    ``mean`` and ``var`` are ``momentum * history + (1 - momentum) * batch``; the batch's alone without a history. 0
+    without layers.
     """
-    total = torch.zeros((), device=layers[0].mean.device)
+    total = torch.zeros((), device=layers[0].mean.device if layers else None)
     blended = blend_statistics(history, layers, momentum)
     for layer, (mean, variance) in zip(layers, blended, strict=True):
         total = total + (layer.running_mean - mean).norm() + (layer.running_variance - variance).norm()

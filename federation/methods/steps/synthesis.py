@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps import data_free
-from replayfleet.federation.methods.steps.data_free import Observation
+from replayfleet.federation.methods.steps.data_free import Observation, Teacher
 from replayfleet.models.build import build_task_model, initialise
-from replayfleet.models.resnet import ResNet20
 from replayfleet.models.specs import TaskSpec
 
 
@@ -87,7 +86,7 @@ class Student:
         logits: Tensor = self._module(images)
         return logits
 
-    def learn(self, teacher: ResNet20, pool: Tensor, classes: Tensor, num_steps: int, batch_size: int) -> None:
+    def learn(self, teacher: Teacher, pool: Tensor, classes: Tensor, num_steps: int, batch_size: int) -> None:
         """Take steps on ``T^2 KL(teacher / T || student / T)`` over the logits of ``classes``; ``pool`` is uint8."""
         self._module.train().requires_grad_(True)
         for _ in range(num_steps):
@@ -103,20 +102,20 @@ class Student:
 
 
 def synthesise(
-    teacher: ResNet20,
+    teacher: Teacher,
     open_round: OpenRound,
     classes: Sequence[int],
     settings: Any,
     student: Student,
     rng: torch.Generator,
-) -> Tensor:
-    """Return the images of all rounds, uint8: of each round those of the step whose loss was least.
+) -> tuple[Tensor, Tensor]:
+    """Return the images of all rounds, uint8, and their labels: of each round those of the step whose loss was least.
 
     The loss of a step is ``w_BN * distance + w_CE * CE + w_adv * adversarial`` and the source's own term, of augmented
     images; kept are the images before augmentation.
 
     Args:
-        teacher: the frozen task model.
+        teacher: the frozen task model, or several.
         open_round: gives the source of a round of labels.
         classes: to make images of; other logits are left out.
         settings: an ``ImageSynthesisMethod``, whose attributes say what they mean.
@@ -124,12 +123,13 @@ def synthesise(
         rng: draws labels and augmentation.
 
     Returns:
-        (B * kept rounds, C, H, W); fewer if no step of a round had a finite loss.
+        (B * kept rounds, C, H, W) and (B * kept rounds,) int64; fewer if no step of a round had a finite loss.
     """
-    device = teacher.head.weight.device
+    device = next(teacher.parameters()).device
     known = torch.tensor(classes, device=device)
     history: list[tuple[Tensor, Tensor]] = []
     pool: list[Tensor] = []
+    shown: list[Tensor] = []
     # A warm-up whose images aren't kept comes before the rounds, one whose images are is part of them.
     for index in range(settings.synthesis_rounds + (0 if settings.keep_warm_up else settings.warm_up_rounds)):
         labels = labels_of_round(len(classes), settings.synthesis_batch_size, rng, balanced=settings.balance_labels)
@@ -160,11 +160,14 @@ def synthesise(
             continue
         if settings.keep_warm_up or index >= settings.warm_up_rounds:
             pool.append(best)
+            shown.append(known[targets])
         blended = data_free.blend_statistics(history, judged.layers, settings.batch_norm_momentum)
         history = [(mean.detach(), variance.detach()) for mean, variance in blended]
         if index >= settings.warm_up_rounds and settings.adversarial_weight > 0:
             student.learn(teacher, torch.cat(pool), known, settings.student_steps, settings.synthesis_batch_size)
-    return torch.cat(pool) if pool else torch.empty(0, dtype=torch.uint8)
+    if not pool:
+        return torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
+    return torch.cat(pool), torch.cat(shown)
 
 
 def labels_of_round(num_classes: int, batch_size: int, rng: torch.Generator, *, balanced: bool) -> Tensor:
@@ -178,7 +181,7 @@ def labels_of_round(num_classes: int, batch_size: int, rng: torch.Generator, *, 
 
 
 def _best_of_round(
-    teacher: ResNet20,
+    teacher: Teacher,
     source: ImageSource,
     loss_of: Callable[[Observation, Tensor], Tensor],
     settings: Any,

@@ -55,7 +55,7 @@ _WITH_MEMORY = ("pfedgrp", "pfedgrp-plus", "fedavg-replay", "pfedgraph-replay")
 
 _GROUPS = {
     **dict.fromkeys(_WITH_MEMORY, "memory"),
-    **dict.fromkeys(("target", "lander"), "images"),
+    **dict.fromkeys(("target", "lander", "sdd"), "images"),
     **dict.fromkeys(("agem", "der", "fedgp"), "buffer"),
 }
 """Method -> the group whose fields it has, beside its own and those of its task model."""
@@ -95,6 +95,7 @@ _DEMO: dict[str, Fields] = {
         "aggregation_patience": 2,
     },
     "lander": {"warm_up_rounds": 1, "student_steps": 10, "synthetic_batch_size": 32},
+    "sdd": {"synthesis_rounds": 12, "synthesis_steps": 10, "warm_up_rounds": 3, "student_steps": 10},
     # As many generator steps as TARGET's and LANDER's.
     "mfcl": {"generator_steps": 40, "generator_batch_size": 64, "generator_width": 16, "synthetic_batch_size": 64},
     # Task models of their own: ten times the reference's step size, for fewer and cheaper mini-batches.
@@ -136,6 +137,7 @@ _TINY: dict[str, Fields] = {
     "fedgp": {"reference_samples": 8},
     "target": {"synthesis_rounds": 2},
     "lander": {"synthesis_rounds": 2, "warm_up_rounds": 1, "student_steps": 1},
+    "sdd": {"synthesis_rounds": 3, "warm_up_rounds": 0, "student_steps": 1, "replay_per_class": 4},
     "mfcl": {"generator_steps": 2, "generator_batch_size": 16, "generator_width": 4, "synthetic_batch_size": 8},
     "fedcil": {"width": 4, "local_iterations": 4, "gan_batch_size": 8, "server_iterations": 2},
     "affcl": {"flow_hidden": 16, "local_iterations": 3, "replay_batch_size": 8},

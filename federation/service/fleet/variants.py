@@ -25,6 +25,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgrp-ddpm": ("pfedgrp", {"sub_generator": "ddpm"}),
     "pfedgrp-mixture": ("pfedgrp", {"sub_generator": "pca-mixture"}),
     "pfedgrp-pca": ("pfedgrp", {"sub_generator": "pca-gaussian"}),
+    "sdd-baseline": ("sdd", {"replay_loss": "distillation", "aggregation": "average"}),
+    "sdd-cswa": ("sdd", {"replay_loss": "distillation"}),
+    "sdd-nagr": ("sdd", {"aggregation": "average"}),
     "pfedgrp-v1": ("pfedgrp", {"alignment_on": "earlier-classes", "warm_start": True, "gate": False}),
 }
 """Name -> (method, settings on top of the preset's); what an operator sets goes on top of these.
@@ -35,6 +38,7 @@ AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and
 ``agem-fedgp`` and the like: A-GEM, DER, FedCurv, FedProx "w/ FedGP" in FedGP's Tables 1 and 4; its "FedAvg w/ FedGP" is
 ``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
+``sdd-baseline`` to ``sdd-nagr``: the baseline and the halves of SDD in its Tables I to V.
 """
 
 

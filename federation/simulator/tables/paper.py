@@ -36,7 +36,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scenario: str
     dataset: str
     set: dict[str, int] = {}
-    model: Literal["resnet20", "cnn", "lenet"] = "resnet20"
+    model: Literal["resnet20", "resnet20-cosine", "cnn", "lenet"] = "resnet20"
 
     @property
     def title(self) -> str:

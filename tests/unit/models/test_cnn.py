@@ -31,6 +31,18 @@ def test_the_head_sees_the_features(architecture: str, channels: int, size: int)
     assert module(images).std() > 0
 
 
+def test_a_cosine_head_looks_at_directions_alone() -> None:
+    spec = replace(TASK, architecture="resnet20-cosine")
+    module = initialise(build_task_model(spec), torch.Generator().manual_seed(0)).eval()
+    module.requires_grad_(False)
+    images = torch.randn(4, *spec.image_shape, generator=torch.Generator().manual_seed(1))
+    features = module.features(images)
+    assert float(features.min()) < 0  # no ReLU after the last block
+    expected = 10 * torch.cosine_similarity(features[:, None], module.head.weight[None], dim=2)
+    torch.testing.assert_close(module(images), expected)
+    torch.testing.assert_close(module.head(7 * features), module.head(features))
+
+
 def test_a_task_says_its_network_only_where_it_isnt_the_usual_one() -> None:
     assert "architecture" not in plain_task(TASK)
     assert plain_task(replace(TASK, architecture="cnn"))["architecture"] == "cnn"

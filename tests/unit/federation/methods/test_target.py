@@ -97,7 +97,7 @@ def test_the_generator_moves_by_the_sum_of_its_copys_gradients() -> None:
     module = method._generator({}, rng())
     start = [parameter.detach().clone() for parameter in module.parameters()]
     outer = torch.optim.SGD(module.parameters(), lr=1.0)
-    fast = FastRound(method, module, outer, torch.randn(4, 8, generator=rng()))
+    fast = FastRound(method, module, outer, torch.randn(4, 8, generator=rng()), torch.zeros(4))
     sums = [torch.zeros_like(parameter) for parameter in module.parameters()]
     for _ in range(3):
         loss = fast.scaled(fast.draw()).square().mean() + fast.extra_loss(None)  # type: ignore[arg-type]
@@ -139,7 +139,9 @@ def test_each_round_of_synthesis_keeps_the_images_of_its_least_loss() -> None:
     student = Student(TOY, StudentTraining(), torch.device("cpu"), rng())
     sources = [Constant(), Constant()]
     waiting = iter(sources)
-    images = synthesise(teacher, lambda _: next(waiting), (0, 1), settings, student, rng())
+    images, labels = synthesise(teacher, lambda _: next(waiting), (1, 3), settings, student, rng())
+    assert len(labels) == 4
+    assert set(labels.tolist()) <= {1, 3}
     assert images.dtype == torch.uint8
     assert torch.equal(images, torch.full((4, 1, 28, 28), 51, dtype=torch.uint8))  # 0.2 of 255
     assert all(source.finished for source in sources)

@@ -11,7 +11,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages
 from replayfleet.federation.streams.opening import open_stream
-from replayfleet.federation.streams.stream import SPLITS, TASK_BY_TASK, StreamSettings, plain_settings
+from replayfleet.federation.streams.stream import SPLITS, StreamSettings, plain_settings
 from replayfleet.federation.streams.tasks import MIN_SHARE, TaskStream
 from replayfleet.models.specs import TaskSpec
 
@@ -37,7 +37,7 @@ def opened(scenario: str = "rotated", **changes: Any) -> tuple[TaskStream, Datas
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("scenario", TASK_BY_TASK)
+@pytest.mark.parametrize("scenario", ["rotated", "permuted", "sequential"])
 def test_every_sample_of_a_task_is_one_clients_in_all_rounds_of_the_task(scenario: str, split: str) -> None:
     stream, shown = opened(scenario, split=split)
     assert stream.num_rounds == 6
@@ -61,6 +61,24 @@ def test_a_class_incremental_task_brings_classes_that_are_new() -> None:
     stream, _ = opened("sequential", split="evenly")
     assert [stream.class_ids(0, index) for index in (0, 2, 4)] == [(0, 1), (2, 3), (4, 5)]
     assert stream.place_names == ("task 1: a, b", "task 2: c, d", "task 3: e, f")
+
+
+def test_few_shots_follow_a_base_session_and_go_to_few() -> None:
+    few: dict[str, Any] = {"base_classes": 2, "base_rounds": 3, "rounds_per_task": 1, "shots": 5, "split": "dirichlet"}
+    stream, shown = opened("few-shot", **few)
+    assert (stream.num_rounds, stream.changes()) == (5, [3, 4])
+    labels = shown.train.labels
+    for index, classes, samples in ((0, {0, 1}, 40), (2, {0, 1}, 40), (3, {2, 3}, 5), (4, {4, 5}, 5)):
+        shares = [stream.train_indices(client, index) for client in range(3)]
+        every = np.concatenate(shares)
+        assert set(labels[every].tolist()) == classes
+        assert np.bincount(labels[every])[sorted(classes)].tolist() == [samples, samples]
+        assert min(map(len, shares)) >= 2
+    assert [len(set(stream.test_places(0, index).tolist())) for index in range(5)] == [1, 1, 1, 2, 3]
+    with pytest.raises(SettingsError, match="1 classes don't make 2 tasks of at least 2; lower num_tasks or base"):
+        opened("few-shot", base_classes=5)
+    with pytest.raises(SettingsError, match="2 samples of a task don't give each of 3 clients 2; raise shots"):
+        opened("few-shot", **(few | {"shots": 1}))
 
 
 @pytest.mark.parametrize("scenario", ["rotated", "permuted"])
@@ -132,7 +150,7 @@ EXPECTED = [581, 658, 616, 562, 425]
         ({"split": "evenyl"}, "unknown split 'evenyl'; did you mean 'evenly'"),
         ({"alpha": 0.0}, "alpha is 0.0, expected 0.01 to 1000"),
         ({"num_tasks": 0}, "num_tasks is 0, expected at least 1"),
-        ({"num_rounds": 7}, "3 tasks of 2 rounds are 6 rounds, not 7"),
+        ({"num_rounds": 7}, "3 tasks last for 6 rounds, not 7"),
         ({"samples_per_class": 2}, "12 samples of a task don't give each of 3 clients 10"),
         ({"test_samples_per_class": 1, "num_clients": 9, "samples_per_class": 60}, "6 test samples of a task for 9"),
     ],
