@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from replayfleet.federation.methods.kit.packing import CLIENT_IDS, COUNT, FLAG, OneSet, Record
+from replayfleet.federation.methods.kit.packing import CLIENT_IDS, COUNT, OPTIONAL_FLAG, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
 
@@ -43,7 +43,7 @@ class Download(Record):
     reference: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     weights: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     targets: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
-    asks: Annotated[bool, FLAG] = False
+    asks: Annotated[bool, OPTIONAL_FLAG] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class AggregatorState(Record):
     reference: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     weights: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     targets: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
-    asks: Annotated[bool, FLAG] = False
+    asks: Annotated[bool, OPTIONAL_FLAG] = False

@@ -32,6 +32,8 @@ class ClientRecord:
         present: whether it took part; an absent client is measured with what the aggregator has for it.
         num_updates: sub-generators trained in this round, where the method reports it.
         accuracy_by_place: town -> accuracy on that town's part of the test set; empty where the stream has no places.
+        accuracy_in_task: likewise, if only classes of the image's task could be named (task-incremental); empty where
+            tasks have the same classes.
         mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
         epsilon: what its sub-generators have cost so far, at the run's ``dp_delta``; None without differential privacy,
             and of an absent client.
@@ -54,6 +56,7 @@ class ClientRecord:
     present: bool = True
     num_updates: int | None = None
     accuracy_by_place: dict[str, float] = field(default_factory=dict)
+    accuracy_in_task: dict[str, float] = field(default_factory=dict)
     mean_average_precision: float | None = None
     epsilon: float | None = None
     hostile: bool = False
@@ -122,7 +125,8 @@ def kept_accuracy(records: Sequence[RoundRecord], change: LateChange) -> dict[st
 def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Return a run in a few numbers: the papers' metrics (see ``metrics``), and what travelled.
 
-    ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places, and
+    ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places,
+    ``in_task_accuracy`` only where its tasks have classes of their own, and
     ``mean_average_precision``, the mean over clients after the last round, only of detectors. ``epsilon``, the largest
     of any client, is there only with differential privacy.
     """
@@ -132,6 +136,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
     everyone = [client for record in records for client in record.clients.values()]
     by_place = {name: client.accuracy_by_place for name, client in records[-1].clients.items()}
+    in_task = {name: client.accuracy_in_task for name, client in records[-1].clients.items()}
     last = [client.mean_average_precision for client in records[-1].clients.values()]
     precise = [value for value in last if value is not None]
     spent = [client.epsilon for client in everyone if client.epsilon is not None]
@@ -147,6 +152,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_down": sum(client.bytes_down for client in everyone),
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
         **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
+        **({"in_task_accuracy": metrics.place_accuracy(in_task)} if any(in_task.values()) else {}),
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
         **({"epsilon": max(spent)} if spent else {}),
     }

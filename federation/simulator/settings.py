@@ -37,6 +37,7 @@ class StreamSize:
     rounds_per_task: int = 4
     split: str = "two-classes"
     alpha: float = 0.3
+    stagger: int = 0
     base_classes: int = 6
     base_rounds: int = 4
     shots: int = 5

@@ -39,6 +39,7 @@ from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset
 from replayfleet.federation.streams.opening import AnyStream
 from replayfleet.federation.streams.stream import Stream, client_id
+from replayfleet.federation.streams.tasks import TaskStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +345,7 @@ class Simulation:
             num_seen=self.stream.num_seen(index, round_index),
             class_accuracy=tested.class_accuracy(),
             accuracy_by_place=self._by_place(round_index, index, tested),
+            accuracy_in_task=self._by_place(round_index, index, tested.in_task),
             mean_average_precision=tested.mean_average_precision,
             train_s=local.train_s if local else 0.0,
             bytes_up=local.traffic.num_bytes if local else 0,
@@ -365,10 +367,13 @@ class Simulation:
         judge = self.method.predictor(download)
         if isinstance(self.dataset, BoxDataset):
             return evaluate_boxes(self.dataset.task, judge, self.dataset.test, indices, device)
-        return evaluate(judge, self.dataset.test, indices, device)
+        of_task = self.stream.classes_of_task(index, round_index) if isinstance(self.stream, TaskStream) else None
+        return evaluate(judge, self.dataset.test, indices, device, of_task=of_task)
 
-    def _by_place(self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation) -> dict[str, float]:
-        if not self.evaluates or isinstance(self.stream, Stream):
+    def _by_place(
+        self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation | None
+    ) -> dict[str, float]:
+        if not self.evaluates or isinstance(self.stream, Stream) or tested is None:
             return {}
         return tested.group_accuracy(self.stream.test_places(index, round_index), self.stream.place_names)
 

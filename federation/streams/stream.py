@@ -126,6 +126,7 @@ class StreamSettings:
         rounds_per_task: R.
         split: one of ``SPLITS``.
         alpha: of the Dirichlet distribution; smaller is more unequal.
+        stagger: rounds by which each client's task may begin earlier or later than the others'.
         base_classes: of scenario ``FEW_SHOT``: those of its first task, which is split evenly.
         base_rounds: of that, the rounds of its first task.
         shots: of that, training samples of one class of a later task in the whole fleet.
@@ -146,22 +147,13 @@ class StreamSettings:
     rounds_per_task: int = 4
     split: str = "two-classes"
     alpha: float = 0.3
+    stagger: int = 0
     base_classes: int = 6
     base_rounds: int = 4
     shots: int = 5
 
     def __post_init__(self) -> None:
-        known = (*SCENARIOS, DRIVING, *TASK_BY_TASK)
-        if self.scenario not in known:
-            raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, known)}")
-        if self.late_town and self.scenario != DRIVING:
-            raise SettingsError(
-                f"late_town is {self.late_town!r}, but scenario {self.scenario} has no towns; leave it out"
-            )
-        if self.late_rounds is not None and not self.late_town:
-            raise SettingsError(
-                f"late_rounds is {self.late_rounds}, but no late_town is named; name one, or leave it out"
-            )
+        self._check_scenario()
         for name in (
             "num_clients",
             "num_rounds",
@@ -190,6 +182,21 @@ class StreamSettings:
                 f"one of {self.num_clients} clients must take part in every round"
             )
 
+    def _check_scenario(self) -> None:
+        known = (*SCENARIOS, DRIVING, *TASK_BY_TASK)
+        if self.scenario not in known:
+            raise SettingsError(f"unknown scenario {self.scenario!r}{nearest(self.scenario, known)}")
+        if self.late_town and self.scenario != DRIVING:
+            raise SettingsError(
+                f"late_town is {self.late_town!r}, but scenario {self.scenario} has no towns; leave it out"
+            )
+        if self.late_rounds is not None and not self.late_town:
+            raise SettingsError(
+                f"late_rounds is {self.late_rounds}, but no late_town is named; name one, or leave it out"
+            )
+        if self.stagger and (self.stagger < 0 or self.scenario not in TASK_BY_TASK):
+            raise SettingsError(f"stagger is {self.stagger}, expected 0, or rounds of a scenario whose tasks last")
+
 
 def plain_settings(settings: StreamSettings) -> dict[str, Any]:
     """Return settings as JSON values, as runs are known by: of a late town, or of tasks, only where there are."""
@@ -198,6 +205,8 @@ def plain_settings(settings: StreamSettings) -> dict[str, Any]:
         del plain["late_town"], plain["late_rounds"]
     if settings.scenario not in TASK_BY_TASK:
         del plain["num_tasks"], plain["rounds_per_task"], plain["split"], plain["alpha"]
+    if not settings.stagger:
+        del plain["stagger"]
     if settings.scenario != FEW_SHOT:
         del plain["base_classes"], plain["base_rounds"], plain["shots"]
     return plain

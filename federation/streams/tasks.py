@@ -152,6 +152,11 @@ class TaskStream:
         """
         self.settings = settings
         self._ends = self._last_rounds()
+        if 2 * settings.stagger >= min(settings.rounds_per_task, self._ends[0]):
+            raise SettingsError(
+                f"stagger is {settings.stagger}, but a task lasts for {min(settings.rounds_per_task, self._ends[0])} "
+                "rounds; expected less than half of that"
+            )
         most = self._ends[-1]
         self.num_rounds = settings.num_rounds or most
         if self.num_rounds > most:
@@ -162,7 +167,8 @@ class TaskStream:
         self.settings = dataclasses.replace(settings, num_rounds=self.num_rounds)
         self._absent = absences(settings, self.num_rounds)
         self._labels = (data.train.labels, data.test.labels)
-        self._classes = self._classes_by_task(data.task.num_classes)
+        self._num_classes = data.task.num_classes
+        self._classes = self._classes_by_task(self._num_classes)
         self.place_names = tuple(self._name(task, data) for task in range(settings.num_tasks))
         self._train = [self._split_train(task) for task in range(settings.num_tasks)]
         self._test = [self._split_test(task) for task in range(settings.num_tasks)]
@@ -181,21 +187,30 @@ class TaskStream:
         """Training samples of one round, the same in all rounds of a task, classes mixed."""
         if client in self._absent[round_index]:
             return np.empty(0, dtype=np.int64)
-        return self._train[self._task(round_index)][client]
+        return self._train[self._task(client, round_index)][client]
 
     def test_indices(self, client: int, round_index: int) -> Indices:
         """The client's share of the test images of all tasks so far."""
-        return joined([self._test[task][client] for task in range(self._task(round_index) + 1)])
+        return joined([self._test[task][client] for task in range(self._task(client, round_index) + 1)])
 
     def test_places(self, client: int, round_index: int) -> Indices:
         """The task of each of ``test_indices``."""
-        lengths = [len(self._test[task][client]) for task in range(self._task(round_index) + 1)]
+        lengths = [len(self._test[task][client]) for task in range(self._task(client, round_index) + 1)]
         return np.repeat(np.arange(len(lengths)), lengths)
+
+    def classes_of_task(self, client: int, round_index: int) -> NDArray[np.bool_] | None:
+        """The classes of each of ``test_indices``' task, (M, K); None where all tasks have the same."""
+        if self.settings.scenario not in _NEW_CLASSES:
+            return None
+        named = np.zeros((len(self._classes), self._num_classes), dtype=np.bool_)
+        for task, classes in enumerate(self._classes):
+            named[task, classes.start : classes.stop] = True
+        return named[self.test_places(client, round_index)]
 
     def num_seen(self, client: int, round_index: int) -> int:
         """Training samples that a client has met after a round, each counted once."""
         rounds = [index for index in range(round_index + 1) if client not in self._absent[index]]
-        return sum(len(self._train[task][client]) for task in {self._task(index) for index in rounds})
+        return sum(len(self._train[task][client]) for task in {self._task(client, index) for index in rounds})
 
     def changes(self) -> list[int]:
         """The rounds at which a new task begins."""
@@ -205,8 +220,17 @@ class TaskStream:
         """Return what results say of the stream, as JSON values."""
         return {"changes": self.changes(), "change_name": self.change_name, "tasks": list(self.place_names)}
 
-    def _task(self, round_index: int) -> int:
-        return bisect.bisect_right(self._ends, round_index)
+    def _task(self, client: int, round_index: int) -> int:
+        return bisect.bisect_right(self._ends_of(client), round_index)
+
+    def _ends_of(self, client: int) -> list[int]:
+        """As ``_last_rounds``, of one client, whose borders but the last are drawn up to ``stagger`` rounds away."""
+        stagger = self.settings.stagger
+        if not stagger:
+            return self._ends
+        drawn = uniform(self.settings.seed, f"client-{client}/borders")
+        away = [math.floor((2 * stagger + 1) * next(drawn)) - stagger for _ in self._ends[:-1]]
+        return [*(end + shift for end, shift in zip(self._ends, away, strict=False)), self._ends[-1]]
 
     def _last_rounds(self) -> list[int]:
         """Per task: the round at which the next one begins."""

@@ -244,17 +244,19 @@ class Fact(Part):
     Attributes:
         decoded: (raw value, name for messages) -> the value; raises ValueError if it is impossible.
         encoded: the value -> None, bool, int, float, str, or lists and str-keyed dicts of them.
+        optional: whether it may be missing, as from a peer or a disk of before there was such a fact: the default then.
     """
 
     decoded: Callable[[Any, str], Any] = lambda raw, _name: raw
     encoded: Callable[[Any], Any] = lambda value: value
+    optional: bool = False
 
     def pack(self, value: Any, name: str) -> Artefacts:
         return Artefacts(facts={name: self.encoded(value)})
 
     def unpack(self, artefacts: Artefacts, name: str, default: Any) -> Any:
-        if default is not MISSING and name not in artefacts.facts:
-            return default  # packed before there was such a fact
+        if self.optional and name not in artefacts.facts:
+            return default
         return self.decoded(artefacts.facts.get(name), name)
 
     def fact_names(self, name: str) -> tuple[str, ...]:
@@ -312,8 +314,12 @@ def _weights(raw: Any, name: str) -> dict[ClientId, float]:
 COUNT = Fact(decoded=_count)
 """A whole number from 0 to ``MAX_SAMPLES``; bool, float and NaN are not."""
 
+OPTIONAL_COUNT = dataclasses.replace(COUNT, optional=True)
+
 FLAG = Fact(decoded=_flag)
 """True or false."""
+
+OPTIONAL_FLAG = dataclasses.replace(FLAG, optional=True)
 
 COUNTS = Fact(decoded=_counts, encoded=lambda counts: {str(c): count for c, count in sorted(counts.items())})
 """Class id -> samples."""

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit.packing import COUNT, OneSet, Record
+from replayfleet.federation.methods.kit.packing import COUNT, OPTIONAL_COUNT, OneSet, Record
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
 
 IMAGES, LABELS, LOGITS = "images", "labels", "logits"
@@ -34,7 +34,7 @@ class Reservoir(Record):
     capacity: Annotated[int, COUNT] = 200
     num_seen: Annotated[int, COUNT] = 0
     samples: Annotated[Mapping[str, Tensor], OneSet("buffer")] = field(default_factory=dict)
-    latest: Annotated[int, COUNT] = 0
+    latest: Annotated[int, OPTIONAL_COUNT] = 0
 
     def __post_init__(self) -> None:
         if self.capacity < 1:

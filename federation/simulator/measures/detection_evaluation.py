@@ -57,6 +57,11 @@ class DetectionEvaluation:
         """mAP@0.5:0.95; NaN if nothing was there to be found."""
         return self.quality.map
 
+    @property
+    def in_task(self) -> None:
+        """None: pictures have no task of their own."""
+        return
+
     def class_accuracy(self) -> dict[int, float]:
         """Class id -> its average precision at an overlap of 0.5, classes rising."""
         return dict(self.quality.class_ap50)

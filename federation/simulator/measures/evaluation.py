@@ -29,10 +29,13 @@ class Evaluation:
     Attributes:
         hits: (M,) bool, which of them were judged right.
         labels: (M,) int64, what they show.
+        hits_in_task: (M,) bool, which would be if only the classes of the image's task could be named; None if nobody
+            asked.
     """
 
     hits: NDArray[np.bool_]
     labels: NDArray[np.int64]
+    hits_in_task: NDArray[np.bool_] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -62,15 +65,41 @@ class Evaluation:
         """
         return {name: self._on(groups == group) for group, name in enumerate(names) if (groups == group).any()}
 
+    @property
+    def in_task(self) -> Evaluation | None:
+        """The same where an image's task was known; None if nobody asked."""
+        return None if self.hits_in_task is None else Evaluation(self.hits_in_task, self.labels)
+
     def _on(self, members: NDArray[np.bool_]) -> float:
         return accuracy(int(self.hits[members].sum()), int(members.sum()))
 
 
-def evaluate(judge: Judge, part: LabelledImages, indices: Indices, device: torch.device = _CPU) -> Evaluation:
-    """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels."""
+def evaluate(
+    judge: Judge,
+    part: LabelledImages,
+    indices: Indices,
+    device: torch.device = _CPU,
+    *,
+    of_task: NDArray[np.bool_] | None = None,
+) -> Evaluation:
+    """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels.
+
+    Args:
+        judge: images -> (B, K), the greatest of which is the answer.
+        part: of a data set.
+        indices: (M,) into it.
+        device: the judge's.
+        of_task: (M, K) the classes of each image's task, if answers among those are to be counted too.
+    """
     hits = np.empty(len(indices), dtype=np.bool_)
+    hits_in_task = None if of_task is None else np.empty_like(hits)
     for start in range(0, len(indices), BATCH_SIZE):
-        data = round_data(part, indices[start : start + BATCH_SIZE])
-        judged = judge(data.images.to(device)).argmax(dim=1).cpu()
-        hits[start : start + BATCH_SIZE] = (judged == data.labels).numpy()
-    return Evaluation(hits, part.labels[indices])
+        batch = slice(start, start + BATCH_SIZE)
+        data = round_data(part, indices[batch])
+        answers = judge(data.images.to(device))
+        hits[batch] = (answers.argmax(dim=1).cpu() == data.labels).numpy()
+        if of_task is not None and hits_in_task is not None:
+            others = torch.from_numpy(~of_task[batch]).to(answers.device)
+            judged = answers.masked_fill(others, -torch.inf).argmax(dim=1)
+            hits_in_task[batch] = (judged.cpu() == data.labels).numpy()
+    return Evaluation(hits, part.labels[indices], hits_in_task)

@@ -16,6 +16,7 @@ from replayfleet.federation.simulator.tables.running import Failure
 
 _OF_SUMMARY = {
     "PA": "place_accuracy",
+    "TA": "in_task_accuracy",
     "FA": "final_accuracy",
     "AF": "average_forgetting",
     "before": "earlier_before",

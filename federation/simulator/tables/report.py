@@ -31,6 +31,7 @@ _HEADINGS = {
     "AUC": "AUC",
     "FID": "FID",
     "PA": "per town or task [%]",
+    "TA": "with the task known [%]",
     "FA": "last round [%]",
     "AF": "forgetting [%]",
     "before": "earlier towns before [%]",

@@ -125,3 +125,6 @@ def test_a_round_is_known_again_in_whatever_order() -> None:
     assert fingerprint_of(images(3, 1, 2)) == once
     assert len({once, 0, fingerprint_of(images(1, 2)), fingerprint_of(images(1, 2, 4))}) == 4
     assert Reservoir.unpack(Reservoir(latest=once).pack()).latest == once
+    packed = Reservoir(latest=once).pack()
+    older = Artefacts(packed.parameter_sets, {key: fact for key, fact in packed.facts.items() if key != "latest"})
+    assert Reservoir.unpack(older).latest == 0  # a device's, of before rounds were known again

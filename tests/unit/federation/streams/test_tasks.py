@@ -63,6 +63,34 @@ def test_a_class_incremental_task_brings_classes_that_are_new() -> None:
     assert stream.place_names == ("task 1: a, b", "task 2: c, d", "task 3: e, f")
 
 
+def test_clients_may_change_task_at_rounds_of_their_own() -> None:
+    stream, _ = opened("sequential", num_clients=6, rounds_per_task=5, stagger=2, split="evenly")
+    begins = []
+    for client in range(6):
+        tasks = [len(set(stream.test_places(client, index).tolist())) - 1 for index in range(15)]
+        assert tasks == sorted(tasks)
+        assert set(tasks) == {0, 1, 2}
+        begins.append((tasks.index(1), tasks.index(2)))
+    assert len(set(begins)) > 1
+    assert all(3 <= second <= 7 and 8 <= third <= 12 for second, third in begins)
+    for stagger, message in ((3, "a task lasts for 5 rounds; expected less than half"), (-1, "stagger is -1")):
+        with pytest.raises(SettingsError, match=message):
+            opened("sequential", rounds_per_task=5, stagger=stagger)
+    with pytest.raises(SettingsError, match="expected 0, or rounds of a scenario whose tasks last"):
+        StreamSettings(scenario="gradual", num_clients=2, stagger=1)
+
+
+def test_the_classes_of_an_images_task_are_known_where_tasks_have_their_own() -> None:
+    stream, shown = opened("sequential", split="evenly")
+    named = stream.classes_of_task(1, 5)
+    assert named is not None
+    labels = shown.test.labels[stream.test_indices(1, 5)]
+    assert named.shape == (len(labels), 6)
+    assert named[np.arange(len(labels)), labels].all()
+    assert set(named.sum(axis=1).tolist()) == {2}
+    assert opened("rotated")[0].classes_of_task(0, 0) is None
+
+
 def test_few_shots_follow_a_base_session_and_go_to_few() -> None:
     few: dict[str, Any] = {"base_classes": 2, "base_rounds": 3, "rounds_per_task": 1, "shots": 5, "split": "dirichlet"}
     stream, shown = opened("few-shot", **few)

@@ -1,0 +1,26 @@
+"""What a model is right about, with and without knowing an image's task."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from replayfleet.federation.simulator.measures.evaluation import evaluate
+from replayfleet.federation.streams.labelled_images import LabelledImages
+
+NAMES = ("a", "b", "c", "d")
+
+
+def judge(images: torch.Tensor) -> torch.Tensor:
+    """Whatever it sees: class 3 before 1 before 0 before 2."""
+    return torch.tensor([1.0, 2.0, 0.0, 3.0]).expand(len(images), 4)
+
+
+def test_who_knows_the_task_names_only_its_classes() -> None:
+    part = LabelledImages(np.zeros((4, 28, 28, 1), dtype=np.uint8), np.array([0, 1, 2, 3]), NAMES)
+    first, second = [True, True, False, False], [False, False, True, True]
+    tested = evaluate(judge, part, np.arange(4), of_task=np.array([first, first, second, second]))
+    assert tested.hits.tolist() == [False, False, False, True]
+    assert tested.in_task is not None
+    assert tested.in_task.group_accuracy(np.array([0, 0, 1, 1]), ["one", "two"]) == {"one": 0.5, "two": 0.5}
+    assert evaluate(judge, part, np.arange(4)).in_task is None
