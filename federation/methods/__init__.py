@@ -14,6 +14,7 @@ from replayfleet.federation.methods.affcl import AFFCL
 from replayfleet.federation.methods.agem import AGEM
 from replayfleet.federation.methods.centralized import Centralized
 from replayfleet.federation.methods.der import DER
+from replayfleet.federation.methods.ewc import EWC
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.fedavg_replay import FedAvgReplay
 from replayfleet.federation.methods.fedcil import FedCIL
@@ -24,6 +25,7 @@ from replayfleet.federation.methods.fedprox import FedProx
 from replayfleet.federation.methods.ideal import Ideal
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.methods.lander import Lander
+from replayfleet.federation.methods.lwf import LwF
 from replayfleet.federation.methods.mfcl import MFCL
 from replayfleet.federation.methods.pfedgraph import PFedGraph
 from replayfleet.federation.methods.pfedgraph_replay import PFedGraphReplay
@@ -37,6 +39,7 @@ METHODS: dict[str, type[Any]] = {
     "agem": AGEM,
     "centralized": Centralized,
     "der": DER,
+    "ewc": EWC,
     "fedavg": FedAvg,
     "fedavg-replay": FedAvgReplay,
     "fedcil": FedCIL,
@@ -46,6 +49,7 @@ METHODS: dict[str, type[Any]] = {
     "fedprox": FedProx,
     "ideal": Ideal,
     "lander": Lander,
+    "lwf": LwF,
     "mfcl": MFCL,
     "pfedgraph": PFedGraph,
     "pfedgraph-replay": PFedGraphReplay,

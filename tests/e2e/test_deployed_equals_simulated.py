@@ -200,6 +200,8 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("mfcl", "eager"),
         ("fedcurv", "eager"),
         ("sdd", "eager"),
+        ("lwf", "eager"),
+        ("ewc", "eager"),
         ("lander", "eager"),
     ],
 )

@@ -16,6 +16,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "derpp-fedgp": ("fedgp", {"base": "der", "beta": 0.5}),
     "der-fedgp": ("fedgp", {"base": "der"}),
     "fedcurv-fedgp": ("fedgp", {"base": "fedcurv"}),
+    "fedlwf-2t": ("lwf", {"new_weight": 0.33, "past_weight": 0.33, "server_weight": 0.34}),
+    "fedprox-plus": ("ewc", {"weighting": "even", "importance": 0.01}),
     "fedprox-fedgp": ("fedgp", {"base": "fedprox"}),
     "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),
     "pfedgrp-as2": ("pfedgrp", {"gate": False}),
@@ -38,6 +40,7 @@ AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and
 ``agem-fedgp`` and the like: A-GEM, DER, FedCurv, FedProx "w/ FedGP" in FedGP's Tables 1 and 4; its "FedAvg w/ FedGP" is
 ``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
+``fedlwf-2t`` and ``fedprox-plus``: baselines of MFCL's Table 2.
 ``sdd-baseline`` to ``sdd-nagr``: the baseline and the halves of SDD in its Tables I to V.
 """
 

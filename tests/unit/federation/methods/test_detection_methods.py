@@ -18,8 +18,8 @@ from replayfleet.federation.methods.steps.memory import sampler_of
 from tests.support.shapes import SHAPES, shape_pictures
 
 NEEDS_CLASSES = {
-    "affcl", "fedavg-replay", "fedcil", "fedem", "lander", "mfcl", "pfedgraph", "pfedgraph-replay", "pfedgrp",
-    "pfedgrp-plus", "sdd", "target",
+    "affcl", "ewc", "fedavg-replay", "fedcil", "fedem", "lander", "lwf", "mfcl", "pfedgraph",
+    "pfedgraph-replay", "pfedgrp", "pfedgrp-plus", "sdd", "target",
 }  # fmt: skip
 TINY = replace(SHAPES, width=2, stride=16)
 QUICK: dict[str, Any] = {"local_epochs": 8, "batch_size": 3, "learning_rate": 0.03}
