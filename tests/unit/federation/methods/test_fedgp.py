@@ -274,6 +274,15 @@ def test_impossible_settings_are_refused(setting: str, value: object, complaint:
         FedGP(task=TOY, **{setting: value})  # type: ignore[arg-type]
 
 
+def test_a_task_that_goes_on_offers_its_samples_to_the_buffer_once() -> None:
+    method, start = FedGP(task=TOY, **ONE_EPOCH), random_model()
+    states = [Reservoir()]
+    for data in (toy_data({0: 6}), toy_data({0: 6}), toy_data({1: 5})):
+        state, _ = method.local_round(states[-1], data, fleet.Download(start), rng(), sampler=SAMPLER)
+        states.append(state)
+    assert [state.num_seen for state in states] == [0, 6, 6, 11]
+
+
 def test_over_fedcurv_a_client_is_held_to_what_the_others_need() -> None:
     rounds = [{"a": {0: 8, 1: 8}, "b": {2: 8}}, {"a": {2: 8}, "b": {3: 8}}]
     sharp = {"importance": 50.0, **ONE_EPOCH}
