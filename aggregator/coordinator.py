@@ -300,7 +300,9 @@ class Coordinator:
         if self._parts.disk.problem:
             return  # the round stays open until its end can be written down
         decision = self.rounds.decide(now)
-        if decision is Decision.EXTEND:
+        if decision is Decision.BEGIN:
+            self._announce(now)
+        elif decision is Decision.EXTEND:
             self._chronicle.extended()
             self._announce(now)
             self._downloads.provide_again(now)
@@ -386,4 +388,5 @@ def announcement(
         roots=parts.releases.roots,
         excluded=b"".join(sorted(client_mark(client) for client in parts.store.roll.excluded())[:MAX_HOLDS]),
         paused=rounds.is_paused,
+        rests_s=rounds.rests_s(now),
     )

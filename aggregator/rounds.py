@@ -39,6 +39,8 @@ class Decision(str, enum.Enum):
     CLOSE_DEADLINE = "deadline"
     CLOSE_OPERATOR = "operator"
     EXTEND = "extended"
+    BEGIN = "due"
+    """The round that waited for its time begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,15 @@ class RoundRules:
         min_clients: at its deadline a round closes with at least this many, else it is extended.
         deadline_s: seconds that a round stays open, and by which it is extended.
         num_rounds: the run is finished after this many; None runs for ever.
+        interval_s: from the beginning of a round to that of the next, at least; until then nobody trains, and deadlines
+            stand still. 0 begins at once. A restart begins at once too.
     """
 
     num_clients: int | None = None
     min_clients: int = 1
     deadline_s: float = 600.0
     num_rounds: int | None = None
+    interval_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_clients is not None and self.num_clients < 1:
@@ -65,6 +70,8 @@ class RoundRules:
             raise SettingsError(f"min_clients is {self.min_clients}, expected 1 to clients ({self.num_clients})")
         if not 0 < self.deadline_s <= 30 * 86400:
             raise SettingsError(f"deadline_s is {self.deadline_s}, expected more than 0 and at most 30 days")
+        if not 0 <= self.interval_s <= 30 * 86400:
+            raise SettingsError(f"round_interval_s is {self.interval_s}, expected 0 to 30 days")
         if self.num_rounds is not None and self.num_rounds < 1:
             raise SettingsError(f"rounds is {self.num_rounds}, expected at least 1")
 
@@ -91,6 +98,8 @@ class Rounds:
         self.num_extensions = 0
         self._extension_s = 0.0
         self._left_s = rules.deadline_s
+        self._began, self._due_at = now, now
+        self._rests = False
         self.rules = rules
         self.expected = rules.num_clients or 0
         self.index = index
@@ -125,15 +134,21 @@ class Rounds:
 
     def steer(self, course: Course, now: float) -> None:
         """Let rounds go on, or not; while they don't the deadline stands still."""
-        if course is Course.PAUSED and not self.is_paused:
+        was_paused, self.course = self.is_paused, course
+        if self.is_paused and not was_paused:
             self._left_s = max(0.0, self._deadline - now)
-        elif course is not Course.PAUSED and self.is_paused:
+        elif was_paused and not self.is_paused:
             self._deadline = now + self._left_s
-        self.course = course
 
     @property
     def is_paused(self) -> bool:
-        return self.course is Course.PAUSED
+        """Whether nobody is to begin to train: an operator says so, or the round isn't due."""
+        return self.course is Course.PAUSED or self._rests
+
+    def rests_s(self, now: float) -> float:
+        """Seconds until the round begins by itself; 0 if it is due, or an operator paused it."""
+        waits = self._rests and self.is_open and self.course is not Course.PAUSED
+        return max(0.0, self._due_at - now) if waits else 0.0
 
     def extend(self, by_s: float, now: float) -> None:
         """Move the open round's deadline; one that has passed counts from now."""
@@ -177,6 +192,8 @@ class Rounds:
 
     def decide(self, now: float) -> Decision:
         """Close or extend the open round if it is time; call after uploads and regularly."""
+        if self.is_open and self._rests and now >= self._due_at:
+            return self._begin(now)
         if not self.is_open or self.is_paused:
             return Decision.WAIT
         if len(self._accepted) >= self.quorum:
@@ -203,10 +220,18 @@ class Rounds:
         self._accepted.clear()
         self._extension_s, self.num_extensions = 0.0, 0
         self.begin_again(now)
+        self._due_at = self._began + self.rules.interval_s
+        self._rests, self._began = self._due_at > now, max(self._due_at, now)
         if self.course is Course.DRAINING:
             self.course = Course.PAUSED
         self.phase = Phase.OPEN
         self._finish_if_last()
+
+    def _begin(self, now: float) -> Decision:
+        self._rests = False
+        if not self.is_paused:
+            self._deadline = now + self._left_s
+        return Decision.BEGIN
 
     def _finish_if_last(self) -> None:
         if self.rules.num_rounds is not None and self.index >= self.rules.num_rounds:

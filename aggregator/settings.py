@@ -65,6 +65,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     deadline_s: Annotated[
         float, Meta(gt=0, le=30 * 86400), Option("How long a round stays open.", ROUNDS, unit="s")
     ] = 600.0
+    round_interval_s: Annotated[
+        float,
+        Meta(ge=0, le=30 * 86400),
+        Option(
+            "From the beginning of a round to that of the next, at least; clients serve, and train when it is due.",
+            ROUNDS,
+            unit="s",
+            unset="back to back",
+        ),
+    ] = 0.0
     max_change: Annotated[
         float,
         Meta(gt=0, le=1000),
@@ -186,6 +196,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             min_clients=self.min_clients,
             deadline_s=self.deadline_s,
             num_rounds=self.rounds,
+            interval_s=self.round_interval_s,
         )
 
     def claim(self) -> Claim:

@@ -71,7 +71,13 @@ class Client:
     def is_paused(self) -> bool:
         """Whether an operator paused the fleet."""
         word = self._following.word
-        return word is not None and word.paused and word.state != "finished"
+        return word is not None and word.paused and not word.rests_s and word.state != "finished"
+
+    @property
+    def rests_s(self) -> float:
+        """Seconds until the round is due, when last heard of; 0 if it is."""
+        word = self._following.word
+        return word.rests_s if word is not None and word.state == "open" else 0.0
 
     @property
     def sent_away(self) -> SentAway | None:

@@ -315,6 +315,7 @@ class ClientService:
             trains=self._identity.compute.trains,
             excluded=client.is_excluded,
             paused=client.is_paused,
+            rests_s=client.rests_s,
             labels=self.known().labels,
             sent_away=client.sent_away,
             serving_version=client.serving_version,

@@ -159,6 +159,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
         "draining": ["The fleet pauses when this round is committed."],
     }.get(view.course, [])
+    stands_still = view.course == "paused" or any(wait.reason is Why.NOT_DUE for wait in view.waits)
     return Fleet(
         name=view.fleet,
         method=view.method,
@@ -172,7 +173,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         members=tuple(_alive(member, story.clients.get(member.client) or ClientStory()) for member in view.members),
         notices=tuple(notices),
         is_live=True,
-        deadline_at=now + view.remaining_s if view.phase == "open" and view.course != "paused" else None,
+        deadline_at=now + view.remaining_s if view.phase == "open" and not stands_still else None,
     )
 
 

@@ -6,7 +6,7 @@ from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.control.waits import Facts, wait_of
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Standing
-from replayfleet.aggregator.rounds import Phase, Rounds
+from replayfleet.aggregator.rounds import Course, Phase, Rounds
 
 
 def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
@@ -66,7 +66,8 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
     return Facts(
         disk=parts.disk.problem,
         standby=parts.leadership.notice,
-        paused=rounds.is_paused and rounds.phase is not Phase.FINISHED,
+        paused=rounds.course is Course.PAUSED and rounds.phase is not Phase.FINISHED,
+        rests_s=rounds.rests_s(now),
         round=rounds.index,
         is_open=rounds.is_open,
         num_uploads=len(rounds.accepted),

@@ -116,7 +116,7 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
     if facts.standby:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
     else:
-        rest = _of_the_round(facts) if facts.is_open and not facts.paused else ()
+        rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
     return ordered((*common_waits(facts), *rest), PATIENCE)
 
 

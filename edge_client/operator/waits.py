@@ -36,6 +36,7 @@ PATIENCE = {
     Why.BUSY: Patience(10, 120),
     Why.TOO_FEW_LABELS: Patience(5, 900),
     Why.PAUSED: COMMON_PATIENCE[Why.PAUSED],
+    Why.NOT_DUE: COMMON_PATIENCE[Why.NOT_DUE],
     Why.SERVES_ONLY: Patience(),
     Why.CLOCK_WRONG: Patience(),
     Why.CERTIFICATE_ENDS: COMMON_PATIENCE[Why.CERTIFICATE_ENDS],
@@ -106,7 +107,7 @@ class FleetClock:
 def waits(facts: Facts) -> tuple[Wait, ...]:
     """Return all that keeps a client from its work, the most important first."""
     found = (*common_waits(facts), *_of_the_device(facts), *_of_the_round(facts))
-    implied = {Why.PAUSED, Why.BUSY} if facts.excluded else set()
+    implied = {Why.PAUSED, Why.NOT_DUE, Why.BUSY} if facts.excluded else set()
     return ordered((wait for wait in found if wait.reason not in implied), PATIENCE)
 
 

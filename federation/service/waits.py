@@ -21,6 +21,7 @@ class Why(str, enum.Enum):
     REVOKED = "revoked"
     SERVES_ONLY = "serves-only"
     PAUSED = "paused"
+    NOT_DUE = "not-due"
     DISK = "disk"
     CAMERA = "camera"
     ROLLED_BACK = "rolled-back"
@@ -117,6 +118,7 @@ class MemberFacts:
         disk: why nothing is written; empty if all is well.
         certificate_left_s: seconds until its certificate ends; None where it has none.
         paused: whether an operator paused the fleet.
+        rests_s: seconds until the round is due, when last heard of; 0 if it is.
     """
 
     member: str
@@ -126,6 +128,7 @@ class MemberFacts:
     disk: str = ""
     certificate_left_s: float | None = None
     paused: bool = False
+    rests_s: float = 0.0
 
 
 COMMON_PATIENCE = {
@@ -134,6 +137,7 @@ COMMON_PATIENCE = {
     Why.CERTIFICATE_ENDED: Patience(0, 0),
     Why.DISK: Patience(0, 0),
     Why.PAUSED: Patience(),
+    Why.NOT_DUE: Patience(),
     Why.CERTIFICATE_ENDS: Patience(),
 }
 
@@ -148,6 +152,9 @@ def common_waits(facts: MemberFacts) -> Iterator[Wait]:
         yield Wait(Why.DISK, facts.disk)
     if facts.paused:
         yield Wait(Why.PAUSED, "an operator paused the fleet; `aggregator resume` lets rounds go on")
+    elif facts.rests_s:
+        text = "the next round isn't due yet (`--round-interval-s` of the aggregator); it begins by itself"
+        yield Wait(Why.NOT_DUE, text)
     left_s, renew = facts.certificate_left_s, f"`aggregator renew {facts.member}`"
     if left_s is not None and left_s <= 0:
         yield Wait(Why.CERTIFICATE_ENDED, f"its certificate has ended, or its clock is wrong; {renew}")

@@ -310,7 +310,9 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
         roots: the newest root metadata of The Update Framework, oldest first: whose signatures count.
         excluded: ``client_mark`` of every client that takes no part, sorted; clients look for theirs.
-        paused: nobody begins to train until the operator lets the fleet go on; uploads of the open round still count.
+        paused: nobody begins to train until the operator lets the fleet go on, or the round is due; uploads of the open
+            round still count.
+        rests_s: seconds from now until the round is due and begins by itself; 0 if it is due.
     """
 
     instance: str
@@ -323,6 +325,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     roots: tuple[bytes, ...] = ()
     excluded: bytes = b""
     paused: bool = False
+    rests_s: float = 0.0
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""

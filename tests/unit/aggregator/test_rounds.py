@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replayfleet.aggregator.rounds import Decision, Phase, RoundRules, Rounds
+from replayfleet.aggregator.rounds import Course, Decision, Phase, RoundRules, Rounds
 from replayfleet.federation.errors import SettingsError
 
 RULES = RoundRules(num_clients=3, min_clients=2, deadline_s=60, num_rounds=2)
@@ -67,6 +67,56 @@ def test_the_last_commit_finishes_the_run_also_after_a_restart():
     assert rounds.phase is Phase.FINISHED
     assert Rounds(RULES, 0, index=2).phase is Phase.FINISHED
     assert rounds.decide(1e9) is Decision.WAIT
+
+
+def committed(interval_s: float, at: float) -> Rounds:
+    rounds = Rounds(RoundRules(num_clients=1, deadline_s=60, interval_s=interval_s), 0)
+    rounds.accept("a")
+    rounds.decide(1)
+    rounds.committed(at)
+    return rounds
+
+
+def test_a_round_that_is_not_due_rests_and_its_deadline_stands_still():
+    rounds = committed(100, at=10)
+    assert (rounds.index, rounds.is_open, rounds.is_paused, rounds.rests_s(10)) == (1, True, True, 90)
+    assert (rounds.decide(99), rounds.remaining_s(99)) == (Decision.WAIT, 60)
+    assert (rounds.decide(103), rounds.decide(104)) == (Decision.BEGIN, Decision.WAIT)
+    assert (rounds.is_paused, rounds.rests_s(104), rounds.remaining_s(104)) == (False, 0, 59)
+    rounds.accept("a")
+    assert rounds.decide(105) is Decision.CLOSE_QUORUM
+    rounds.committed(150)
+    assert rounds.rests_s(150) == 50  # from when the round was due, not from when somebody looked
+
+
+def test_a_round_that_took_longer_than_the_interval_is_followed_at_once():
+    assert not committed(100, at=130).is_paused
+    late = committed(100, at=130)
+    late.accept("a")
+    late.decide(131)
+    late.committed(140)
+    assert late.rests_s(140) == 90
+
+
+def test_an_operator_may_pause_a_round_that_is_not_due():
+    rounds = committed(100, at=10)
+    rounds.steer(Course.PAUSED, 20)
+    assert (rounds.is_paused, rounds.rests_s(20)) == (True, 0)
+    assert rounds.decide(100) is Decision.BEGIN
+    assert rounds.is_paused
+    rounds.steer(Course.RUNNING, 200)
+    assert (rounds.is_paused, rounds.remaining_s(200)) == (False, 60)
+    again = committed(100, at=10)
+    again.steer(Course.PAUSED, 20)
+    again.steer(Course.RUNNING, 30)
+    assert (again.is_paused, again.rests_s(30), again.remaining_s(30)) == (True, 70, 60)
+
+
+def test_the_last_round_rests_for_nobody():
+    rounds = Rounds(RoundRules(num_clients=1, num_rounds=1, interval_s=100), 0, accepted=["a"])
+    rounds.decide(1)
+    rounds.committed(2)
+    assert (rounds.phase, rounds.rests_s(2), rounds.decide(200)) == (Phase.FINISHED, 0, Decision.WAIT)
 
 
 def test_an_open_round_can_not_be_committed():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import Crash, TinyFleet
 
+from replayfleet.aggregator.control.look import facts_of
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
     Drain,
@@ -26,11 +27,13 @@ from replayfleet.aggregator.control.verbs import (
     parse_version,
 )
 from replayfleet.aggregator.control.view import MemberView
+from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import MalformedMessage
+from replayfleet.federation.service.waits import Why
 from replayfleet.federation.wire.protocol.messages import Presence
 
 FIVE = tuple(f"cam-{number}" for number in range(1, 6))
@@ -197,6 +200,22 @@ def test_a_paused_fleet_begins_nothing_takes_what_comes_and_goes_on(fleet: TinyF
     do(fleet, Resume())
     fleet.run()
     assert {event["by"] for event in events(fleet, "round closed")} == {"quorum"}
+
+
+def test_rounds_that_have_an_interval_begin_and_end_when_they_are_due(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "slow", ("cam-1", "cam-2"), num_rounds=2, interval_s=20.0)
+    began = fleet.now
+    fleet.run(until=lambda: fleet.rounds.index == 1 and len(fleet.rounds.accepted) == 2)  # these ask no leave
+    word = fleet.clients["cam-1"].announcement
+    assert (word.round, word.state, word.paused, word.deadline_s) == (1, "open", True, 0.0)
+    assert 0 < word.rests_s <= 20
+    assert fleet.clients["cam-1"].manifest.round == 1  # the new model is there to serve meanwhile
+    parts = fleet.service._parts
+    assert [wait.reason for wait in fleet_waits(facts_of(parts, fleet.rounds, fleet.now))] == [Why.NOT_DUE]
+    fleet.run()
+    assert fleet.rounds.index == 2
+    assert fleet.now - began >= 20
+    fleet.kill_aggregator()
 
 
 def test_a_drained_fleet_ends_its_round_and_pauses_also_over_a_restart(fleet: TinyFleet) -> None:
