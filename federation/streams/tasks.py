@@ -218,7 +218,10 @@ class TaskStream:
 
     def described(self) -> dict[str, Any]:
         """Return what results say of the stream, as JSON values."""
-        return {"changes": self.changes(), "change_name": self.change_name, "tasks": list(self.place_names)}
+        described = {"changes": self.changes(), "change_name": self.change_name, "tasks": list(self.place_names)}
+        if self.settings.scenario == ROTATED:
+            described["angles"] = [_angle(self.settings, task) for task in range(self.settings.num_tasks)]
+        return described
 
     def _task(self, client: int, round_index: int) -> int:
         return bisect.bisect_right(self._ends_of(client), round_index)
@@ -239,8 +242,6 @@ class TaskStream:
         return [first + task * settings.rounds_per_task for task in range(settings.num_tasks)]
 
     def _name(self, task: int, data: Dataset) -> str:
-        if self.settings.scenario == ROTATED:
-            return f"task {task + 1}, turned by {_angle(self.settings, task):.0f} degrees"
         if self.settings.scenario in _NEW_CLASSES:
             return f"task {task + 1}: {', '.join(data.task.class_names[c] for c in self._classes[task])}"
         return f"task {task + 1}"

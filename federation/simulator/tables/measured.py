@@ -55,7 +55,15 @@ class Cell:
         return over_seeds(list(values.values())) if values else None
 
     def by_place(self) -> dict[str, float]:
-        """Return town -> accuracy after the last round in percent, mean over clients and seeds; none without towns."""
+        """Return town -> accuracy after the last round in percent, mean over clients and seeds; none without towns.
+
+        None either where each seed has towns of its own.
+        """
+        named = [
+            set(client.accuracy_by_place) for r in self.results.values() for client in r.rounds[-1].clients.values()
+        ]
+        if len(self.results) > 1 and not set.intersection(*named):
+            return {}
         found: dict[str, list[float]] = {}
         for result in self.results.values():
             for client in result.rounds[-1].clients.values():
