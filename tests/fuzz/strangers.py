@@ -320,7 +320,7 @@ def _upload_seeds() -> Sequence[bytes]:
     """One upload of every kind that a fleet may run: each set of its layout, each fact with a number."""
     found = []
     for name, (_, layout) in _methods().items():
-        names = ("task", "sub-generator/0", "gradient", "flow", "generator")
+        names = ("task", "sub-generator/0", "gradient", "fisher", "flow", "generator")
         sets = {one: SAFETENSORS.parse(encode_arrays(SMALL)) for one in names if layout(one) is not None}
         for one, many in itertools.product((8, [0]), ({"0": 8}, [0], 8)):
             numbers = dict.fromkeys(("num_samples", "num_updates", "num_filled"), one)
