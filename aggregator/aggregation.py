@@ -18,9 +18,10 @@ from replayfleet.aggregator.candidates import settle
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import UploadRejected
+from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
-from replayfleet.federation.methods.kit.records import Artefacts, Method, Sampler
+from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
@@ -81,6 +82,21 @@ class _Attempt:
     publish_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How an operator wants rounds aggregated.
+
+    Attributes:
+        max_change: how far a task model may move in one round (``screening``).
+        device: where the method computes. A GPU that fails once isn't asked again.
+        initial: the task model that everybody begins with; None: the method's random ones.
+    """
+
+    max_change: float = MAX_CHANGE
+    device: torch.device = CPU
+    initial: Parameters | None = None
+
+
 class Aggregation:
     """Runs the method on what the store refers to; one thread calls it.
 
@@ -90,8 +106,7 @@ class Aggregation:
         sampler: draws from sub-generators.
         blobs: tensors, in and out.
         publisher: makes manifests of downloads.
-        max_change: how far a task model may move in one round (``screening``).
-        device: where the method computes. A GPU that fails once isn't asked again.
+        terms: the operator's.
     """
 
     def __init__(
@@ -101,16 +116,16 @@ class Aggregation:
         sampler: Sampler,
         blobs: Blobs,
         publisher: Publisher,
-        max_change: float = MAX_CHANGE,
-        device: torch.device = CPU,
+        terms: Terms = Terms(),
     ) -> None:
-        self._device = device
+        self._initial_parameters = terms.initial
+        self._device = terms.device
         self._spec = spec
         self._method = method
         self._sampler = sampler
         self._blobs = blobs
         self._publisher = publisher
-        self._max_change = max_change
+        self._max_change = terms.max_change
         self._answers = TaskAnswers(task_of(spec))
         self._layout = upload_layout(method)
         self._latest: tuple[StoredArtefacts | None, Any] = (None, method.initial_states()[1])
@@ -226,7 +241,7 @@ class Aggregation:
         return _Attempt(stored, before, drafts, {}, {}, 0.0, 0.0)
 
     def _initial(self) -> Any:
-        return self._method.initial_download(seeded_generator(self._spec.run_seed, 0, "initial"))
+        return first_download(self._method, self._spec.run_seed, self._initial_parameters)
 
     def download_for(self, client_id: str, round_index: int, state: StoredArtefacts | None) -> Manifest:
         """Return the draft of one client's download: a late joiner's, or one who was not there for long."""

@@ -13,10 +13,12 @@ from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
-from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.methods.kit.records import Method, Parameters, Sampler
+from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
+from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 _log = EventLogger("aggregator")
@@ -36,6 +38,7 @@ class Fleet:
         max_change: how far a model may move in one round.
         claim: how this aggregator comes to lead it.
         torch_device: where the method computes.
+        initial: the task model that everybody begins with; None: a random one.
     """
 
     spec: FleetSpec
@@ -47,18 +50,28 @@ class Fleet:
     max_change: float = MAX_CHANGE
     claim: Claim = Claim.SOLE
     torch_device: str = "cpu"
+    initial: Parameters | None = None
 
 
-def take_up(store: AggregatorStore, spec: FleetSpec) -> bool:
+def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     """Begin a run in a new store (True), or check that it is the one that the store holds.
 
     Raises:
-        SettingsError: The store's run has another spec.
+        SettingsError: The store's run has another spec, or began with another model.
     """
-    before = store.spec()
+    before, spec = store.spec(), fleet.spec
+    given = None if fleet.initial is None else encode_parameters(fleet.initial)
     if before is None:
-        store.found(spec, time.time())
+        initial = None if given is None else BlobEntry("initial", blobs.put(given), len(given))
+        store.found(spec, time.time(), initial)
         return True
+    began_with = store.initial()
+    if given is not None and (began_with is None or began_with.digest != digest(given)):
+        store.close()
+        raise SettingsError(
+            "data dir: its run began with another model; start without --initial to go on with it, or in another "
+            "--data-dir"
+        )
     for name in spec.__struct_fields__:
         if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
             store.close()
@@ -87,6 +100,16 @@ def graphs_of(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) 
     graphs = export_graphs(blobs, exporter)
     store.set_graphs(graphs)
     return graphs
+
+
+def initial_of(store: AggregatorStore, blobs: DiskBlobStore) -> Parameters | None:
+    """Return the task model that the run began with; None: random ones.
+
+    Raises:
+        ArtefactRejected: It is damaged on the disk.
+    """
+    entry = store.initial()
+    return None if entry is None else decode_parameters(entry.name, blobs.read(entry.digest))
 
 
 def _plain(value: object) -> bytes:

@@ -12,6 +12,7 @@ from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.credentials.identity import session_secret
@@ -49,7 +50,10 @@ def serve(settings: AggregatorSettings) -> bool:
         max_change=settings.max_change,
         claim=settings.claim(),
         torch_device=str(device),
+        initial=None if settings.initial is None else initial_parameters(settings.initial, method, spec.run_seed),
     )
+    if fleet.initial is not None:
+        fleet.exporter.probe(fleet.initial)
     connector = settings.connector()
     # a private broker is met here, in plaintext
     connector.check("mqtt://localhost" if settings.broker is None else settings.broker)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.admission import Gate
-from replayfleet.aggregator.aggregation import Aggregation, upload_layout
+from replayfleet.aggregator.aggregation import Aggregation, Terms, upload_layout
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.exported import FleetCollector
 from replayfleet.aggregator.control.local import LocalSocket
 from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
-from replayfleet.aggregator.founding import Fleet, graphs_of, take_up
+from replayfleet.aggregator.founding import Fleet, graphs_of, initial_of, take_up
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.listening import Listening
 from replayfleet.aggregator.operator.journal import Journal
@@ -90,10 +90,10 @@ class AggregatorService:
             self, clock, inbox=FairInbox(), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
         )
         self._store = AggregatorStore(folder)
-        self._is_new = take_up(self._store, fleet.spec)
+        blobs = DiskBlobStore(folder / "blobs")
+        self._is_new = take_up(self._store, blobs, fleet)
         self._store.set_num_rounds(fleet.rules.num_rounds)
         self._jobs = jobs(lambda outcome: self.loop.put("job", outcome, guarded=False))
-        blobs = DiskBlobStore(folder / "blobs")
         graphs = graphs_of(self._store, blobs, fleet.exporter)
         place = (self._store.epoch(), self._store.round().index)
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
@@ -121,8 +121,7 @@ class AggregatorService:
                 fleet.sampler,
                 blobs,
                 publisher,
-                fleet.max_change,
-                torch_device(fleet.torch_device),
+                Terms(fleet.max_change, torch_device(fleet.torch_device), initial_of(self._store, blobs)),
             ),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes, listener=metrics.told),

@@ -109,6 +109,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             metavar="FILE",
         ),
     ] = None
+    initial: Annotated[
+        Path | None,
+        Option(
+            "A trained task model that a new fleet begins with, as `model-export task --split` writes it from a run of "
+            "fleet-sim or another fleet; it may know fewer classes.",
+            TRAINING,
+            metavar="FILE",
+            unset="random weights",
+        ),
+    ] = None
     seed: Annotated[int, Option("What all randomness of the run derives from.", TRAINING)] = 0
     take_over: Annotated[
         bool,

@@ -118,12 +118,17 @@ class AggregatorStore:
         """The fleet that this store belongs to; None in a new one."""
         return self._fact("spec", FleetSpec)
 
-    def found(self, spec: FleetSpec, at: float) -> None:
-        """Begin a fleet: keep its spec and open round 0."""
+    def found(self, spec: FleetSpec, at: float, initial: BlobEntry | None = None) -> None:
+        """Begin a fleet: keep its spec, and the model that everybody begins with if one is given; open round 0."""
         with transaction(self._db):
             self._set_fact("spec", spec)
+            self._set_fact("initial", initial)
             self._set_fact("home", secrets.token_hex(4))
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
+
+    def initial(self) -> BlobEntry | None:
+        """The task model that the run began with; None if it was a random one."""
+        return self._fact("initial", BlobEntry)
 
     def epoch(self) -> int:
         """Which life of the fleet's store this is: 0 as it was founded, more after a restore or a takeover."""
@@ -413,7 +418,9 @@ class AggregatorStore:
     def referenced(self) -> set[str]:
         """Digests of all blobs that must stay: state, graphs, downloads, earlier ones too, uploads of this round."""
         keep = {entry.digest for entry in self.graphs()} | self.versions.digests()
-        state = self.state()
+        initial, state = self.initial(), self.state()
+        if initial is not None:
+            keep.add(initial.digest)
         if state is not None:
             keep |= state.digests()
         for client_id in self.clients():

@@ -5,6 +5,7 @@ Modules are made on the meta device, where PyTorch's own initialisation draws no
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
@@ -42,6 +43,13 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         )
     cosine = spec.architecture == "resnet20-cosine"
     return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem, cosine=cosine), device)
+
+
+def class_rows(spec: TaskSpec) -> frozenset[str]:
+    """Return the names of the task model's tensors that have a row (dimension 0) for each class."""
+    more = dataclasses.replace(spec, class_names=(*(f"class {i}" for i in range(spec.num_classes)), "one more"))
+    now, then = (build_task_model(one, device="meta").state_dict() for one in (spec, more))
+    return frozenset(name for name in now if now[name].shape != then[name].shape)
 
 
 @overload

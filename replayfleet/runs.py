@@ -244,14 +244,14 @@ def _simulation(path: Path) -> Run:
 
     def sets(client: str) -> _Sets:
         from replayfleet.federation.methods import ALL_METHODS
-        from replayfleet.federation.methods.kit.seeding import seeded_generator
+        from replayfleet.federation.methods.kit.beginning import first_download
 
         method: Any = build_method(ALL_METHODS.named(identity["method"]), task, identity["settings"])
         if not method.deployable:
             raise SettingsError(f"{path}: {identity['method']} predicts with more than a task model, so it has none")
         last = snapshots[-1].aggregator
         state = type(method).AggregatorState.unpack(decode_own(last.blobs, last.facts, checkpoints))
-        initial = method.initial_download(seeded_generator(identity["run_seed"], 0, "initial"))
+        initial = first_download(method, identity["run_seed"], checkpoints.first_model())
         download = method.download_for(state, client, initial)
         packed = download.pack().parameter_sets
         wanted = {name: tensors for name, tensors in packed.items() if name.startswith(_SUB_GENERATOR)}

@@ -16,7 +16,8 @@ import msgspec
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
-from replayfleet.federation.service.artefact_codec import EncodedArtefacts
+from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_parameters
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.result import Part
 from replayfleet.federation.wire.protocol.tensors import digest
@@ -52,6 +53,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._blobs = folder / "blobs"
+        self._initial: str | None = None
 
     def begin(self, run: dict[str, Any], *, resume: bool) -> None:
         """Claim the folder for ``run`` (JSON values): empty it, or with ``resume`` check that it holds the same run.
@@ -63,6 +65,7 @@ class Checkpoints:
         """
         if resume:
             self._check_same(run)
+        self._initial = run.get("initial")
         for path in [*self._folder.glob(".*.tmp"), *self._blobs.glob(".*.tmp")]:
             path.unlink()
         if resume:
@@ -123,8 +126,17 @@ class Checkpoints:
         write_atomic(self._folder / f"round-{snapshot.record.round:04d}.json", msgspec.json.encode(snapshot))
         keep = {entry.digest for state in (snapshot.aggregator, *snapshot.clients.values()) for entry in state.blobs}
         for path in self._blobs.glob("*.safetensors"):
-            if path.stem not in keep:
+            if path.stem not in keep and path.stem != self._initial:
                 path.unlink()
+
+    def first_model(self) -> Parameters | None:
+        """Return the task model that the run began with; None: random ones.
+
+        Raises:
+            SettingsError: It is missing or damaged.
+        """
+        initial = msgspec.json.decode((self._folder / _RUN).read_bytes()).get("initial")
+        return None if initial is None else decode_parameters("initial", self.read(initial))
 
     def load(self) -> list[Snapshot]:
         """Return all completed rounds in order; only the last one's blobs still exist.

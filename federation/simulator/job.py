@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 
+from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import device_type, torch_device
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.attacks import Attack
@@ -44,6 +46,7 @@ from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
+from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.models.specs import ARCHITECTURES, plain_task
 
 _RESULT = "result.json"
@@ -125,6 +128,8 @@ class Job:
             (spec.out / name).unlink(missing_ok=True)
         if not spec.resume:
             checkpoints.begin(self.identity, resume=False)
+            if self.simulation.initial is not None:
+                checkpoints.put(encode_parameters(self.simulation.initial))
         num_before = checkpoints.num_rounds()
         part = Part(
             first_round=num_before,
@@ -267,6 +272,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         attack=attack,
         screens=spec.quarantine,
         perturbation=spec.perturb_weights,
+        initial=None if spec.initial is None else initial_parameters(spec.initial, method, spec.seed),
     )
 
 
@@ -308,6 +314,8 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity["quarantine"] = True
     if simulation.perturbation:
         identity["perturb_weights"] = simulation.perturbation
+    if simulation.initial is not None:
+        identity["initial"] = digest(encode_parameters(simulation.initial))
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

@@ -134,6 +134,16 @@ class RunSpec:
         Annotated[float, Meta(ge=0)] | None,
         Option("Begin no round, after the first, that would end later; --resume goes on.", RESULTS, unit="min"),
     ] = None
+    initial: Annotated[
+        Path | None,
+        Option(
+            "A trained task model that everybody begins with, as `model-export task --split` writes it; it may know "
+            "fewer classes.",
+            TRAINING,
+            metavar="FILE",
+            unset="random weights",
+        ),
+    ] = None
     perturb_weights: Annotated[
         float,
         Meta(ge=0, le=0.01),

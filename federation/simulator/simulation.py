@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
-from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
+from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -109,6 +110,7 @@ class Simulation:
         screens: leave out uploads that no training makes, as the aggregator of a fleet does. What it leaves out beyond
             that, because aggregating or exporting fails with it, ends a simulation.
         perturbation: initial weights are scaled by 1 + this: the noise floor of a comparison.
+        initial: the task model that everybody begins with; None: the method's random ones.
         clock: seconds, rising.
     """
 
@@ -125,6 +127,7 @@ class Simulation:
     attack: Attack | None = None
     screens: bool = False
     perturbation: float = 0.0
+    initial: Parameters | None = None
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -182,7 +185,7 @@ class Simulation:
         )
 
     def _initial_download(self) -> Any:
-        drawn = self.method.initial_download(seeded_generator(self.run_seed, 0, "initial"))
+        drawn = first_download(self.method, self.run_seed, self.initial)
         if self.perturbation:
             drawn = _scaled(drawn, 1 + self.perturbation)
         return placed(drawn, torch_device(self.torch_device))

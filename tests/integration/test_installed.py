@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.image_sets import write_fashion_mnist
-from support.installed import ROOT, Environment, built_sdist, built_wheel, copied_sources, fresh_environment
+from support.installed import ROOT, SAFELY, Environment, built_sdist, built_wheel, copied_sources, fresh_environment
 from support.processes import processes_of
 from support.torch_free import check, serve
 
@@ -98,7 +98,7 @@ def test_all_that_the_repository_holds_below_the_linked_folders_is_in_it(wheel: 
 
 
 def test_a_checkout_of_links_is_needed_only_to_build(sdist: Path, tmp_path: Path) -> None:
-    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path, **SAFELY)
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
 
 

@@ -12,6 +12,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_{}(sys.argv[1]))"
@@ -82,6 +83,10 @@ def copied_sources(folder: Path) -> Path:
     return folder
 
 
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Of unpacking: Python 3.11 before 3.11.4, Debian 12's for example, has no filters."""
+
+
 def built_sdist(sources: Path, out: Path) -> Path:
     return out / _built("sdist", sources, out)
 
@@ -90,7 +95,7 @@ def built_wheel(sources: Path, out: Path) -> Path:
     """Build from a folder, or from an sdist as ``python -m build`` does."""
     if sources.is_file():
         with tarfile.open(sources) as archive:
-            archive.extractall(out / "unpacked", filter="data")
+            archive.extractall(out / "unpacked", **SAFELY)
         (sources,) = (out / "unpacked").iterdir()
     return out / _built("wheel", sources, out)
 

@@ -222,3 +222,15 @@ def test_every_public_name_is_there_and_explained(name: str) -> None:
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = replayfleet.simulat
+
+
+def test_a_run_begins_with_what_another_one_learned(simulated: Run, tmp_path: Path) -> None:
+    given = simulated.task_model(0)
+    path, data = given.save(tmp_path / "m.safetensors"), simulated.path.parent / "data"
+    more = {"settings": "tiny", "set": SMALL, "clients": 2, "data_root": data}
+    run = replayfleet.simulate("pfedgrp", out=tmp_path / "out", rounds=1, initial=path, **more)
+    assert Checkpoints(tmp_path / "out" / "state").first_model() is not None, "it outlives the blobs of rounds"
+    random = replayfleet.simulate("pfedgrp", out=tmp_path / "random", rounds=1, **more)
+    assert not same(run.task_model(0), random.task_model(0))
+    path.unlink()
+    assert same(replayfleet.open_run(tmp_path / "out").task_model(0), run.task_model(0))

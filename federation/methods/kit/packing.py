@@ -351,6 +351,11 @@ def served_name(kind: type[Any]) -> str | None:
     return next(served, None)
 
 
+def model_fields(kind: type[Any]) -> Mapping[str, str]:
+    """Return the fields of a record that hold one model's parameters each -> the name of its set."""
+    return {d.field: d.name for d in _declared(kind) if isinstance(d.part, OneSet) and not d.part.gradient}
+
+
 def gradient_names(kind: type[Any]) -> frozenset[str]:
     """Return the names of a record's sets that are gradients."""
     return frozenset(d.name for d in _declared(kind) if isinstance(d.part, OneSet) and d.part.gradient)

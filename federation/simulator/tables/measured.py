@@ -62,7 +62,7 @@ class Cell:
         named = [
             set(client.accuracy_by_place) for r in self.results.values() for client in r.rounds[-1].clients.values()
         ]
-        if len(self.results) > 1 and not set.intersection(*named):
+        if len(self.results) > 1 and named and not set.intersection(*named):
             return {}
         found: dict[str, list[float]] = {}
         for result in self.results.values():

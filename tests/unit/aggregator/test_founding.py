@@ -1,38 +1,57 @@
+"""A run that began with a model goes on with it: over restarts, and whatever is cleaned up."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from support.tiny_fleet import TinyExporter, tiny_spec
+import pytest
+import torch
+from support.client_world import World
 
-from replayfleet.aggregator.founding import graphs_of
+from replayfleet.aggregator.founding import Fleet, initial_of, take_up
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.beginning import first_download
+from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 
-class CountingExporter(TinyExporter):
-    """Exporting takes seconds of CPU; using what is there takes none."""
+@pytest.fixture
+def fleet(tmp_path: Path) -> Callable[[Parameters | None], Fleet]:
+    import dataclasses
 
-    def __init__(self) -> None:
-        self.num_exports = 0
-        self.used: Mapping[str, bytes] = {}
-
-    def graphs(self) -> dict[str, bytes]:
-        self.num_exports += 1
-        return {"graph/task": b"a graph"}
-
-    def use(self, graphs: Mapping[str, bytes]) -> None:
-        self.used = graphs
+    (tmp_path / "world").mkdir()
+    world = World(tmp_path / "world")
+    world.close()
+    return lambda given: dataclasses.replace(world.fleet, initial=given)
 
 
-def test_a_restart_exports_no_graph_but_a_damaged_one(tmp_path: Path) -> None:
-    store, blobs = AggregatorStore(tmp_path), DiskBlobStore(tmp_path / "blobs")
-    store.found(tiny_spec(), 0.0)
-    first, again, damaged = CountingExporter(), CountingExporter(), CountingExporter()
-    entries = graphs_of(store, blobs, first)
-    assert graphs_of(store, DiskBlobStore(tmp_path / "blobs"), again) == entries
-    assert (first.num_exports, again.num_exports, again.used) == (1, 0, {"graph/task": b"a graph"})
-    blobs.path(entries[0].digest).write_bytes(b"else")
-    assert graphs_of(store, DiskBlobStore(tmp_path / "blobs"), damaged) == entries
-    assert damaged.num_exports == 1
-    store.close()
+def opened(folder: Path) -> tuple[AggregatorStore, DiskBlobStore]:
+    (folder / "fleet").mkdir(exist_ok=True)
+    return AggregatorStore(folder / "fleet"), DiskBlobStore(folder / "fleet" / "blobs")
+
+
+def test_the_model_is_kept_and_another_one_refused(fleet: Callable[[Parameters | None], Fleet], tmp_path: Path) -> None:
+    drawn = first_download(fleet(None).method, 9).task_parameters
+    other = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in drawn.items()}
+    store, blobs = opened(tmp_path)
+    assert take_up(store, blobs, fleet(drawn))
+    assert store.initial().digest in store.referenced()  # type: ignore[union-attr]
+    for again in (drawn, None):
+        assert not take_up(store, blobs, fleet(again))
+        found = initial_of(store, blobs)
+        assert found is not None
+        assert all(torch.equal(found[name], drawn[name]) for name in drawn)
+    with pytest.raises(SettingsError, match="began with another model; start without --initial"):
+        take_up(store, blobs, fleet(other))
+
+
+def test_a_run_that_began_at_random_takes_no_model_later(
+    fleet: Callable[[Parameters | None], Fleet], tmp_path: Path
+) -> None:
+    store, blobs = opened(tmp_path)
+    assert take_up(store, blobs, fleet(None))
+    assert initial_of(store, blobs) is None
+    with pytest.raises(SettingsError, match="began with another model"):
+        take_up(store, blobs, fleet(first_download(fleet(None).method, 9).task_parameters))

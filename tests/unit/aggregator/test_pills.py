@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.toy import TOY, toy_data
 
-from replayfleet.aggregator.aggregation import Aggregation, RoundResult
+from replayfleet.aggregator.aggregation import Aggregation, RoundResult, Terms
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import METHODS, fedgp_records
@@ -69,7 +69,7 @@ class Fleet:
             manifests[client] = Manifest("up", "f", client, 0, 1, encoded.blobs, encoded.facts)
         publisher = Publisher("f", blobs, EagerExporter(), ())
         aggregation = Aggregation(
-            self.spec, self.method, sampler_of(self.method), blobs, publisher, device=torch.device(device)
+            self.spec, self.method, sampler_of(self.method), blobs, publisher, Terms(device=torch.device(device))
         )
         return aggregation.run(0, manifests, None)
 
