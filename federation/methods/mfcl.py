@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from replayfleet.federation.methods import mfcl_records as records
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
@@ -39,7 +40,7 @@ from replayfleet.federation.methods.synthesis_method import (
     seen_classes,
     uniform_average,
 )
-from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload, SynthesisState
+from replayfleet.federation.methods.synthesis_records import CountedUpload
 from replayfleet.federation.methods.task_method import TaskMethod
 from replayfleet.models.data_free import MfclGenerator
 from replayfleet.models.resnet import ResNet20
@@ -56,6 +57,8 @@ class MFCL(SynthesisMethod):
     """Settings and both halves of the method; the task model's settings are those of ``TaskMethod``.
 
     Attributes:
+        task_rounds: rounds that a task lasts; the generator is trained after each task, and what is distilled from is
+            the average model at its end.
         logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         replay_labels: one of ``REPLAY_LABELS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
@@ -75,8 +78,11 @@ class MFCL(SynthesisMethod):
     """
 
     name: ClassVar[str] = "mfcl"
+    Download: ClassVar[type[Any]] = records.Download
+    AggregatorState: ClassVar[type[Any]] = records.AggregatorState
     sends_generator: ClassVar[bool] = True
 
+    task_rounds: int = 1
     logits: str = "split"
     replay_labels: str = "own"
     synthetic_batch_size: int = 128
@@ -99,7 +105,7 @@ class MFCL(SynthesisMethod):
         checks.one_of(LOGITS, self, "logits")
         checks.one_of(REPLAY_LABELS, self, "replay_labels")
         checks.at_least(0, self, ["generator_steps"])
-        checks.at_least(1, self, ["synthetic_batch_size", "generator_width", "latent_size"])
+        checks.at_least(1, self, ["task_rounds", "synthetic_batch_size", "generator_width", "latent_size"])
         checks.at_least(2, self, ["generator_batch_size"])
         if self.replay_labels == "latents":
             checks.at_least(self.task.num_classes, self, ["latent_size"])
@@ -110,14 +116,14 @@ class MFCL(SynthesisMethod):
         checks.within(1e-3, 2.0, self, ["pixel_std"])
 
     def local_work(
-        self, state: NoState, data: RoundData, download: SynthesisDownload, rng: torch.Generator, *, sampler: Sampler
+        self, state: NoState, data: RoundData, download: records.Download, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[NoState, CountedUpload]]:
         """Minimise Eq. 9 from the average model, on this round's samples and a fresh synthetic batch per step."""
         counts, start = data.counts(), download.task_parameters
         if not download.generator:
             parameters = yield self.training(data, start, rng)
             return state, CountedUpload(parameters, counts)
-        old = data_free.frozen_task_model(self.task, start)
+        old = data_free.frozen_task_model(self.task, download.teacher or start)
         seen = torch.tensor(download.seen, device=data.images.device)
         draw = self._replay(download.generator, old, seen, split_generator(rng))
         with torch.no_grad():
@@ -139,19 +145,25 @@ class MFCL(SynthesisMethod):
 
     def aggregate(
         self,
-        state: SynthesisState,
+        state: records.AggregatorState,
         uploads: Mapping[ClientId, CountedUpload],
         rng: torch.Generator,
         *,
         sampler: Sampler,
-    ) -> tuple[SynthesisState, dict[ClientId, SynthesisDownload]]:
-        """Average the uploads, then go on training the generator against the average (Algorithm 1)."""
+    ) -> tuple[records.AggregatorState, dict[ClientId, records.Download]]:
+        """Average the uploads; at the end of a task go on training the generator against the average (Algorithm 1)."""
         average, seen = uniform_average(uploads), seen_classes(state, uploads)
-        generator = self.train_generator(state.generator, average, seen, rng)
-        new_state = SynthesisState(
-            average=average, generator=generator, seen=seen, clients=known_clients(state, uploads)
-        )
-        return self.same_for_all(new_state)
+        lasts = (state.rounds_of_task + 1) % self.task_rounds
+        met = replace(state, average=average, seen=seen, clients=known_clients(state, uploads), rounds_of_task=lasts)
+        if not lasts:
+            generator = self.train_generator(state.generator, average, seen, rng)
+            teacher = average if self.task_rounds > 1 else {}
+            met = replace(met, generator=generator, teacher=teacher, taught=seen)
+        return self.same_for_all(met)  # type: ignore[return-value]
+
+    def download_of(self, state: records.AggregatorState) -> records.Download:  # type: ignore[override]
+        """Return what everybody gets: the average model, and teacher and generator of the last task that ended."""
+        return records.Download(state.average, state.generator, seen=state.taught or state.seen, teacher=state.teacher)
 
     def train_generator(
         self, generator: Parameters, average: Parameters, seen: tuple[int, ...], rng: torch.Generator

@@ -69,6 +69,7 @@ LATER_SETTINGS = {
     "importance": 1.0,
     "fisher_batch_size": 32,
     "two_messages": False,
+    "task_rounds": 1,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

@@ -327,6 +327,8 @@ COUNTS = Fact(decoded=_counts, encoded=lambda counts: {str(c): count for c, coun
 CLASS_IDS = Fact(decoded=_class_ids, encoded=list)
 """A tuple of class ids in rising order."""
 
+OPTIONAL_CLASS_IDS = dataclasses.replace(CLASS_IDS, optional=True)
+
 CLIENT_IDS = Fact(decoded=_client_ids, encoded=list)
 """A tuple of client ids."""
 

@@ -15,7 +15,7 @@ from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.settings import read_toml
 
 _DATA = Path(__file__).parent / "data"
-_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml", "sdd.toml")
+_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml", "mfcl.toml", "sdd.toml")
 
 _NONE = "-"
 

@@ -146,7 +146,7 @@ class Planner:
             for row in rows
             if not row.in_paper or table.published(row, table.columns.index(column))
         ]
-        unused = sorted(self._overrides.keys() - self._used)
+        unused = sorted(self._overrides.keys() - self._used - split_overrides(table.overrides).keys())
         if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
             known = sorted({name for run in planned for name in _known_settings(run.spec.method)})
             raise SettingsError(f"--set {unused[0]}: no method of this table has it{nearest(unused[0], known)}")

@@ -10,11 +10,13 @@ from torch.nn import functional as F
 from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.mfcl import MFCL
+from replayfleet.federation.methods.mfcl_records import AggregatorState, Download
 from replayfleet.federation.methods.steps import data_free
-from replayfleet.federation.methods.synthesis_records import SynthesisDownload
+from replayfleet.federation.methods.synthesis_records import CountedUpload
 from replayfleet.models.resnet import ResNet20
 from tests.support.replay_methods import (
     ONE_STEP,
+    SAMPLER,
     SHORT,
     assert_descends,
     old_model,
@@ -121,16 +123,19 @@ class RealReplay(MFCL):
 @pytest.mark.learning
 def test_with_good_replay_it_remembers_what_fedavg_forgets() -> None:
     method = RealReplay(task=TOY, **{**SHORT, **LEARNING, "synthetic_batch_size": 8})
-    download = SynthesisDownload(old_model(), {"any": torch.zeros(1)}, seen=(0, 1))
+    download = Download(old_model(), {"any": torch.zeros(1)}, seen=(0, 1))
     assert what_fedavg_remembers() <= 0.55
     assert what_it_remembers(method, download) > 0.8
 
 
-@pytest.mark.parametrize(("logits", "new"), [("split", [2, 3]), ("all", [0, 1, 2, 3])])
-def test_a_client_descends_eq_9(logits: str, new: list[int]) -> None:
-    """The closed form, with classes 2 and 3 now and 0 and 1 earlier."""
+@pytest.mark.parametrize(
+    ("logits", "new", "teacher"),
+    [("split", [2, 3], {}), ("all", [0, 1, 2, 3], {}), ("split", [2, 3], random_task_model(8))],
+)
+def test_a_client_descends_eq_9(logits: str, new: list[int], teacher: Parameters) -> None:
+    """The closed form, with classes 2 and 3 now and 0 and 1 earlier; within a task, not from what it starts with."""
     start, data, replayed = random_task_model(), toy_data({2: 6, 3: 6}, seed=3), toy_data({0: 24, 1: 24}, seed=7)
-    old = data_free.frozen_task_model(TOY, start)
+    old = data_free.frozen_task_model(TOY, teacher or start)
     images, labels = torch.cat([data.images, replayed.images]), torch.cat([data.labels, replayed.labels])
     earlier, rows = old.features(images), old.head.weight[:2]
 
@@ -144,4 +149,26 @@ def test_a_client_descends_eq_9(logits: str, new: list[int]) -> None:
 
     weights = {"head_weight": 3.0, "feature_weight": 5.0, "synthetic_batch_size": 48, "logits": logits}
     method = RealReplay(task=TOY, **{**SHORT, **ONE_STEP, **weights})
-    assert_descends(method, data, SynthesisDownload(start, {"any": torch.zeros(1)}, seen=(0, 1)), loss_of)
+    assert_descends(method, data, Download(start, {"any": torch.zeros(1)}, seen=(0, 1), teacher=teacher), loss_of)
+
+
+def test_teacher_and_generator_are_those_of_the_last_task_that_ended() -> None:
+    method = short_mfcl(task_rounds=2, generator_steps=1)
+
+    def after(state: AggregatorState, seed: int, classes: list[int]) -> AggregatorState:
+        upload = CountedUpload(random_task_model(seed), dict.fromkeys(classes, 5))
+        return method.aggregate(state, {"a": upload}, rng(seed), sampler=SAMPLER)[0]
+
+    first = after(AggregatorState(), 1, [0])
+    assert not first.generator, "its task goes on"
+    second = after(first, 2, [1])
+    assert second.generator
+    assert packing.same_bits(second.teacher, second.average)
+    third = after(second, 3, [2, 3])
+    assert packing.same_bits(third.generator, second.generator), "sent once for a whole task"
+    assert packing.same_bits(third.teacher, second.average)
+    assert not packing.same_bits(third.average, second.average)
+    assert (third.seen, method.download_of(third).seen) == ((0, 1, 2, 3), (0, 1))
+    fourth = after(third, 4, [2])
+    assert method.download_of(fourth).seen == (0, 1, 2, 3)
+    assert not packing.same_bits(fourth.generator, second.generator)

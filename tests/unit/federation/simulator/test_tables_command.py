@@ -241,9 +241,9 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
 
 def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(table: Table, tmp_path: Path):
     arguments = ["1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE]
-    code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "1e-5")
+    code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "1e-3")
     assert code == 3
-    assert "stopped: 1e-05 minutes have passed; the same command goes on with 2 runs" in out
+    assert "stopped: 0.001 minutes have passed; the same command goes on with 2 runs" in out
     text = (tmp_path / "out/table-1.md").read_text()
     assert "- begun, not finished: Centralized" in text
     assert "- not run: nudge" in text
@@ -317,6 +317,11 @@ def test_more_absent_clients_than_the_fleet_has_are_no_run(tmp_path: Path, monke
     states = [run.state for run in runs]
     assert states == [State.MISSING, State.MISSING, State.IMPOSSIBLE, State.IMPOSSIBLE]
     assert "num_absent is 4" in runs[3].problem
+
+
+def test_a_table_s_own_setting_that_no_chosen_method_has_is_none_s_fault(table: Table) -> None:
+    _, _, err = table("fedgp-rotated", "--methods", "fedavg", *SIZE, "--dry-run")
+    assert "no method of this table has it" not in err
 
 
 def _dataset(tmp_path: Path) -> Any:
