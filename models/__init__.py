@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replayfleet.models.resnet import ResNet20
+    from replayfleet.models.resnet import ResNet
     from replayfleet.models.specs import DetectionSpec, TaskSpec
     from replayfleet.models.tiny_yolo import TinyYolo
     from replayfleet.models.wgan import Critic, Generator
 
-__all__ = ["Critic", "DetectionSpec", "Generator", "ResNet20", "TaskSpec", "TinyYolo"]
+__all__ = ["Critic", "DetectionSpec", "Generator", "ResNet", "TaskSpec", "TinyYolo"]
 
 _HOMES = {
     "Critic": "replayfleet.models.wgan",
     "DetectionSpec": "replayfleet.models.specs",
     "Generator": "replayfleet.models.wgan",
-    "ResNet20": "replayfleet.models.resnet",
+    "ResNet": "replayfleet.models.resnet",
     "TaskSpec": "replayfleet.models.specs",
     "TinyYolo": "replayfleet.models.tiny_yolo",
 }

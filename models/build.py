@@ -13,10 +13,11 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
-from replayfleet.models.cnn import SHAPES, SmallCnn
+from replayfleet.models import cnn, resnet
+from replayfleet.models.cnn import SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
-from replayfleet.models.resnet import CosineHead, ResNet20
+from replayfleet.models.resnet import CosineHead, ResNet
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
 from replayfleet.models.tiny_yolo import DetectionHead, TinyYolo
 from replayfleet.models.wgan import Critic, Generator
@@ -28,7 +29,7 @@ _DCGAN_STD = 0.02
 
 
 def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
-    """Return the ``ResNet20``, ``SmallCnn`` or ``TinyYolo`` of ``spec``.
+    """Return the ``ResNet``, ``SmallCnn`` or ``TinyYolo`` of ``spec``.
 
     Its parameters are zero until ``initialise`` or ``load_state_dict``.
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
@@ -37,12 +38,27 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         return _build(
             lambda: TinyYolo(spec.image_channels, spec.num_classes, spec.num_anchors, spec.width, spec.stride), device
         )
-    if spec.architecture in SHAPES:
+    if spec.architecture in cnn.SHAPES:
         return _build(
             lambda: SmallCnn(spec.image_channels, spec.num_classes, spec.image_size, spec.architecture), device
         )
-    cosine = spec.architecture == "resnet20-cosine"
-    return _build(lambda: ResNet20(spec.image_channels, spec.num_classes, spec.stem, cosine=cosine), device)
+    name = spec.architecture.removesuffix("-cosine")
+    return _build(
+        lambda: ResNet(
+            spec.image_channels,
+            spec.num_classes,
+            spec.stem,
+            resnet.SHAPES[name],
+            cosine=name != spec.architecture,
+        ),
+        device,
+    )
+
+
+def num_features(spec: TaskSpec) -> int:
+    """Return D: how many features the task model's head sees."""
+    width: int = build_task_model(spec, device="meta").head.weight.shape[1]
+    return width
 
 
 def class_rows(spec: TaskSpec) -> frozenset[str]:

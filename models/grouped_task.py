@@ -1,6 +1,6 @@
 """Several task models as one network, for training many clients' models in one call.
 
-``models.grouped`` says how N networks are held and laid out; this is ``models.resnet.ResNet20`` in that form.
+``models.grouped`` says how N networks are held and laid out; this is ``models.resnet.ResNet`` in that form.
 
 Axes: N networks, B batch, C channels, H height, W width, K classes.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replayfleet.models.resnet import BasicBlock, ResNet20
+from replayfleet.models.resnet import BasicBlock, ResNet
 
 
-def task_logits(module: ResNet20, parameters: Mapping[str, Tensor], num_networks: int, images: Tensor) -> Tensor:
+def task_logits(module: ResNet, parameters: Mapping[str, Tensor], num_networks: int, images: Tensor) -> Tensor:
     """Return the logits (B, N, K) of N task models in training mode.
 
     Args:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replayfleet.models.resnet import WIDTHS, ResNet20
+from replayfleet.models.resnet import SHAPES, ResNet
 from replayfleet.models.specs import TaskSpec
 
-NUM_FEATURES = WIDTHS[-1]
+NUM_FEATURES = SHAPES["resnet20"].widths[-1]
 """F: entries of a feature vector."""
 
 
-class ResNetPlus(ResNet20):
-    """``ResNet20`` whose head sees ``act(fc2(act(fc1(features))))``; args and errors are those of ``ResNet20``."""
+class ResNetPlus(ResNet):
+    """``ResNet`` whose head sees ``act(fc2(act(fc1(features))))``; args and errors are those of ``ResNet``."""
 
     def __init__(self, image_channels: int, num_classes: int, stem: str = "cifar") -> None:
         super().__init__(image_channels, num_classes, stem)

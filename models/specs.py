@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 LATENT_SIZE = 100
 """Z: entries of a sub-generator's latent vector."""
@@ -16,10 +16,14 @@ IMAGE_SIZES = (28, 32, 64)
 """Image sides, in pixels, that a WGAN-GP sub-generator exists for."""
 
 STEMS = ("cifar", "imagenet")
-"""First convolution of the task model: 3x3 stride 1, or 5x5 stride 2 padding 1."""
+"""Beginning of a ResNet: a 3x3 convolution with stride 1, or what halves; see ``models.resnet.ResNetShape``."""
 
-ARCHITECTURES = ("resnet20", "resnet20-cosine", "cnn", "lenet")
-"""Task models of a classification: pFedGRP's, the same with a cosine head, and the smaller ones of ``models.cnn``."""
+Model: TypeAlias = Literal[
+    "resnet20", "resnet20-cosine", "cnn", "lenet", "resnet18", "resnet18-cosine", "resnet20-he", "resnet20-he-cosine"
+]
+"""Task models of a classification: pFedGRP's, those of the other papers (``models.resnet``, ``models.cnn``)."""
+
+ARCHITECTURES: tuple[str, ...] = get_args(Model)
 
 DETECTION_STRIDES = (8, 16, 32)
 """Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""

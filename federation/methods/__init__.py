@@ -22,6 +22,7 @@ from replayfleet.federation.methods.fedcurv import FedCurv
 from replayfleet.federation.methods.fedem import FedEM
 from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.fedprox import FedProx
+from replayfleet.federation.methods.icarl import ICaRL
 from replayfleet.federation.methods.ideal import Ideal
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.methods.lander import Lander
@@ -47,6 +48,7 @@ METHODS: dict[str, type[Any]] = {
     "fedem": FedEM,
     "fedgp": FedGP,
     "fedprox": FedProx,
+    "icarl": ICaRL,
     "ideal": Ideal,
     "lander": Lander,
     "lwf": LwF,

@@ -27,7 +27,7 @@ from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from replayfleet.models.specs import TaskSpec
 
 
@@ -125,7 +125,7 @@ class FedEM(TaskMethod):
         learners = []
         for learner, weights in zip(download.learners, responsible.to(torch.float32), strict=True):
 
-            def m_step(module: ResNet20, batch: Tensor, weights: Tensor = weights) -> Tensor:
+            def m_step(module: ResNet, batch: Tensor, weights: Tensor = weights) -> Tensor:
                 return weighted_cross_entropy(module(data.images[batch]), data.labels[batch], weights[batch])
 
             learners.append((yield self.descending(learner, len(data.labels), rng, m_step)))

@@ -31,7 +31,7 @@ from replayfleet.federation.methods.synthesis_method import (
 )
 from replayfleet.federation.methods.synthesis_records import IMAGES, CountedUpload, SynthesisDownload, SynthesisState
 from replayfleet.federation.methods.task_method import TaskMethod
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 
 PASSES = ("apart", "joined")
 """How a step's real and synthetic images go through the task model.
@@ -77,7 +77,7 @@ class ReplayPool:
     """
 
     images: Tensor
-    teacher: ResNet20
+    teacher: ResNet
     known: Tensor
     temperature: float
     batch_size: int
@@ -215,7 +215,7 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         trained = trained_parameters(module)
         return (trained if data_free.all_finite(trained) else generator), images, labels
 
-    def features_of(self, module: ResNet20, real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
+    def features_of(self, module: ResNet, real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features of a step's real and of its synthetic images, as ``passes`` says."""
         if self.passes == "apart":
             return module.features(real), module.features(synthetic)

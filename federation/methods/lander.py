@@ -31,11 +31,9 @@ from replayfleet.federation.methods.steps.incremental import absent_classes, cur
 from replayfleet.federation.methods.steps.synthesis import OpenRound
 from replayfleet.federation.methods.synthesis_method import built_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
+from replayfleet.models.build import num_features
 from replayfleet.models.data_free import LanderGenerator
-from replayfleet.models.resnet import WIDTHS, ResNet20
-
-NUM_FEATURES = WIDTHS[-1]
-"""D: entries of a feature and of an anchor."""
+from replayfleet.models.resnet import ResNet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +83,11 @@ class Lander(ImageSynthesisMethod):
         current_share, earlier_share = scales(download.seen, counts) if replay else (1.0, 0.0)
         absent = absent_classes(download.seen, counts, self.logits) if replay else ()
 
-        def loss_of_real(module: ResNet20, features: Tensor, batch: Tensor) -> Tensor:
+        def loss_of_real(module: ResNet, features: Tensor, batch: Tensor) -> Tensor:
             bound = data_free.bounding_loss(features, anchors[batch], self.anchor_radius)
             return current_loss(module.head(features), data.labels[batch], absent) + self.anchor_weight * bound
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+        def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             if replay is None:
                 return loss_of_real(module, module.features(data.images[batch]), batch)
             replayed = replay.draw()
@@ -114,7 +112,7 @@ class Lander(ImageSynthesisMethod):
 
     def anchors(self) -> Tensor:
         """Return the anchors of all classes, (K, D); the same everywhere and always."""
-        return data_free.label_anchors(self.task.num_classes, NUM_FEATURES, self.anchor_norm)
+        return data_free.label_anchors(self.task.num_classes, num_features(self.task), self.anchor_norm)
 
     def _generator(self, parameters: Parameters, rng: torch.Generator) -> LanderGenerator:
         spec = self.task
@@ -122,7 +120,7 @@ class Lander(ImageSynthesisMethod):
             lambda: LanderGenerator(
                 spec.image_channels,
                 spec.image_size,
-                NUM_FEATURES,
+                num_features(spec),
                 num_noise_layers=math.ceil(self.synthesis_batch_size / self.samples_per_layer),
                 samples_per_layer=self.samples_per_layer,
                 latent_size=self.latent_size,

@@ -43,7 +43,7 @@ from replayfleet.federation.methods.synthesis_method import (
 from replayfleet.federation.methods.synthesis_records import CountedUpload
 from replayfleet.federation.methods.task_method import TaskMethod
 from replayfleet.models.data_free import MfclGenerator
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 
 REPLAY_LABELS = ("own", "latents")
 """What a synthetic image shows: what the average model names (the reference), or what its latents ask for (Eq. 1)."""
@@ -130,7 +130,7 @@ class MFCL(SynthesisMethod):
             old_features = torch.cat([old.features(part) for part in data.images.split(self.batch_size)])
         absent = absent_classes(download.seen, counts, self.logits)
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+        def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             synthetic, synthetic_labels, synthetic_features = draw()
             labels = data.labels[batch]
             features = module.features(torch.cat([data.images[batch], synthetic]))
@@ -183,7 +183,7 @@ class MFCL(SynthesisMethod):
         trained = trained_parameters(module)
         return trained if data_free.all_finite(trained) else generator
 
-    def generator_loss(self, teacher: ResNet20, images: Tensor, classes: Tensor, latents: Tensor) -> Tensor:
+    def generator_loss(self, teacher: ResNet, images: Tensor, classes: Tensor, latents: Tensor) -> Tensor:
         """Return Eq. 5 of the images drawn from ``latents``; only the logits of ``classes``, seen so far, take part."""
         judged = data_free.observe(teacher, images)
         logits = judged.logits[:, classes]
@@ -195,7 +195,7 @@ class MFCL(SynthesisMethod):
         loss = loss + self.batch_norm_weight * data_free.batch_norm_divergence(judged.layers)  # Eq. 3
         return loss + self.prior_weight * data_free.smoothness_loss(images)  # Eq. 4
 
-    def _replay(self, generator: Parameters, old: ResNet20, seen: Tensor, rng: torch.Generator) -> Draw:
+    def _replay(self, generator: Parameters, old: ResNet, seen: Tensor, rng: torch.Generator) -> Draw:
         module = self._generator(generator, rng).to(seen.device).eval().requires_grad_(False)
 
         @torch.no_grad()

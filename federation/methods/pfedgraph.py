@@ -28,7 +28,7 @@ from replayfleet.federation.methods.lockstep import Descend, Work
 from replayfleet.federation.methods.steps.averaging import check_distribution, project_to_simplex, weighted_average
 from replayfleet.federation.methods.task_method import TaskMethod, average_by_volume, require_uploads
 from replayfleet.models.build import build_task_model, initialise
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from replayfleet.models.specs import TaskSpec
 
 SAME_CLUSTER = 0.9
@@ -192,7 +192,7 @@ class PFedGraph(TaskMethod):
         weight = 0.0 if download.is_initial else self.regulariser_weight
         signed = -weight if self.regulariser_sign == "minus" else weight
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+        def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             loss = F.cross_entropy(module(data.images[batch]), data.labels[batch])
             return loss + signed * cosine_to(module, start) if signed else loss  # Eq. 1
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from replayfleet.federation.methods import sdd_records as records
+from replayfleet.federation.methods.fedprox import squared_distance
 from replayfleet.federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod, ReplayPool
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
@@ -36,13 +37,16 @@ from replayfleet.federation.methods.target import FastRound, fast_rounds, target
 from replayfleet.federation.methods.task_method import in_order_with_shares
 from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.data_free import TargetGenerator
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 
 REPLAY_LOSSES = ("noise-aware", "cross-entropy", "distillation")
 """What clients learn from replay: Eq. 1; its first half; or what the model before says, as the baseline has it."""
 
 AGGREGATIONS = ("class-specific", "average")
 """How rows of new classes are joined: by Eq. 14 to 17, or like everything else by data volume."""
+
+TEACHERS = ("ensemble", "average")
+"""Against what images of new classes are made: all local models together (Eq. 4), or their average."""
 
 LEAST_LABEL = 1e-4
 """What a one-hot label has in place of 0 in the reverse cross-entropy: its logarithm is finite."""
@@ -89,6 +93,19 @@ def entropy_loss(logits: Tensor) -> Tensor:
     return (logs.exp() * logs).sum(dim=1).mean() / logits.shape[1]
 
 
+def activation_divergence(features: Tensor) -> Tensor:
+    """Return ``KL(softmax(f) | U) = log D + sum_d p_d log p_d``, the mean over the batch: 0 where all are alike.
+
+    Chen et al. 2021, "FedMAX: Mitigating Activation Divergence for Accurate and Communication-Efficient Federated
+    Learning": clients that hold little spread their activations, so that their models don't drift apart.
+
+    Args:
+        features: (B, D) under the head.
+    """
+    logs = features.log_softmax(dim=1)
+    return math.log(features.shape[1]) + (logs.exp() * logs).sum(dim=1).mean()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SDD(ImageSynthesisMethod):
     """Settings and both halves of the method; the other settings are those of ``ImageSynthesisMethod``.
@@ -96,6 +113,9 @@ class SDD(ImageSynthesisMethod):
     Attributes:
         replay_loss: one of ``REPLAY_LOSSES``.
         aggregation: one of ``AGGREGATIONS``.
+        teachers: one of ``TEACHERS``.
+        proximal_weight: mu of FedProx's term beside Eq. 3, for Table V.
+        activation_weight: beta of FedMax's, likewise.
         alpha: weight of the cross-entropy in Eq. 1.
         beta: weight of the reverse cross-entropy.
         replay_weight: k of Eq. 3.
@@ -113,6 +133,9 @@ class SDD(ImageSynthesisMethod):
 
     replay_loss: str = "noise-aware"
     aggregation: str = "class-specific"
+    teachers: str = "ensemble"
+    proximal_weight: float = 0.0
+    activation_weight: float = 0.0
     alpha: float = 1.0
     beta: float = 1.0
     replay_weight: float = 1.0
@@ -135,7 +158,9 @@ class SDD(ImageSynthesisMethod):
         ImageSynthesisMethod.__post_init__(self)
         checks.one_of(REPLAY_LOSSES, self, "replay_loss")
         checks.one_of(AGGREGATIONS, self, "aggregation")
-        checks.within(0.0, math.inf, self, ["alpha", "beta", "replay_weight", "entropy_weight", "latent_learning_rate"])
+        checks.one_of(TEACHERS, self, "teachers")
+        weights = ["alpha", "beta", "replay_weight", "entropy_weight", "proximal_weight", "activation_weight"]
+        checks.within(0.0, math.inf, self, [*weights, "latent_learning_rate"])
         checks.within(0.0, 1.0, self, ["fine_tuning_scale"])
         checks.at_least(1, self, ["replay_per_class"])
 
@@ -169,11 +194,16 @@ class SDD(ImageSynthesisMethod):
         )
         absent = absent_classes(download.seen, counts, self.logits)
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+        def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             replayed = replay.draw()
             real, synthetic = self.features_of(module, data.images[batch], replayed.images)
             new = current_loss(module.head(real), data.labels[batch], absent)  # Eq. 2
-            return new + self.replay_weight * self.loss_on_replay(replayed, module.head(synthetic))  # Eq. 3
+            loss = new + self.replay_weight * self.loss_on_replay(replayed, module.head(synthetic))  # Eq. 3
+            if self.proximal_weight > 0.0:
+                loss = loss + self.proximal_weight / 2 * squared_distance(module, start)
+            if self.activation_weight > 0.0:
+                loss = loss + self.activation_weight * activation_divergence(real)
+            return loss
 
         request = self.descending(start, len(data.labels), rng, batch_loss)
         new_classes = sorted(counts.keys() - set(download.seen))
@@ -222,9 +252,10 @@ class SDD(ImageSynthesisMethod):
         new = tuple(sorted(met - set(state.seen)))
         session = bool(new and state.seen)
         members = [data_free.frozen_task_model(self.task, parameters) for parameters in models] if session else []
-        teacher = data_free.Ensemble(members) if session else data_free.frozen_task_model(self.task, average)  # Eq. 4
+        teachers = members if self.teachers == "ensemble" else []
+        teacher = data_free.Ensemble(teachers) if teachers else data_free.frozen_task_model(self.task, average)  # Eq. 4
         generator, synthetic = self._images_of(
-            teacher, {} if new else state.generator, new or tuple(sorted(met)), max(1, len(members)), rng
+            teacher, {} if new else state.generator, new or tuple(sorted(met)), max(1, len(teachers)), rng
         )
         if session and self.aggregation == "class-specific":
             weights = class_specific_weights(accuracies_of(members, synthetic, new, seen))
@@ -276,7 +307,7 @@ class _UnsureRound(FastRound):
 
 @torch.no_grad()
 def accuracies_of(
-    members: list[ResNet20], synthetic: Mapping[int, Parameters], new: tuple[int, ...], seen: tuple[int, ...]
+    members: list[ResNet], synthetic: Mapping[int, Parameters], new: tuple[int, ...], seen: tuple[int, ...]
 ) -> Tensor:
     """Return A of Eq. 15, (M, N) float64: the share of each new class's images that each local model names so.
 

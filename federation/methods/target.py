@@ -31,7 +31,7 @@ from replayfleet.federation.methods.steps.synthesis import OpenRound
 from replayfleet.federation.methods.synthesis_method import built_generator
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.data_free import TargetGenerator
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Target(ImageSynthesisMethod):
         replay = self._replay(download, split_generator(rng))
         absent = absent_classes(download.seen, counts, self.logits)
 
-        def batch_loss(module: ResNet20, batch: Tensor) -> Tensor:
+        def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             replayed = replay.draw()
             real, synthetic = self.features_of(module, data.images[batch], replayed.images)
             current = current_loss(module.head(real), data.labels[batch], absent)

@@ -70,6 +70,9 @@ LATER_SETTINGS = {
     "fisher_batch_size": 32,
     "two_messages": False,
     "task_rounds": 1,
+    "teachers": "ensemble",
+    "proximal_weight": 0.0,
+    "activation_weight": 0.0,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

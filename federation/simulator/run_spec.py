@@ -20,6 +20,7 @@ from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import SettingOption
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
+from replayfleet.models.specs import Model
 
 FROM_STDIN = "_run"
 """The only argument of ``fleet-sim`` between our own processes: the run stands in JSON on stdin."""
@@ -64,9 +65,10 @@ class RunSpec:
         ),
     ] = "small"
     model: Annotated[
-        Literal["resnet20", "resnet20-cosine", "cnn", "lenet"],
+        Model,
         Option(
-            "Task model: pFedGRP's ResNet, the same with a cosine head, McMahan's CNN, or that of FedGP's code.",
+            "Task model: pFedGRP's ResNet, McMahan's CNN, the network of FedGP's code, He et al.'s ResNets, or a "
+            "ResNet with a cosine head.",
             TRAINING,
         ),
     ] = "resnet20"

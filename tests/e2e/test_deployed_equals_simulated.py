@@ -202,6 +202,8 @@ def duplicating(broker: MemoryBroker) -> Connect:
         ("sdd", "eager"),
         ("lwf", "eager"),
         ("ewc", "eager"),
+        ("icarl", "eager"),
+        ("erdfr", "eager"),
         ("lander", "eager"),
     ],
 )

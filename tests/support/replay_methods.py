@@ -19,7 +19,7 @@ from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import trainable_task_model
 from replayfleet.federation.methods.synthesis_records import CountedUpload, SynthesisDownload
 from replayfleet.models.build import build_task_model, initialise
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from tests.support.toy import LEARNING, TOY, accuracy, toy_data
 
 SAMPLER = eager_sampler(TOY)
@@ -113,7 +113,7 @@ def what_it_remembers(method: Any, download: SynthesisDownload) -> float:
 
 
 def assert_descends(
-    method: Any, data: RoundData, download: SynthesisDownload, loss_of: Callable[[ResNet20], Tensor]
+    method: Any, data: RoundData, download: SynthesisDownload, loss_of: Callable[[ResNet], Tensor]
 ) -> None:
     """Check that a local round of ``ONE_STEP`` takes the gradient of ``loss_of`` at the downloaded task model."""
     start = download.task_parameters

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.steps.task_model import trainable_task_model
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from replayfleet.models.specs import TaskSpec
 
 VARIANCE_FLOOR = 1e-8
@@ -63,16 +63,16 @@ class Observation:
     layers: tuple[LayerStatistics, ...]
 
 
-def frozen_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet20:
+def frozen_task_model(spec: TaskSpec, parameters: Parameters) -> ResNet:
     """Return the task model in eval mode with a copy of these parameters, which need no gradients."""
-    module: ResNet20 = trainable_task_model(spec, parameters).requires_grad_(False).eval()
+    module: ResNet = trainable_task_model(spec, parameters).requires_grad_(False).eval()
     return module
 
 
 class Ensemble(nn.Module):
     """Frozen task models that answer together: the mean of their logits (SDD, Eq. 4)."""
 
-    def __init__(self, members: Sequence[ResNet20]) -> None:
+    def __init__(self, members: Sequence[ResNet]) -> None:
         super().__init__()
         self._members = tuple(members)
         self.members = nn.ModuleList(members)
@@ -91,7 +91,7 @@ class Ensemble(nn.Module):
         return self.head(self.features(images))
 
 
-Teacher: TypeAlias = ResNet20 | Ensemble
+Teacher: TypeAlias = ResNet | Ensemble
 
 
 def observe(teacher: Teacher, images: Tensor) -> Observation:

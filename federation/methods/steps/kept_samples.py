@@ -112,8 +112,12 @@ class Reservoir(Record):
 
 def fingerprint_of(images: Tensor) -> int:
     """Return 40 bits that tell the samples (B, C, H, W) of a round from those of another, whatever their order."""
-    digests = sorted(hashlib.blake2b(image.numpy().tobytes()).digest() for image in images.detach().cpu().contiguous())
-    return int.from_bytes(hashlib.blake2b(b"".join(digests), digest_size=5).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(b"".join(sorted(digests_of(images))), digest_size=5).digest(), "little")
+
+
+def digests_of(images: Tensor) -> list[bytes]:
+    """Return 64 bytes for each of B images (B, C, H, W), equal for equal ones."""
+    return [hashlib.blake2b(image.numpy().tobytes()).digest() for image in images.detach().cpu().contiguous()]
 
 
 def _tail(tensor: Tensor) -> str:

@@ -40,7 +40,7 @@ SETTINGS = ("paper", "small", "demo", "tiny")
 MAX_CHANGE = 1.5
 """How far a model may move in one round, in the norm of what it was trained from, to take part in it (screening)."""
 
-STORES_DATA = ("agem", "centralized", "der", "fedgp", "ideal")
+STORES_DATA = ("agem", "centralized", "der", "fedgp", "icarl", "ideal")
 """Methods whose clients keep real samples, as their ``stores_data`` says: a device tells its operator without torch."""
 
 
@@ -135,6 +135,7 @@ _TINY: dict[str, Fields] = {
     "buffer": {"buffer_size": 16, "buffer_batch_size": 8},
     "pfedgrp": {"replay_per_client": 32, "aggregation_epochs": 2, "aggregation_patience": 2},
     "fedgp": {"reference_samples": 8},
+    "icarl": {"buffer_size": 16},
     "target": {"synthesis_rounds": 2},
     "lander": {"synthesis_rounds": 2, "warm_up_rounds": 1, "student_steps": 1},
     "sdd": {"synthesis_rounds": 3, "warm_up_rounds": 0, "student_steps": 1, "replay_per_class": 4},

@@ -27,8 +27,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgrp-ddpm": ("pfedgrp", {"sub_generator": "ddpm"}),
     "pfedgrp-mixture": ("pfedgrp", {"sub_generator": "pca-mixture"}),
     "pfedgrp-pca": ("pfedgrp", {"sub_generator": "pca-gaussian"}),
+    "erdfr": ("sdd", {"replay_loss": "cross-entropy", "aggregation": "average", "teachers": "average"}),
     "sdd-baseline": ("sdd", {"replay_loss": "distillation", "aggregation": "average"}),
     "sdd-cswa": ("sdd", {"replay_loss": "distillation"}),
+    "sdd-fedmax": (
+        "sdd",
+        {"replay_loss": "distillation", "aggregation": "average", "activation_weight": 1.0},
+    ),
+    "sdd-fedprox": ("sdd", {"replay_loss": "distillation", "aggregation": "average", "proximal_weight": 0.01}),
     "sdd-nagr": ("sdd", {"aggregation": "average"}),
     "pfedgrp-v1": ("pfedgrp", {"alignment_on": "earlier-classes", "warm_start": True, "gate": False}),
 }
@@ -41,7 +47,8 @@ AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and
 ``fedgp`` itself.
 ``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
 ``fedlwf-2t`` and ``fedprox-plus``: baselines of MFCL's Table 2.
-``sdd-baseline`` to ``sdd-nagr``: the baseline and the halves of SDD in its Tables I to V.
+``sdd-baseline`` to ``sdd-nagr``: the baseline and the halves of SDD in its Tables I to V, and the baseline with FedProx
+and FedMax in its Table V. ``erdfr``: "ERDFR + FL" in its Tables I to III.
 """
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.settings import read_toml
+from replayfleet.models.specs import Model
 
 _DATA = Path(__file__).parent / "data"
 _FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml", "mfcl.toml", "sdd.toml")
@@ -36,7 +37,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scenario: str
     dataset: str
     set: dict[str, int] = {}
-    model: Literal["resnet20", "resnet20-cosine", "cnn", "lenet"] = "resnet20"
+    model: Model = "resnet20"
 
     @property
     def title(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from replayfleet.models import Critic, Generator, ResNet20
+from replayfleet.models import Critic, Generator, ResNet
 from replayfleet.models.counting import count_flops, count_parameters
 from replayfleet.models.specs import LATENT_SIZE
 
@@ -21,7 +21,7 @@ from replayfleet.models.specs import LATENT_SIZE
 def test_the_task_model_has_the_size_and_cost_of_the_paper(
     image_channels: int, image_size: int, stem: str, parameters: int, flops: int
 ):
-    model = ResNet20(image_channels, 10, stem)
+    model = ResNet(image_channels, 10, stem)
     assert count_parameters(model) == parameters
     assert count_flops(model, (image_channels, image_size, image_size)) == flops
 
@@ -48,7 +48,7 @@ def test_the_wgan_pair_has_the_size_and_cost_of_the_paper(
 
 
 def test_counting_leaves_mode_hooks_and_running_statistics_alone():
-    model = ResNet20(1, 10).train()
+    model = ResNet(1, 10).train()
     count_flops(model, (1, 28, 28))
     assert model.training
     assert model.norm.num_batches_tracked == 0

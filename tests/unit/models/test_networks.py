@@ -54,7 +54,7 @@ def test_an_image_size_without_architecture_is_refused_with_the_known_ones(
 
 def test_an_unknown_stem_is_refused():
     with pytest.raises(ValueError, match="stem is 'vgg'"):
-        replayfleet.models.ResNet20(1, 10, "vgg")
+        replayfleet.models.ResNet(1, 10, "vgg")
 
 
 def test_specs_are_importable_without_torch():

@@ -18,7 +18,7 @@ from replayfleet.federation.methods.steps.memory import sampler_of
 from tests.support.shapes import SHAPES, shape_pictures
 
 NEEDS_CLASSES = {
-    "affcl", "ewc", "fedavg-replay", "fedcil", "fedem", "lander", "lwf", "mfcl", "pfedgraph",
+    "affcl", "ewc", "fedavg-replay", "fedcil", "fedem", "icarl", "lander", "lwf", "mfcl", "pfedgraph",
     "pfedgraph-replay", "pfedgrp", "pfedgrp-plus", "sdd", "target",
 }  # fmt: skip
 TINY = replace(SHAPES, width=2, stride=16)

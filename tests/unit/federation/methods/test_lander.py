@@ -7,10 +7,11 @@ import torch
 
 from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.lander import NUM_FEATURES, NoisyRound, draw_noise, replay_loss, scales
+from replayfleet.federation.methods.lander import NoisyRound, draw_noise, replay_loss, scales
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.synthesis_records import SynthesisDownload
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.build import num_features
+from replayfleet.models.resnet import ResNet
 from tests.support.replay_methods import (
     ONE_STEP,
     SAMPLER,
@@ -75,7 +76,7 @@ def test_a_client_descends_the_current_and_the_earlier_part_in_their_shares() ->
     method = short_lander(**ONE_STEP, **replay, anchor_weight=7.0, anchor_radius=0.1)
     anchors = method.anchors()[data.labels]
 
-    def loss_of(module: ResNet20) -> torch.Tensor:
+    def loss_of(module: ResNet) -> torch.Tensor:
         now, earlier = module.features(data.images), module.features(pool)
         real, synthetic = module.head(now), module.head(earlier)
         cross_entropy = -real.log_softmax(dim=1)[torch.arange(12), data.labels].mean()
@@ -145,6 +146,6 @@ def test_images_of_the_warm_up_are_not_kept_and_labels_are_balanced() -> None:
 
 def test_anchors_fit_the_features_of_the_task_model() -> None:
     features, _ = answered(random_task_model(), toy_data({0: 2}).images)
-    assert features.shape == (2, NUM_FEATURES)
-    assert short_lander().anchors().shape == (TOY.num_classes, NUM_FEATURES)
+    assert features.shape == (2, num_features(TOY))
+    assert short_lander().anchors().shape == (TOY.num_classes, num_features(TOY))
     assert packing.same_bits({"a": short_lander().anchors()}, {"a": short_lander().anchors()})

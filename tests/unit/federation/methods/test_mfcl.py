@@ -13,7 +13,7 @@ from replayfleet.federation.methods.mfcl import MFCL
 from replayfleet.federation.methods.mfcl_records import AggregatorState, Download
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.synthesis_records import CountedUpload
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from tests.support.replay_methods import (
     ONE_STEP,
     SAMPLER,
@@ -139,7 +139,7 @@ def test_a_client_descends_eq_9(logits: str, new: list[int], teacher: Parameters
     images, labels = torch.cat([data.images, replayed.images]), torch.cat([data.labels, replayed.labels])
     earlier, rows = old.features(images), old.head.weight[:2]
 
-    def loss_of(module: ResNet20) -> torch.Tensor:
+    def loss_of(module: ResNet) -> torch.Tensor:
         features = module.features(images)
         places = torch.tensor([new.index(label) for label in data.labels.tolist()])
         current = -module.head(features[:12])[:, new].log_softmax(dim=1)[torch.arange(12), places].mean()

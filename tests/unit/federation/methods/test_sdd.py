@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from replayfleet.federation.methods import sdd
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -17,6 +18,7 @@ from replayfleet.federation.methods.sdd import (
     LEAST_LABEL,
     SDD,
     accuracies_of,
+    activation_divergence,
     class_specific_weights,
     entropy_loss,
     noise_aware_loss,
@@ -72,6 +74,47 @@ def test_who_knows_a_class_gives_its_row_and_nobody_means_everybody() -> None:
 def test_the_entropy_is_least_where_the_teacher_is_unsure() -> None:
     assert entropy_loss(torch.zeros(3, 4)).item() == pytest.approx(-math.log(4) / 4)
     assert entropy_loss(torch.tensor([[90.0, 0.0, 0.0, 0.0]])).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_divergence_of_activations_has_its_closed_form() -> None:
+    assert activation_divergence(torch.full((3, 5), 7.0)).item() == pytest.approx(0.0, abs=1e-6)
+    one = activation_divergence(torch.tensor([[math.log(3.0), 0.0]])).item()
+    assert one == pytest.approx(math.log(2) + 0.75 * math.log(0.75) + 0.25 * math.log(0.25), rel=1e-5)
+
+
+@pytest.mark.parametrize("term", ["proximal_weight", "activation_weight"])
+def test_a_session_descends_the_terms_of_table_v_too(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {"proximal_weight": "squared_distance", "activation_weight": "activation_divergence"}[term]
+    true, seen = getattr(sdd, name), []
+
+    def noted(*args: Any) -> torch.Tensor:
+        value: torch.Tensor = true(*args)
+        seen.append(value.item())
+        return value
+
+    monkeypatch.setattr(sdd, name, noted)
+    method = SDD(task=TOY, **{**QUICK, "local_epochs": 16, "momentum": 0.0, "fine_tuning_scale": 1.0})
+    local_round(method)
+    assert seen == []
+    local_round(method, **{term: 1e-12})
+    free = seen[-1]
+    local_round(method, **{term: 4.0})
+    assert seen[-1] < free / 2
+
+
+def test_images_of_a_session_are_made_against_the_average_if_so_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+    teachers = []
+    made = data_free.Ensemble
+
+    def noted(members: Any) -> data_free.Ensemble:
+        teachers.append(len(members))
+        return made(members)
+
+    monkeypatch.setattr(data_free, "Ensemble", noted)
+    run_rounds(SDD(task=TOY, **QUICK), SESSIONS)
+    assert teachers == [2]
+    run_rounds(SDD(task=TOY, **QUICK, teachers="average"), SESSIONS)
+    assert teachers == [2]
 
 
 def test_an_ensemble_answers_with_the_mean_and_shows_every_members_statistics() -> None:

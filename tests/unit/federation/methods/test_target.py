@@ -13,7 +13,7 @@ from replayfleet.federation.methods.steps.synthesis import Student, StudentTrain
 from replayfleet.federation.methods.synthesis_records import SynthesisDownload
 from replayfleet.federation.methods.target import FastRound
 from replayfleet.models.data_free import TargetGenerator
-from replayfleet.models.resnet import ResNet20
+from replayfleet.models.resnet import ResNet
 from tests.support.replay_methods import (
     ONE_STEP,
     answered,
@@ -53,7 +53,7 @@ def test_a_client_descends_cross_entropy_and_distillation(
     pool = data_free.from_bytes(images)
     answers = (answered(start, pool)[1][:, old] / 2).softmax(dim=1)
 
-    def loss_of(module: ResNet20) -> torch.Tensor:
+    def loss_of(module: ResNet) -> torch.Tensor:
         if passes == "joined":
             real, synthetic = module(torch.cat([data.images, pool])).split(12)
         else:

@@ -95,6 +95,7 @@ def test_a_single_sample_is_too_little() -> None:
         (3, 64, "imagenet", "resnet20"),
         (1, 28, "cifar", "lenet"),
         (3, 32, "cifar", "cnn"),
+        (3, 64, "imagenet", "resnet18"),
     ],
 )
 def test_the_folded_model_equals_the_task_model_in_eval_mode(
