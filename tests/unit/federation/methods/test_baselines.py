@@ -23,6 +23,7 @@ def test_the_table_of_methods_is_keyed_by_their_names() -> None:
         "centralized",
         "der",
         "fedgp",
+        "icarl",
         "ideal",
     ]
 
