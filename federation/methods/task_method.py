@@ -31,6 +31,7 @@ class TaskMethod(InStep):
         local_epochs: epochs per round.
         batch_size: samples per step.
         learning_rate: of SGD.
+        learning_rate_schedule: how it falls within a round, ``constant``, ``cosine`` or ``step``.
         momentum: of SGD.
         weight_decay: of SGD.
         precision: of the training, ``float32`` or ``bfloat16``.
@@ -47,6 +48,7 @@ class TaskMethod(InStep):
     local_epochs: int = 20
     batch_size: int = 64
     learning_rate: float = 0.01
+    learning_rate_schedule: str = "constant"
     momentum: float = 0.9
     weight_decay: float = 0.01
     precision: str = "float32"

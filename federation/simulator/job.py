@@ -70,6 +70,7 @@ LATER_SETTINGS = {
     "fisher_batch_size": 32,
     "two_messages": False,
     "task_rounds": 1,
+    "learning_rate_schedule": "constant",
     "teachers": "ensemble",
     "proximal_weight": 0.0,
     "activation_weight": 0.0,

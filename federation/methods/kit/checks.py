@@ -51,3 +51,4 @@ def task_model_settings(settings: object) -> None:
     within(0.0, math.inf, settings, ["learning_rate", "weight_decay"])
     within(0.0, 1.0, settings, ["momentum"])
     one_of(("float32", "bfloat16"), settings, "precision")
+    one_of(("constant", "cosine", "step"), settings, "learning_rate_schedule")

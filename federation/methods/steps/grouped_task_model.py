@@ -78,7 +78,8 @@ def _train_together(
         momentum=optimisation.momentum,
         weight_decay=optimisation.weight_decay,
     )
-    for _ in range(optimisation.num_epochs):
+    for epoch in range(optimisation.num_epochs):
+        optimisation.begin(epoch, optimiser)
         orders = [torch.randperm(len(job.images), generator=job.rng).to(device) for job in jobs]
         for batches in zip(*(order.split(optimisation.batch_size) for order in orders), strict=True):
             if len(batches[0]) < 2:

@@ -6,6 +6,7 @@ Axes: B batch, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ DETECTION_BATCH_PIXELS = 2**20
 PRECISIONS = ("float32", "bfloat16")
 """What convolutions compute in while the task model trains; parameters, statistics and updates stay float32."""
 
+SCHEDULES = ("constant", "cosine", "step")
+"""How the step size falls within a round's local training; see ``Optimisation.rate``."""
+
 BatchLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(the task model in training, (B,) int64 indices of this step's samples) -> scalar to descend."""
 
@@ -49,10 +53,11 @@ class Optimisation:
     Attributes:
         num_epochs: passes over the data.
         batch_size: samples per step; a last batch of one sample is dropped, for BatchNorm can't train on it.
-        learning_rate: step size.
+        learning_rate: step size at the beginning.
         momentum: 0 switches it off.
         weight_decay: L2 penalty added to the gradient.
         precision: one of ``PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
+        schedule: one of ``SCHEDULES``.
         should_stop: asked after every step; True ends training early, with what it reached.
     """
 
@@ -62,6 +67,7 @@ class Optimisation:
     momentum: float
     weight_decay: float
     precision: str = "float32"
+    schedule: str = "constant"
     should_stop: ShouldStop = never
 
     @classmethod
@@ -74,7 +80,27 @@ class Optimisation:
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
             precision=settings.precision,
+            schedule=settings.learning_rate_schedule,
         )
+
+    def rate(self, epoch: int) -> float:
+        """Return the step size of an epoch, 0 the first.
+
+        ``cosine``: Loshchilov & Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts", Eq. 5, down to 0
+        behind the last epoch; a round is a restart. ``step``: a tenth from three fifths of the epochs on, a hundredth
+        from seven tenths on, as in SDD's base session (Liu et al. 2025, section IV.B: 60 and 70 of 100).
+        """
+        share = epoch / self.num_epochs
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * share)) / 2
+        if self.schedule == "step":
+            return self.learning_rate * (0.1 if share >= 0.6 else 1.0) * (0.1 if share >= 0.7 else 1.0)
+        return self.learning_rate
+
+    def begin(self, epoch: int, optimiser: torch.optim.Optimizer) -> None:
+        """Give an epoch's step size to an optimiser."""
+        for group in optimiser.param_groups:
+            group["lr"] = self.rate(epoch)
 
     def paced(self, num_samples: int, pace: Pace | None, ahead: Sequence[Stage] = ()) -> Optimisation:
         """Return this with an end where ``pace`` says; as it is without a pace. The training begins now.
@@ -238,7 +264,8 @@ def descend(
         momentum=optimisation.momentum,
         weight_decay=optimisation.weight_decay,
     )
-    for _ in range(optimisation.num_epochs):
+    for epoch in range(optimisation.num_epochs):
+        optimisation.begin(epoch, optimiser)
         for batch in torch.randperm(num_samples, generator=rng).to(device).split(optimisation.batch_size):
             if len(batch) < 2:
                 continue

@@ -13,7 +13,9 @@ from replayfleet.models.build import build_task_model, initialise
 from replayfleet.models.specs import TaskSpec
 
 SPECS = [TaskSpec(1, 28, ("a", "b", "c"), "cifar", 4), TaskSpec(3, 64, ("a", "b", "c"), "imagenet", 2)]
-SCHEDULE = Optimisation(num_epochs=2, batch_size=4, learning_rate=0.01, momentum=0.9, weight_decay=0.01)
+SCHEDULE = Optimisation(
+    num_epochs=2, batch_size=4, learning_rate=0.01, momentum=0.9, weight_decay=0.01, schedule="cosine"
+)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +46,27 @@ def test_without_weight_or_replay_only_cross_entropy_is_left() -> None:
     plain = torch.nn.functional.cross_entropy(logits, labels)
     assert torch.equal(aligned_loss(logits, labels, teacher, torch.ones(4, dtype=torch.bool), 0.0), plain)
     assert torch.equal(aligned_loss(logits, labels, teacher, torch.zeros(4, dtype=torch.bool), 0.3), plain)
+
+
+def test_the_step_size_falls_as_its_schedule_says() -> None:
+    def rates(schedule: str, num_epochs: int) -> list[float]:
+        whole = replace(QUICK, schedule=schedule, num_epochs=num_epochs, learning_rate=2.0)
+        return [whole.rate(epoch) for epoch in range(num_epochs)]
+
+    assert rates("constant", 3) == [2.0, 2.0, 2.0]
+    assert rates("cosine", 4) == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
+    assert rates("step", 10) == pytest.approx([2.0] * 6 + [0.2] + [0.02] * 3)
+
+
+def test_training_takes_the_steps_of_its_schedule() -> None:
+    data, plain = toy_data({0: 9, 1: 8}), replace(QUICK, momentum=0.0, num_epochs=10)
+    expected, one = start(), torch.Generator().manual_seed(4)
+    for num_epochs, rate in ((6, 0.01), (1, 0.01 * 0.1), (3, 0.01 * 0.1 * 0.1)):
+        part = replace(plain, num_epochs=num_epochs, learning_rate=rate)
+        expected = train_task_model(TOY, expected, data.images, data.labels, part, one)
+    whole, other = replace(plain, schedule="step"), torch.Generator().manual_seed(4)
+    found = train_task_model(TOY, start(), data.images, data.labels, whole, other)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.learning
