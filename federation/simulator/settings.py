@@ -36,7 +36,7 @@ class StreamSize:
     num_tasks: int = 5
     rounds_per_task: int = 4
     split: str = "two-classes"
-    alpha: float = 0.3
+    dirichlet_alpha: float = 0.3
     stagger: int = 0
     base_classes: int = 6
     base_rounds: int = 4
@@ -88,7 +88,7 @@ TASK_SIZES: dict[str, StreamSize] = {
 }
 """Preset -> stream of ``TASK_BY_TASK``; FedGP's paper: ten tasks of twenty rounds on all samples (section 5.1)."""
 
-_SESSIONS: dict[str, Any] = {"rounds_per_task": 1, "split": "dirichlet", "alpha": 1.0}
+_SESSIONS: dict[str, Any] = {"rounds_per_task": 1, "split": "dirichlet", "dirichlet_alpha": 1.0}
 
 FEW_SHOT_SIZES: dict[str, StreamSize] = {
     "paper": dataclasses.replace(

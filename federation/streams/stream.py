@@ -125,7 +125,7 @@ class StreamSettings:
             those of a task in the whole fleet, as many as there are where there are fewer; likewise the next three.
         rounds_per_task: R.
         split: one of ``SPLITS``.
-        alpha: of the Dirichlet distribution; smaller is more unequal.
+        dirichlet_alpha: of the Dirichlet distribution; smaller is more unequal.
         stagger: rounds by which each client's task may begin earlier or later than the others'.
         base_classes: of scenario ``FEW_SHOT``: those of its first task, which is split evenly.
         base_rounds: of that, the rounds of its first task.
@@ -146,7 +146,7 @@ class StreamSettings:
     num_tasks: int = 5
     rounds_per_task: int = 4
     split: str = "two-classes"
-    alpha: float = 0.3
+    dirichlet_alpha: float = 0.3
     stagger: int = 0
     base_classes: int = 6
     base_rounds: int = 4
@@ -172,8 +172,8 @@ class StreamSettings:
                 raise SettingsError(f"{name} is {value}, expected at least 1")
         if self.split not in SPLITS:
             raise SettingsError(f"unknown split {self.split!r}{nearest(self.split, SPLITS)}")
-        if not 0.01 <= self.alpha <= 1000:
-            raise SettingsError(f"alpha is {self.alpha}, expected 0.01 to 1000")
+        if not 0.01 <= self.dirichlet_alpha <= 1000:
+            raise SettingsError(f"dirichlet_alpha is {self.dirichlet_alpha}, expected 0.01 to 1000")
         if self.overlap < 0:
             raise SettingsError(f"overlap is {self.overlap}, expected 0 or more")
         if not 0 <= self.num_absent < self.num_clients:
@@ -203,6 +203,7 @@ def plain_settings(settings: StreamSettings) -> dict[str, Any]:
     plain = dataclasses.asdict(settings)
     if not settings.late_town:
         del plain["late_town"], plain["late_rounds"]
+    plain["alpha"] = plain.pop("dirichlet_alpha")  # its name when the first of these runs were made
     if settings.scenario not in TASK_BY_TASK:
         del plain["num_tasks"], plain["rounds_per_task"], plain["split"], plain["alpha"]
     if not settings.stagger:

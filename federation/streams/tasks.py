@@ -285,7 +285,7 @@ class TaskStream:
                 return [shuffled(share, settings.seed, f"client-{i}/task-{task}") for i, share in enumerate(shares)]
         raise SettingsError(
             f"{sum(map(len, by_class))} samples of a task don't give each of {settings.num_clients} clients "
-            f"{least}; raise {'shots' if few else 'samples_per_class'}, or alpha, or lower the number of clients"
+            f"{least}; raise {'shots' if few else 'samples_per_class'} or dirichlet_alpha, or lower the number of clients"
         )
 
     def _split_test(self, task: int) -> list[Indices]:
@@ -315,7 +315,7 @@ def _by_dirichlet(by_class: list[Indices], settings: StreamSettings, what: str) 
     shares: list[list[Indices]] = [[] for _ in range(settings.num_clients)]
     for index, samples in enumerate(by_class):
         chance = uniform(settings.seed, f"{what}/{index}")
-        heights = np.array([_gamma(settings.alpha, chance) for _ in range(settings.num_clients)])
+        heights = np.array([_gamma(settings.dirichlet_alpha, chance) for _ in range(settings.num_clients)])
         bounds = np.rint(np.cumsum(heights) / heights.sum() * len(samples)).astype(np.int64)[:-1]
         for share, piece in zip(shares, np.split(samples, bounds), strict=True):
             share.append(piece)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,7 +11,14 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.presets import SETTINGS, TASKS
 from replayfleet.federation.service.settings import split_overrides
-from replayfleet.federation.simulator.settings import SIZES, method_fields, method_from, settings_of, stream_settings
+from replayfleet.federation.simulator.settings import (
+    SIZES,
+    StreamSize,
+    method_fields,
+    method_from,
+    settings_of,
+    stream_settings,
+)
 from replayfleet.federation.streams.stream import Stream
 
 FASHION = TASKS["fashion-mnist"]
@@ -19,6 +27,11 @@ GIVEN = {"scenario": "circulating", "seed": 3}
 
 def test_every_preset_has_a_stream():
     assert sorted(SIZES) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_setting_belongs_to_the_stream_or_to_the_method_never_to_both(name: str):
+    assert not {field.name for field in dataclasses.fields(StreamSize)} & set(method_fields(METHODS[name]))
 
 
 @pytest.mark.parametrize("preset", SETTINGS)

@@ -157,7 +157,7 @@ def test_a_sample_is_seen_once_and_only_by_who_was_there() -> None:
 
 def test_a_smaller_alpha_makes_shares_more_unequal() -> None:
     def spread(alpha: float) -> float:
-        stream, _ = opened("sequential", split="dirichlet", alpha=alpha, num_tasks=1, samples_per_class=60)
+        stream, _ = opened("sequential", split="dirichlet", dirichlet_alpha=alpha, num_tasks=1, samples_per_class=60)
         return float(np.std([len(stream.train_indices(client, 0)) for client in range(3)]))
 
     assert spread(100.0) < spread(0.3)
@@ -177,7 +177,7 @@ EXPECTED = [581, 658, 616, 562, 425]
     ("changes", "message"),
     [
         ({"split": "evenyl"}, "unknown split 'evenyl'; did you mean 'evenly'"),
-        ({"alpha": 0.0}, "alpha is 0.0, expected 0.01 to 1000"),
+        ({"dirichlet_alpha": 0.0}, "dirichlet_alpha is 0.0, expected 0.01 to 1000"),
         ({"num_tasks": 0}, "num_tasks is 0, expected at least 1"),
         ({"num_rounds": 7}, "3 tasks last for 6 rounds, not 7"),
         ({"samples_per_class": 2}, "12 samples of a task don't give each of 3 clients 10"),
@@ -196,3 +196,4 @@ def test_streams_without_tasks_are_known_as_ever() -> None:
     assert not {"num_tasks", "rounds_per_task", "split", "alpha"} & plain.keys()
     tasks = plain_settings(dataclasses.replace(opened()[0].settings, num_rounds=None))
     assert (tasks["num_tasks"], tasks["rounds_per_task"], tasks["split"]) == (3, 2, "two-classes")
+    assert tasks["alpha"] == 0.3  # as runs have it that were made when the setting was called so
