@@ -284,8 +284,8 @@ class TaskStream:
             if min(map(len, shares)) >= least:
                 return [shuffled(share, settings.seed, f"client-{i}/task-{task}") for i, share in enumerate(shares)]
         raise SettingsError(
-            f"{sum(map(len, by_class))} samples of a task don't give each of {settings.num_clients} clients "
-            f"{least}; raise {'shots' if few else 'samples_per_class'} or dirichlet_alpha, or lower the number of clients"
+            f"{sum(map(len, by_class))} samples of a task don't give each of {settings.num_clients} clients {least}; "
+            f"raise {'shots' if few else 'samples_per_class'} or dirichlet_alpha, or lower the number of clients"
         )
 
     def _split_test(self, task: int) -> list[Indices]:
