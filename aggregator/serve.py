@@ -8,7 +8,9 @@ import threading
 
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.operator.journal import Listener
 from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.operator.traces import Traces, exporter_to
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
@@ -65,11 +67,17 @@ def serve(settings: AggregatorSettings) -> bool:
         data_dir = stack.enter_context(claim_data_dir(settings.data_dir, fleet=settings.fleet, role="aggregator"))
         broker = open_broker(settings.broker, log=logging.getLogger("aggregator"), insecure=settings.insecure)
         url = stack.enter_context(broker).url
+        listeners: list[Listener] = []
+        if settings.traces is not None:
+            traces = Traces(settings.fleet, exporter_to(settings.traces))
+            stack.callback(traces.close)
+            listeners.append(traces.told)
         service = AggregatorService(
             fleet,
             data_dir.path,
             connector.to(url, session_secret(data_dir.path, settings.tls().key_file)),
             metrics=metrics,
+            listeners=listeners,
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
             certificate=settings.tls().certificate_file,
         )

@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, initial_of, take_up
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.listening import Listening
-from replayfleet.aggregator.operator.journal import Journal
+from replayfleet.aggregator.operator.journal import Journal, Listener
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import PresenceTable
@@ -60,6 +60,7 @@ class AggregatorService:
         checkpoint: called after every step that a crash could follow.
         clock: seconds; never runs backwards.
         metrics: what ``/metrics`` shows.
+        listeners: told every event of the journal besides, also those that it leaves out.
         jobs: makes the worker, given where outcomes go.
         keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
         certificate: the aggregator's certificate file, whose end is told in time; None: none.
@@ -69,7 +70,7 @@ class AggregatorService:
         ArtefactRejected: The fleet's models can't be exported.
     """
 
-    def __init__(  # noqa: PLR0913  # the last six have defaults
+    def __init__(  # noqa: PLR0913  # the last seven have defaults
         self,
         fleet: Fleet,
         folder: Path,
@@ -78,6 +79,7 @@ class AggregatorService:
         checkpoint: Checkpoint = no_checkpoint,
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
+        listeners: Sequence[Listener] = (),
         jobs: Callable[[Callable[[Outcome], None]], Jobs] = Jobs,
         keys: Path | None = None,
         certificate: Path | None = None,
@@ -124,7 +126,7 @@ class AggregatorService:
                 Terms(fleet.max_change, torch_device(fleet.torch_device), initial_of(self._store, blobs)),
             ),
             jobs=self._jobs,
-            journal=Journal(folder, disk.takes, listener=metrics.told),
+            journal=Journal(folder, disk.takes, listeners=(metrics.told, *listeners)),
             metrics=metrics,
             presence=presence,
             announce=self._announce,

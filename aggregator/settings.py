@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.operator.traces import check_traces
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder
@@ -139,6 +140,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             TRAINING,
         ),
     ] = "auto"
+    traces: Annotated[
+        str | None,
+        Option(
+            "OpenTelemetry collector that gets a trace of each round, OTLP over HTTP; needs replayfleet[traces].",
+            ADVANCED,
+            metavar="URL",
+            unset="no traces",
+            check=check_traces,
+        ),
+    ] = None
     console: Annotated[
         str | None,
         Option(

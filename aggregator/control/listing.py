@@ -57,12 +57,29 @@ def clients(data_dir: Path, as_json: bool) -> None:
 @click.option("--client", help="Only what is about this client.")
 @click.option("--deeds", is_flag=True, help="Only what operators did.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
-def history(data_dir: Path, last: int, client: str | None, deeds: bool, as_json: bool) -> None:
-    """Show what happened, from the journal, also while the aggregator runs."""
+@click.option("--export", "viewer", type=click.Choice(["tensorboard", "mlflow"]), help="Write curves by round for it.")
+@click.option("--to", metavar="PLACE", help="Where --export writes: a folder, or the URL of MLflow's tracking server.")
+def history(  # one for each option
+    data_dir: Path, last: int, client: str | None, deeds: bool, as_json: bool, viewer: str | None, to: str | None
+) -> None:
+    """Show what happened, from the journal, also while the aggregator runs.
+
+    With --export its numbers go to a viewer: times and counts of each round, and what every client reported. A later
+    export goes on where the one before ended.
+    """
     from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
 
     if not (data_dir / JOURNAL).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {JOURNAL}")
+    if (viewer is None) != (to is None):
+        raise SettingsError("--export and --to belong together; expected for example --export tensorboard --to curves")
+    if viewer is not None and to is not None:
+        from replayfleet.aggregator.control.curves import export
+        from replayfleet.federation.service.data_dir import fleet_of
+
+        number = export(read_journal(data_dir), fleet_of(data_dir, None), viewer, to)
+        click.echo(f"{number} numbers for {viewer} in {to}")
+        return
     wanted = (
         event
         for event in read_journal(data_dir)

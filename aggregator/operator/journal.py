@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -21,6 +21,9 @@ from replayfleet.federation.service.quotas import Limiter
 JOURNAL = "events.jsonl"
 MAX_BYTES = 64 << 20
 """Of one file. A round with 10 clients takes about 10 kB."""
+
+Listener = Callable[[str, Mapping[str, Any]], object]
+"""Told an event's kind and its fields."""
 
 _log = EventLogger("aggregator")
 _WARNINGS = frozenset(
@@ -61,7 +64,7 @@ class Journal:
         refused: told what the disk says to an event that it doesn't take; the event is in the log only then.
         wall_clock: seconds since 1970.
         max_bytes: of one file.
-        listener: told every event, also those that are left out.
+        listeners: told every event, also those that are left out.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class Journal:
         refused: Callable[[OSError], object] = lambda error: None,
         wall_clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
-        listener: Callable[[str, Mapping[str, Any]], object] = lambda event, fields: None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self._folder = folder
         self._refused = refused
         self._wall_clock = wall_clock
         self._max_bytes = max_bytes
-        self._listener = listener
+        self._listeners = listeners
         self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE)
         self._size, self._torn = 0, False
         self._open()
@@ -89,7 +92,8 @@ class Journal:
             details: fields too long for the log line; they go to the file only.
             fields: JSON values.
         """
-        self._listener(event, {**fields, **(details or {})})
+        for listener in self._listeners:
+            listener(event, {**fields, **(details or {})})
         now = self._wall_clock()
         for key, count in self._limiter.left_out(now):
             kind, client = cast(tuple[str, str], key)

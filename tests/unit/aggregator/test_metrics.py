@@ -28,7 +28,7 @@ def values(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_the_journal_counts_what_it_leaves_out_too(tmp_path: Path) -> None:
     metrics = Metrics()
-    with Journal(tmp_path, listener=metrics.told) as journal:
+    with Journal(tmp_path, listeners=(metrics.told,)) as journal:
         for _ in range(100):
             journal.add("upload rejected", client="a", round=0, reason="not-finite", bytes=10)
     assert (tmp_path / "events.jsonl").read_text().count("upload rejected") < 100
