@@ -21,6 +21,7 @@ from replayfleet.federation.wire.protocol.limits import check_id
 from replayfleet.federation.wire.transport.broker_address import is_loopback
 
 DEVICE = "Device"
+ANSWERS = "Answers"
 
 
 def _check_sources(texts: Any) -> None:
@@ -36,6 +37,14 @@ def check_studio(text: Any) -> None:
             f"studio {text}: other machines would see this device's pictures; expected an address on loopback, which "
             "`ssh -L 8090:127.0.0.1:8090 DEVICE` brings to yours"
         )
+
+
+def check_answers(text: Any) -> None:
+    """Raise a SettingsError unless answers could be published there, or nowhere."""
+    if text:
+        from replayfleet.edge_client.operator.answers import Place
+
+        Place.parse(text)
 
 
 DeviceName = Annotated[
@@ -128,6 +137,28 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             "Write the drawn pictures to this film, .webm; several cameras make several films.", CAMERA, metavar="FILE"
         ),
     ] = None
+    answers: Annotated[
+        str,
+        Option(
+            "Publish what the cameras see as JSON below this MQTT topic, mqtts://HOST:PORT/TOPIC; no pictures.",
+            ANSWERS,
+            metavar="URL",
+            unset="nowhere",
+            check=check_answers,
+        ),
+    ] = ""
+    answers_ca: Annotated[
+        Path | None,
+        Option("Certificate authority that signed that broker's certificate, PEM.", ANSWERS, unset="the system's"),
+    ] = None
+    answers_password_file: Annotated[
+        Path | None,
+        Option("File with the user on its first line and the password on its second, for that broker.", ANSWERS),
+    ] = None
+    answers_insecure: Annotated[bool, Option("Let others on the way read and forge the answers.", ANSWERS)] = False
+    home_assistant: Annotated[
+        bool, Option("Announce every camera to Home Assistant, which listens at that broker.", ANSWERS)
+    ] = False
     train: Annotated[
         bool,
         Option(

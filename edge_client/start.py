@@ -30,9 +30,11 @@ from replayfleet.federation.service.signals import stopped_by_signals
 from replayfleet.federation.service.systemd import ServiceManager
 
 if TYPE_CHECKING:
+    from replayfleet.edge_client.operator.answers import AnswerTopic
     from replayfleet.edge_client.operator.display.recorder import Recorder
     from replayfleet.edge_client.operator.display.window import Window
     from replayfleet.edge_client.operator.studio.app import StudioServer
+    from replayfleet.federation.wire.transport.connecting import Connector
 
 log = EventLogger(__name__)
 
@@ -126,9 +128,9 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 
 
-def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | StudioServer]:
+def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | StudioServer | AnswerTopic]:
     """Open what the operator wants to look at."""
-    opened: list[Recorder | Window | StudioServer] = []
+    opened: list[Recorder | Window | StudioServer | AnswerTopic] = []
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import Recorder
 
@@ -142,10 +144,34 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
 
         studio = Studio(service.known, service.learn, settings.keep_frames_s, time.monotonic)
         opened.append(StudioServer(studio, *check_address(settings.studio)))
+    if settings.answers:
+        from replayfleet.edge_client.operator.answers import AnswerTopic, Place
+
+        place = Place.parse(settings.answers)
+        secret = session_secret(settings.data_dir, None)
+        connect = _answers_connector(settings).to(place.broker, secret)
+        names, client = (lambda: service.known().class_names), f"{settings.fleet}-{settings.client_id}"
+        opened.append(AnswerTopic(place, connect, client, names, home_assistant=settings.home_assistant))
     return opened
 
 
+def _answers_connector(settings: ClientSettings) -> Connector:
+    """Return what connects to the broker that gets answers.
+
+    Raises:
+        SettingsError: It can't be used, or its options stand without it.
+    """
+    from replayfleet.edge_client.operator.answers import Place
+
+    place = Place.parse(settings.answers)
+    return place.connector(settings.answers_ca, settings.answers_password_file, insecure=settings.answers_insecure)
+
+
 def _check_displays(settings: ClientSettings) -> None:
+    if settings.answers:
+        _answers_connector(settings)
+    elif settings.home_assistant or settings.answers_ca or settings.answers_password_file or settings.answers_insecure:
+        raise SettingsError("--home-assistant and the other options of --answers need it: --answers mqtts://HOST/TOPIC")
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import check_film
 
