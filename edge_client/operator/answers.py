@@ -54,15 +54,14 @@ class Place:
         Raises:
             SettingsError: It names no topic, or one that nobody may publish to.
         """
+        shown = redacted(url)
         try:
             parts = urlsplit(url)
         except ValueError as error:
-            raise SettingsError(f"--answers {url!r} is no URL ({error}); expected mqtts://HOST/TOPIC") from None
+            raise SettingsError(f"--answers {shown!r} is no URL ({error}); expected mqtts://HOST/TOPIC") from None
         topic = parts.path.strip("/")
-        if parts.query or parts.fragment or not topic:
-            raise SettingsError(
-                f"--answers {url!r} names no topic; expected mqtts://HOST/TOPIC, for example yard/cam-1"
-            )
+        if set(url) & set("?#") or not topic:
+            raise SettingsError(f"--answers {shown!r} names no topic; expected mqtts://HOST/TOPIC, as in HOST/yard/cam")
         usable = topic.isprintable() and not set(topic) & set("+#$ ") and "//" not in topic
         if not usable or len(topic.encode()) > MAX_TOPIC:
             raise SettingsError(

@@ -144,12 +144,12 @@ def test_a_broker_that_is_away_holds_up_nothing_and_gets_only_what_is_new(tmp_pa
 def test_a_broker_that_asks_for_a_password(tmp_path: Path) -> None:
     users = password_file(tmp_path, cam="secret", me="mine")
     (tmp_path / "cam.txt").write_text("cam\nsecret\n")
-    with mosquitto(tmp_path, "allow_anonymous false", f"password_file {users}") as port:
-        with listening(port, ("me", "mine")) as listener:
-            answers = opened(f"mqtt://127.0.0.1:{port}/yard", password=tmp_path / "cam.txt")
-            answers.watch(seen("front", 1))
-            until(lambda: listener.of("yard/cameras/front"))
-            answers.close()
+    config = ("allow_anonymous false", f"password_file {users}")
+    with mosquitto(tmp_path, *config) as port, listening(port, ("me", "mine")) as listener:
+        answers = opened(f"mqtt://127.0.0.1:{port}/yard", password=tmp_path / "cam.txt")
+        answers.watch(seen("front", 1))
+        until(lambda: listener.of("yard/cameras/front"))
+        answers.close()
 
 
 @pytest.mark.parametrize(
