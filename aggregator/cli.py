@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
+import time
 from pathlib import Path
 
 import click
@@ -16,7 +19,7 @@ from replayfleet.aggregator.control.command import COMMANDS
 from replayfleet.aggregator.control.listing import clients, history
 from replayfleet.aggregator.members.command import enroll, renew, revoke
 from replayfleet.aggregator.settings import AggregatorSettings
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
@@ -86,6 +89,32 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
         f"fleet {made.fleet} restored to round {made.round}, in epoch {made.epoch}: {made.folder}; "
         "start `aggregator serve` as before, the clients go on from there"
     )
+
+
+@cli.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`, which is stopped.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: bool) -> None:
+    """Let the fleet learn the classes NAME too, beside those that it began with.
+
+    Stop the aggregator, add them, start it as before: devices serve on meanwhile, keep what they have learned, and
+    follow by themselves. For classifiers.
+    """
+    from replayfleet.aggregator.control.caller import who_is
+    from replayfleet.aggregator.operator.classes import add_classes
+
+    who, at = who_is(os.getpid(), os.getuid()), time.time()
+    click.echo(visible(add_classes(data_dir, names, who, at, only_plan=True).text))
+    if dry_run:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
+        click.confirm("Go on?", abort=True)
+    add_classes(data_dir, names, who, at)
+    click.echo("done; start `aggregator serve` as before")
 
 
 @cli.command()

@@ -66,7 +66,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         store.found(spec, time.time(), initial)
         return True
     began_with = store.initial()
-    if given is not None and (began_with is None or began_with.digest != digest(given)):
+    if given is not None and not store.added_classes() and (began_with is None or began_with.digest != digest(given)):
         store.close()
         raise SettingsError(
             "data dir: its run began with another model; start without --initial to go on with it, or in another "

@@ -14,11 +14,13 @@ from replayfleet.aggregator.operator.traces import Traces, exporter_to
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.aggregator.store import added_classes
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.jobs import Jobs
@@ -40,7 +42,7 @@ def serve(settings: AggregatorSettings) -> bool:
     """
     manager = ServiceManager.from_environment()
     manager.begin("building the fleet's models")
-    spec = settings.spec()
+    spec = grown_spec(settings.spec(), added_classes(settings.data_dir))
     method, task = method_of(spec), task_of(spec)
     device, why_not = proved_device(settings.torch_device)
     fleet = Fleet(

@@ -126,6 +126,30 @@ class AggregatorStore:
             self._set_fact("home", secrets.token_hex(4))
             self._db.execute("INSERT INTO rounds (round, phase, opened_at) VALUES (0, ?, ?)", (Phase.OPEN.value, at))
 
+    def added_classes(self) -> tuple[str, ...]:
+        """Classes that the fleet learns beside those that it was founded with."""
+        return self._fact("added_classes", tuple[str, ...]) or ()
+
+    def grow(self, spec: FleetSpec, added: tuple[str, ...], initial: BlobEntry, state: StoredArtefacts | None) -> None:
+        """Go on with more classes, in another epoch: the open round begins anew, all models are of the new layout.
+
+        Raises:
+            SettingsError: There are no more epochs.
+        """
+        with transaction(self._db):
+            self._set_fact("spec", spec)
+            self._set_fact("added_classes", (*self.added_classes(), *added))
+            self._set_fact("initial", initial)
+            self._set_fact("state", state)
+            self._set_fact("graphs", ())
+            index = self.round().index
+            self._db.execute("DELETE FROM uploads WHERE round = ?", (index,))
+            self._db.execute("UPDATE rounds SET phase = ?, closed_at = NULL WHERE round = ?", (Phase.OPEN.value, index))
+            for client_id in self.clients():
+                self.versions.forget(client_id)
+            self._db.execute("UPDATE clients SET download = NULL")
+            self.raise_epoch(self.epoch() + 1)
+
     def initial(self) -> BlobEntry | None:
         """The task model that the run began with; None if it was a random one."""
         return self._fact("initial", BlobEntry)
@@ -456,6 +480,18 @@ class AggregatorStore:
         )
         self.versions.add(manifest)
         return manifest
+
+
+def added_classes(data_dir: Path) -> tuple[str, ...]:
+    """Return the classes that the fleet of a data dir learns beside those it was founded with; none before a run.
+
+    Raises:
+        SettingsError: The database is damaged.
+    """
+    if not (data_dir / DATABASE).is_file():
+        return ()
+    with contextlib.closing(AggregatorStore(data_dir, read_only=True)) as store:
+        return store.added_classes()
 
 
 def digests_of(manifest: Manifest) -> set[str]:

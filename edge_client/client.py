@@ -7,13 +7,14 @@ from replayfleet.edge_client.flow import Samples, Source
 from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import RoundFile, TrainDone, TrainFailed, TrainJob
-from replayfleet.edge_client.state_store import SentAway, TrainingCommit
+from replayfleet.edge_client.state_store import SentAway, TrainingCommit, goes_on_under
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
 from replayfleet.edge_client.sync.following import Following
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.edge_client.sync.session_logic import NOWHERE, Place, Situation, Step, next_step
 from replayfleet.edge_client.sync.uploads import UploadDesk
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.fleet.growth import extends
 from replayfleet.federation.service.jobs import Outcome
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Announcement, epoch_of
@@ -230,6 +231,8 @@ class Client:
     def _agree(self, agreed: Agreement) -> None:
         """Adopt the fleet's agreement; what belongs to another one is left behind.
 
+        One that only has more classes leaves nothing behind: the model serves until the grown one is there.
+
         Raises:
             SettingsError: The source doesn't fit the fleet's task, or a model of another task is served, which no
                 announcement takes away.
@@ -238,19 +241,23 @@ class Client:
         if before is not None and before.digest == agreed.digest:
             return
         source = self.source
+        more_classes = before is not None and extends(agreed.spec, before.spec)
         if before is None or before.task != agreed.task:
-            if self._downloads.held is not None and before is not None:
+            if self._downloads.held is not None and before is not None and not more_classes:
                 raise SettingsError("the fleet learns another task than the one served; it takes a new --data-dir")
             source = self._parts.open_source(agreed.task)
-        if before is not None:
+        if more_classes:
+            log.info("the fleet learns more classes", classes=", ".join(agreed.task.class_names))
+        elif before is not None:
             log.warning("the fleet agreed anew", method=agreed.spec.method, run_seed=agreed.spec.run_seed)
         self._agreed = agreed
         commit = self._parts.records.training()
         ours = commit is not None and commit.spec_digest == agreed.digest
         self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
-        self.privacy = commit.privacy if commit is not None and ours else ""
+        remembered = commit is not None and goes_on_under(agreed.spec, commit.spec_digest)
+        self.privacy = commit.privacy if commit is not None and remembered else ""
         self._abandoned = NOWHERE
-        if source is not None and source is not self.source:
+        if source is not None and (more_classes or source is not self.source):
             self.source = source
             self._downloads.measure_on(source.samples, agreed.task)
 
@@ -308,7 +315,7 @@ class Client:
 
     def _train(self, samples: Samples, now: float) -> None:
         held, agreed, parts = self._downloads.held, self._agreed, self._parts
-        if held is None or agreed is None or held.manifest.round != self.round:
+        if held is None or agreed is None or (held.manifest.round, held.spec) != (self.round, agreed.spec):
             return
         bounded, num_dropped = newest(samples)
         self._forget_samples()

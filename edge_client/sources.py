@@ -24,6 +24,7 @@ from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
@@ -89,7 +90,7 @@ def source_opener(
     cameras = [_opened(uri) for uri in parsed if isinstance(uri, CameraUri)]
     if wanted.view == "crops" and not any(camera.class_names for camera in cameras):
         raise SettingsError("view is 'crops', but no camera here brings boxes; expected 'whole'")
-    return lambda task: _camera_source(cameras, task, wanted)
+    return _CameraSource(cameras, wanted)
 
 
 def _opened(uri: CameraUri) -> Camera:
@@ -112,32 +113,60 @@ def cameras_with_samples(
     return Source(PictureSource(held_up(cameras, samples.has_room, samples.end), view, description), samples)
 
 
-def _camera_source(cameras: Sequence[Camera], task: AnyTaskSpec, learning: LearningSettings) -> Source:
-    annotating = {camera.name: camera.class_names for camera in cameras if camera.class_names}
-    annotated = [AnnotatedLabels(annotating, task.class_names)] if annotating else []
-    teacher = None if learning.teacher is None else load_teacher(learning.teacher, task)
-    collector = Collector(learning)
-    if isinstance(task, DetectionSpec):
+class _CameraSource:
+    """Opens cameras for a task; for one with more classes than the task before it the same source goes on."""
+
+    def __init__(self, cameras: Sequence[Camera], learning: LearningSettings) -> None:
+        self._cameras = cameras
+        self._learning = learning
+        self._opened: tuple[TaskSpec, Source, FeedbackDesk] | None = None
+
+    def __call__(self, task: AnyTaskSpec) -> Source:
+        learning, cameras = self._learning, self._cameras
+        if isinstance(task, DetectionSpec):
+            return self._finding_boxes(task)
+        lessons = ClassLessons(self._labellers(task))
+        if self._opened is not None:
+            before, source, desk = self._opened
+            if grown_task(before, task.class_names) == task and isinstance(source.samples, CameraSamples):
+                desk.take_classes(task.class_names)
+                source.samples.follow(lessons)
+                self._opened = (task, source, desk)
+                return source
+        desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
+        annotated = any(camera.class_names for camera in cameras)
+        crops = learning.view == "crops" or (learning.view == "auto" and annotated)
+        view: View = Crops(task) if crops else WholePicture(task)
+        for camera in cameras:
+            if crops and not camera.class_names:
+                log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
+        source = cameras_with_samples(cameras, view, lessons, desk, Collector(learning))
+        self._opened = (task, source, desk)
+        return source
+
+    def _finding_boxes(self, task: DetectionSpec) -> Source:
+        learning = self._learning
         if learning.view == "crops":
             raise SettingsError(
                 "view is 'crops', but the fleet learns to find boxes, and sees whole pictures; leave it out"
             )
-        box_labellers: list[BoxLabeller] = [*annotated]
-        if teacher is not None:
-            box_labellers.append(TeacherBoxes(teacher, task, learning.teacher_confidence))
-        lessons = BoxLessons(box_labellers, task.max_boxes)
-        boxes = BoxFeedbackDesk(task, learning.keep_frames_s)
-        return cameras_with_samples(cameras, Detector(task), lessons, boxes, collector)
-    labellers: list[Labeller] = [*annotated]
-    if teacher is not None:
-        labellers.append(TeacherLabels(teacher, learning.teacher_confidence))
-    desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
-    crops = learning.view == "crops" or (learning.view == "auto" and annotating)
-    view: View = Crops(task) if crops else WholePicture(task)
-    for camera in cameras:
-        if crops and not camera.class_names:
-            log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
-    return cameras_with_samples(cameras, view, ClassLessons(labellers), desk, collector)
+        labellers: list[BoxLabeller] = [*self._annotated(task)]
+        if learning.teacher is not None:
+            labellers.append(TeacherBoxes(load_teacher(learning.teacher, task), task, learning.teacher_confidence))
+        lessons = BoxLessons(labellers, task.max_boxes)
+        desk = BoxFeedbackDesk(task, learning.keep_frames_s)
+        return cameras_with_samples(self._cameras, Detector(task), lessons, desk, Collector(learning))
+
+    def _labellers(self, task: TaskSpec) -> list[Labeller]:
+        labellers: list[Labeller] = [*self._annotated(task)]
+        if self._learning.teacher is not None:
+            teacher = load_teacher(self._learning.teacher, task)
+            labellers.append(TeacherLabels(teacher, self._learning.teacher_confidence))
+        return labellers
+
+    def _annotated(self, task: AnyTaskSpec) -> list[AnnotatedLabels]:
+        annotating = {camera.name: camera.class_names for camera in self._cameras if camera.class_names}
+        return [AnnotatedLabels(annotating, task.class_names)] if annotating else []
 
 
 def _classified(task: AnyTaskSpec, what: str) -> TaskSpec:

@@ -22,6 +22,7 @@ from replayfleet.devices.budget import Speed
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import UNREADABLE, Reason
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
@@ -138,6 +139,17 @@ class SentAway(msgspec.Struct, frozen=True):
 def spec_digest(spec: FleetSpec) -> str:
     """Name an agreement: two are the same if fleet, method, settings, task and seed are."""
     return hashlib.sha256(_encoder.encode(spec)).hexdigest()
+
+
+def goes_on_under(spec: FleetSpec, digest: str) -> bool:
+    """Whether what was remembered under the agreement ``digest`` is good under ``spec``, which may have more classes.
+
+    A class's id stays, and what a client remembers is by class.
+    """
+    if digest == spec_digest(spec):
+        return True
+    names = spec.task.get("class_names", ())
+    return any(digest == spec_digest(first_classes(spec, number)) for number in range(len(names) - 1, 1, -1))
 
 
 class StateStore:

@@ -95,12 +95,14 @@ class UploadDesk:
             raise UploadRejected(Reason.EXCLUDED, "this client takes no part; the fleet's operator may readmit it")
 
     def _check_epoch(self, peer: str, manifest: Manifest) -> None:
-        download = self._parts.store.download(peer)
-        if download is not None and manifest.epoch != download.epoch:
+        """Refuse what was trained in another epoch than the client's download; where it has none, in an earlier one."""
+        store = self._parts.store
+        download, epoch = store.download(peer), store.epoch()
+        if manifest.epoch < epoch if download is None else manifest.epoch != download.epoch:
             raise UploadRejected(
                 Reason.WRONG_ROUND,
-                f"upload was trained in epoch {manifest.epoch}, the client's download is of epoch {download.epoch}; "
-                "the client trains the round from that",
+                f"upload was trained in epoch {manifest.epoch}, the client's download is of epoch "
+                f"{epoch if download is None else download.epoch}; the client trains the round from that",
             )
 
     def _accept(self, event: Arrived) -> dict[str, object]:

@@ -48,6 +48,10 @@ class CameraSamples:
         self._too_many = {_UNANSWERED: _Excess(), _UNLEARNED: _Excess()}
         threading.Thread(target=self._label, name="labels", daemon=True).start()
 
+    def follow(self, lessons: Lessons) -> None:
+        """Label what comes from now on for a task with more classes; what was labelled before stays."""
+        self._lessons = lessons
+
     def has_room(self) -> bool:
         """Whether another picture may come: labelling keeps up."""
         return self._waiting.qsize() < MAX_WAITING

@@ -53,14 +53,14 @@ class DatasetSamples:
         self._show_newest(0)
 
     def check_task(self, task: TaskSpec) -> None:
-        """Raise SettingsError unless the data set poses the fleet's task: same images, same classes."""
+        """Raise SettingsError unless the data set poses the fleet's task: same images, its classes the first ones."""
         own, name = self._data.task, self._uri.dataset
-        if (own.image_shape, own.num_classes) != (task.image_shape, task.num_classes):
+        if own.image_shape != task.image_shape or own.num_classes > task.num_classes:
             raise SettingsError(
                 f"source {name} has {own.num_classes} classes of {own.image_shape} images, the fleet's task "
                 f"{task.num_classes} classes of {task.image_shape}; choose another source"
             )
-        for index, (found, expected) in enumerate(zip(own.class_names, task.class_names, strict=True)):
+        for index, (found, expected) in enumerate(zip(own.class_names, task.class_names, strict=False)):
             if found != expected:
                 raise SettingsError(
                     f"class {index} is {found!r} in source {name} and {expected!r} in the fleet's task; choose another "

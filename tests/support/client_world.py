@@ -24,7 +24,7 @@ from replayfleet.edge_client.learning.training.job import TrainerReady, TrainJob
 from replayfleet.edge_client.learning.training.trainer import answer
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.sync.parts import Compute
-from replayfleet.federation.methods.steps.replay import eager_sampler
+from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.models.specs import TaskSpec
@@ -127,7 +127,7 @@ class World:
         self.spec = make_spec("fleet", method, task, preset="tiny", overrides=settings, run_seed=3)
         built = method_of(self.spec)
         rules = RoundRules(num_clients, min_clients=1, deadline_s=deadline_s, num_rounds=num_rounds)
-        self.fleet = Fleet(self.spec, built, eager_sampler(task), OnnxExporter(built, task), rules)
+        self.fleet = Fleet(self.spec, built, sampler_of(built), OnnxExporter(built, task), rules)
         self.folder = folder
         self.broker = MemoryBroker()
         self.clients: dict[str, ClientService] = {}

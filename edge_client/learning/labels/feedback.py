@@ -28,6 +28,10 @@ class FeedbackDesk:
         self._class_ids = {name: index for index, name in enumerate(class_names)}
         self._frames = KeptFrames(keep_s, clock)
 
+    def take_classes(self, class_names: tuple[str, ...]) -> None:
+        """Take labels of the task's new classes too, also of frames that are kept already."""
+        self._class_ids = {name: index for index, name in enumerate(class_names)}
+
     def keep(self, shown: Shown) -> None:
         """Keep a frame's inputs for a while."""
         self._frames.keep(shown)

@@ -37,7 +37,7 @@ from replayfleet.edge_client.learning.training.job import (
     parameter_sets_of,
     read_round_data,
 )
-from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit, goes_on_under, spec_digest
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
@@ -45,6 +45,7 @@ from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import leave_the_compiler_out, prepare_torch
+from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
@@ -90,7 +91,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     samples = read_round_data(job.round_data)
     data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
     download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
-    held, note = _load_state(method, records, blobs, spec_digest(job.spec))
+    held, note = _load_state(method, records, blobs, job.spec)
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
@@ -182,13 +183,13 @@ def _bound_on(device: Any) -> Callable[[int], None]:
     return bound
 
 
-def _load_state(method: Any, records: StateStore, blobs: BlobReader, digest: str) -> tuple[Any, str]:
+def _load_state(method: Any, records: StateStore, blobs: BlobReader, spec: FleetSpec) -> tuple[Any, str]:
     """Return (the client's state, what an operator should know): the committed one, or a new client's."""
     commit = records.training()
     fresh = method.initial_states()[0]
     if commit is None:
         return fresh, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
-    if commit.spec_digest != digest:
+    if not goes_on_under(spec, commit.spec_digest):
         return fresh, "the fleet's agreement changed, so the earlier state was left behind"
     try:
         return method.ClientState.unpack(decode_artefacts(commit.state, commit.state_facts, blobs)), ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from replayfleet.federation.methods.kit.packing import model_fields, served_name
-from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.models.build import class_rows
 from replayfleet.models.specs import TaskSpec
@@ -53,6 +53,37 @@ def completed(method: Any, run_seed: int, parameters: Parameters, classes: Seque
         name: _fitting(name, parameters[name], random, classes if name in rows else None)
         for name, random in wanted.items()
     }
+
+
+def with_more_classes(method: Any, artefacts: Artefacts) -> Artefacts:
+    """Return a state, packed, in which every task model has a row for each of the method's classes.
+
+    A new class's row is the mean of the others, so its logit is the mean of theirs: it is never the largest, and until
+    the class is learned no picture is taken for it. Without a bias (a cosine head) rows have one length, so that the
+    mean's direction could win; there a new row is random.
+
+    Args:
+        method: whose task has new classes behind the others.
+        artefacts: of the method as it was before.
+    """
+    wanted = method.initial_download(seeded_generator(0, 0, "initial"))
+    layout: Parameters = getattr(wanted, _task_models(wanted)[0])
+    rows = class_rows(method.task)
+    sets = {
+        name: {key: _grown(tensor, layout[key], key in rows, len(rows) > 1) for key, tensor in parameters.items()}
+        if parameters.keys() == layout.keys()
+        else parameters
+        for name, parameters in artefacts.parameter_sets.items()
+    }
+    return Artefacts(sets, artefacts.facts)
+
+
+def _grown(given: Any, random: Any, has_rows: bool, with_mean: bool) -> Any:
+    if not has_rows:
+        return given
+    more = random[len(given) :]
+    new = given.to(torch.float64).mean(dim=0, keepdim=True).to(given.dtype).expand_as(more) if with_mean else more
+    return torch.cat([given, new])
 
 
 def _task_models(download: Any) -> list[str]:

@@ -1,0 +1,120 @@
+"""``aggregator add-class``: a fleet learns classes beside those that it began with, and forgets nothing for it.
+
+All task models get a row for each new class (``with_more_classes``), in one transaction and a new epoch. Clients take
+the announcement of a task that begins with theirs, serve on until their grown model comes, and keep what they remember.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replayfleet.aggregator.aggregation import restore_artefacts, store_artefacts
+from replayfleet.aggregator.founding import initial_of
+from replayfleet.aggregator.records.deeds import Deed
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.beginning import first_download, with_more_classes
+from replayfleet.federation.methods.kit.packing import served_name
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.service.data_dir import claim_data_dir, fleet_of
+from replayfleet.federation.service.fleet.growth import grown_spec
+from replayfleet.federation.service.fleet.spec import method_of
+from replayfleet.federation.service.fleet.task import task_of
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+
+GROWING = frozenset({"fedavg", "fedavg-replay", "fedprox", "pfedgrp", "pfedgrp-plus"})
+"""Methods of which every network but the task model belongs to one class, or to none."""
+
+MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What adding classes does, or did.
+
+    Attributes:
+        spec: with them.
+        added: their names.
+        round: that begins anew.
+        num_uploads: that it had, and whose work is done again.
+    """
+
+    spec: FleetSpec
+    added: tuple[str, ...]
+    round: int
+    num_uploads: int
+
+    @property
+    def text(self) -> str:
+        """In words, for an operator."""
+        number = len(task_of(self.spec).class_names)
+        again = f"; {self.num_uploads} uploads of it are made again" if self.num_uploads else ""
+        return (
+            f"the fleet learns {', '.join(self.added)} too, {number} classes in all, from round "
+            f"{self.round}, which begins anew{again}. Devices serve on, and keep what they have learned. There is no "
+            "way back but a backup"
+        )
+
+
+def add_classes(data_dir: Path, names: Sequence[str], who: str, at: float, *, only_plan: bool = False) -> Grown:
+    """Let the fleet of a data dir, on which no aggregator runs, learn more classes.
+
+    Args:
+        data_dir: of an aggregator that is stopped.
+        names: of the classes.
+        who: asks for it, for the journal.
+        at: Unix time.
+        only_plan: change nothing.
+
+    Raises:
+        SettingsError: There is no run here, an aggregator runs, or its fleet can't take these classes. Nothing was
+            changed.
+    """
+    if not (data_dir / DATABASE).is_file():
+        raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
+    with (
+        claim_data_dir(data_dir, fleet=fleet_of(data_dir, None), role="aggregator"),
+        contextlib.closing(AggregatorStore(data_dir)) as store,
+    ):
+        grown, before = _plan(store, tuple(names)), store.spec()
+        if only_plan or before is None:
+            return grown
+        blobs = DiskBlobStore(data_dir / "blobs")
+        old, new = method_of(before), method_of(grown.spec)
+        first = first_download(old, before.run_seed, initial_of(store, blobs))
+        name = served_name(type(first))
+        given = with_more_classes(new, Artefacts({"initial": first.pack().parameter_sets[str(name)]}))
+        data = encode_parameters(given.parameter_sets["initial"])
+        initial = BlobEntry("initial", blobs.put(data), len(data))
+        state = store.state()
+        if state is not None:
+            state = store_artefacts(with_more_classes(new, restore_artefacts(state, blobs)), blobs)
+        with store.doing(Deed(at, who, "add-class", "", grown.text)):
+            store.grow(grown.spec, grown.added, initial, state)
+        return grown
+
+
+def _plan(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
+    spec = store.spec()
+    if spec is None:
+        raise SettingsError("data dir: its run hasn't begun yet; name all classes in its task")
+    if spec.method not in GROWING:
+        raise SettingsError(
+            f"method {spec.method!r} has networks that know how many classes there are; a fleet takes classes with "
+            + ", ".join(sorted(GROWING))
+        )
+    known = task_of(spec).class_names
+    for index, name in enumerate(names):
+        if not name.isprintable() or len(name) > MAX_NAME:
+            raise SettingsError(f"a class is named {name[:80]!r}, expected at most {MAX_NAME} printable characters")
+        if name in known or name in names[:index]:
+            raise SettingsError(f"the fleet learns {name!r} already; its classes are {', '.join(known)}")
+    record, rounds = store.round(), store.num_rounds()
+    if rounds is not None and record.index >= rounds:
+        raise SettingsError(f"the run is finished after {record.index} rounds; start it with more --rounds first")
+    return Grown(grown_spec(spec, names), names, record.index, len(record.accepted))
