@@ -103,7 +103,7 @@ def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: boo
     follow by themselves. For classifiers.
     """
     from replayfleet.aggregator.control.caller import who_is
-    from replayfleet.aggregator.operator.classes import add_classes
+    from replayfleet.aggregator.control.growing import add_classes
 
     who, at = who_is(os.getpid(), os.getuid()), time.time()
     click.echo(visible(add_classes(data_dir, names, who, at, only_plan=True).text))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from replayfleet.aggregator.operator.classes import GROWING, add_classes
+from replayfleet.aggregator.control.growing import GROWING, add_classes
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.store import AggregatorStore, added_classes
 from replayfleet.edge_client.flow import Samples

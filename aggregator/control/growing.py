@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.aggregator.aggregation import restore_artefacts, store_artefacts
-from replayfleet.aggregator.founding import initial_of
 from replayfleet.aggregator.records.deeds import Deed
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.beginning import first_download, with_more_classes
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.service.artefact_codec import encode_parameters
+from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
 from replayfleet.federation.service.data_dir import claim_data_dir, fleet_of
 from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
@@ -86,10 +85,12 @@ def add_classes(data_dir: Path, names: Sequence[str], who: str, at: float, *, on
             return grown
         blobs = DiskBlobStore(data_dir / "blobs")
         old, new = method_of(before), method_of(grown.spec)
-        first = first_download(old, before.run_seed, initial_of(store, blobs))
+        began = store.initial()
+        given = None if began is None else decode_parameters(began.name, blobs.read(began.digest))
+        first = first_download(old, before.run_seed, given)
         name = served_name(type(first))
-        given = with_more_classes(new, Artefacts({"initial": first.pack().parameter_sets[str(name)]}))
-        data = encode_parameters(given.parameter_sets["initial"])
+        more = with_more_classes(new, Artefacts({"initial": first.pack().parameter_sets[str(name)]}))
+        data = encode_parameters(more.parameter_sets["initial"])
         initial = BlobEntry("initial", blobs.put(data), len(data))
         state = store.state()
         if state is not None:
