@@ -19,6 +19,7 @@ from replayfleet.federation.service.jobs import Outcome
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import Announcement, epoch_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
+from replayfleet.models.specs import DetectionSpec
 
 log = EventLogger(__name__)
 
@@ -105,6 +106,12 @@ class Client:
     def class_names(self) -> tuple[str, ...]:
         """Of the fleet's task; empty until it is known."""
         return () if self._agreed is None else self._agreed.task.class_names
+
+    @property
+    def max_boxes(self) -> int | None:
+        """Boxes in a picture's label, where the fleet learns boxes."""
+        task = None if self._agreed is None else self._agreed.task
+        return task.max_boxes if isinstance(task, DetectionSpec) else None
 
     @property
     def method(self) -> str:

@@ -199,7 +199,8 @@ class ClientService:
         """What the label studio shows of this client; safe to call from another thread."""
         client, source = self.client, self.client.source
         labels = source.samples.progress() if source and isinstance(source.samples, CountsLabels) else None
-        return Known(self._identity.client_id, client.class_names, client.round, client.serving_version, labels)
+        name, boxes = self._identity.client_id, client.max_boxes
+        return Known(name, client.class_names, client.round, client.serving_version, labels, boxes)
 
     @property
     def turns(self) -> Mapping[str, int]:

@@ -21,9 +21,10 @@ FLAGS = (
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--ignore-certificate-errors",
 )  # fmt: skip
 PATIENCE_S = 60.0
-KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " "), "Escape": (27, "")} | {
-    key: (ord(key.upper()), key) for key in "12su"
-}
+KEYS = {
+    "Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " "), "Escape": (27, ""), "Delete": (46, ""), "]": (221, "]"),
+    "ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
+} | {key: (ord(key.upper()), key) for key in "12nsu"}  # fmt: skip
 
 
 class Browser:
@@ -141,11 +142,22 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
-    def press(self, key: str) -> None:
+    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Hold the mouse's button from one place to another, both as shares of an element's width and height."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{find}.scrollIntoView({{block: 'center'}})")
+        box = self.run(f"(r => [r.x, r.y, r.width, r.height])({find}.getBoundingClientRect())")
+        (x, y), (to_x, to_y) = ((box[0] + box[2] * at[0], box[1] + box[3] * at[1]) for at in (start, end))
+        middle = ((x + to_x) / 2, (y + to_y) / 2)
+        steps = (("mousePressed", (x, y)), ("mouseMoved", middle), ("mouseMoved", (to_x, to_y)))
+        for kind, (now_x, now_y) in (*steps, ("mouseReleased", (to_x, to_y))):
+            self.call("Input.dispatchMouseEvent", type=kind, x=now_x, y=now_y, button="left", buttons=1, clickCount=1)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
         code, text = KEYS[key]
-        name = " " if key == "Space" else key
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=name, code=key, windowsVirtualKeyCode=code, text=text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=name, code=key, windowsVirtualKeyCode=code)
+        name, held = " " if key == "Space" else key, {"modifiers": 8 if shift else 0, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=name, code=key, text=text, **held)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=name, code=key, **held)
 
     def write(self, text: str) -> None:
         """Type into what has the focus."""

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused
+from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused, NamedBox
+from replayfleet.edge_client.operator.operator_desk import BoxBody
 from replayfleet.edge_client.operator.studio.studio import Studio
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service import pages as shared_pages
@@ -28,10 +29,11 @@ from replayfleet.federation.wire.transport.broker_address import is_loopback
 MAX_LIVE = 4
 """Live pictures at a time; a further browser is told to wait."""
 PICTURES_PER_S = 10.0
-MAX_BODY_BYTES = 4096
+MAX_BODY_BYTES = 64 * 1024
+"""Boxes of one picture; a label holds far fewer."""
 MAX_CONNECTIONS = 40
 _STATIC = Path(__file__).parent / "static"
-_KINDS = {"studio.css": "text/css", "studio.js": "text/javascript"}
+_KINDS = {"studio.css": "text/css", "studio.js": "text/javascript", "boxes.js": "text/javascript"}
 _PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
 
 log = EventLogger("studio")
@@ -43,6 +45,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
     camera: str
     frame: int
     class_name: str = msgspec.field(name="class", default="")
+    boxes: list[BoxBody] = []  # a struct copies it
 
 
 _decoder = msgspec.json.Decoder(Said)
@@ -68,7 +71,7 @@ class Pages:
                 Route("/live", self._live),
                 *(
                     Route(f"/api/{act.__name__.strip('_')}", _post(act), methods=["POST"])
-                    for act in (self._label, self._skip, self._undo)
+                    for act in (self._label, self._boxes, self._skip, self._undo)
                 ),
             ],
             middleware=[Middleware(Guard, rules=rules)],
@@ -120,6 +123,12 @@ class Pages:
         said = _decoder.decode(body)
         self._studio.label(said.camera, said.frame, said.class_name)
         return f"learned: {said.class_name}"
+
+    def _boxes(self, body: bytes) -> str:
+        said = _decoder.decode(body)
+        boxes = [NamedBox(one.class_name, one.box) for one in said.boxes]
+        self._studio.label_boxes(said.camera, said.frame, boxes)
+        return f"learned: {len(boxes) or 'nothing'} to be seen"
 
     def _skip(self, body: bytes) -> str:
         said = _decoder.decode(body)

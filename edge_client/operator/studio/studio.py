@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import LabelProgress, Shown
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused, TakeBack
+from replayfleet.edge_client.learning.labels.operators_word import (
+    AnyFeedback,
+    BoxFeedback,
+    Feedback,
+    FeedbackRefused,
+    NamedBox,
+    TakeBack,
+)
 from replayfleet.edge_client.operator.studio.waiting import Waiting, WaitingFrames
 
 MAX_UNDO = 50
@@ -31,6 +38,7 @@ class Known:
         round: announced last; -1 before the first.
         version: that serves.
         labels: what waits for the next round; None where the source doesn't count.
+        max_boxes: of one picture, where the fleet learns boxes; None where it learns classes.
     """
 
     client: str
@@ -38,6 +46,7 @@ class Known:
     round: int
     version: int
     labels: LabelProgress | None
+    max_boxes: int | None = None
 
 
 class Studio:
@@ -77,6 +86,7 @@ class Studio:
         return {
             "client": known.client,
             "classes": list(names),
+            "max_boxes": known.max_boxes,
             "round": known.round,
             "version": known.version,
             "labels": None
@@ -93,16 +103,18 @@ class Studio:
             ],
             "keep_s": self._frames.keep_s,
             "num_waiting": len(waiting),
-            "waiting": [
-                {
-                    "camera": one.key[0],
-                    "frame": one.key[1],
-                    "answer": next(iter(_said(one.shown, names)[one.index :]), None),
-                    "left_s": round(self._frames.keep_s - (now - one.at), 1),
-                }
-                for one in waiting[:12]
-            ],
+            "waiting": [self._waiting(one, known, now) for one in waiting[:12]],
             "undo": self._done[-1][1] if self._done else "",
+        }
+
+    def _waiting(self, one: Waiting, known: Known, now: float) -> dict[str, Any]:
+        said = _said(one.shown, known.class_names)
+        return {
+            "camera": one.key[0],
+            "frame": one.key[1],
+            "left_s": round(self._frames.keep_s - (now - one.at), 1),
+            "answer": next(iter(said[one.index :]), None),
+            **({} if known.max_boxes is None else {"size": one.shown.picture.size, "found": said[: known.max_boxes]}),
         }
 
     def label(self, camera: str, frame_id: int, class_name: str) -> None:
@@ -111,41 +123,60 @@ class Studio:
         Raises:
             FeedbackRefused: The frame doesn't wait any more, or the label can't be used.
         """
+        frame = self._found(camera, frame_id)
+        self._learned(frame, class_name, self._learn(Feedback(camera, frame_id, class_name, frame.index)))
+
+    def label_boxes(self, camera: str, frame_id: int, boxes: Sequence[NamedBox]) -> None:
+        """Learn that these things, and no others, are to be seen in a waiting frame.
+
+        Raises:
+            FeedbackRefused: The frame doesn't wait any more, or the boxes can't be used.
+        """
+        frame = self._found(camera, frame_id)
+        said = f"{len(boxes)} box{'' if len(boxes) == 1 else 'es'}"
+        self._learned(frame, said, self._learn(BoxFeedback(camera, frame_id, tuple(boxes))))
+
+    def _found(self, camera: str, frame_id: int) -> Waiting:
         frame = self._frames.find((camera, frame_id), self._clock())
         if frame is None:
             raise FeedbackRefused(
                 f"frame {frame_id} of {camera!r} doesn't wait any more; frames wait for {self._frames.keep_s:g} s"
             )
-        take_back = self._learn(Feedback(camera, frame_id, class_name, frame.index))
+        return frame
+
+    def _learned(self, frame: Waiting, said: str, take_back: TakeBack) -> None:
         self._frames.remove(frame.key)
-        self._done.append((frame, class_name, take_back))
+        self._done.append((frame, said, take_back))
 
     def skip(self, camera: str, frame_id: int) -> None:
         """Nobody wants to label this frame. Idempotent."""
         self._frames.remove((camera, frame_id))
 
     def undo(self) -> str:
-        """Take the newest label back; returns its class.
+        """Take the newest label back; returns what it said.
 
         Raises:
             FeedbackRefused: There is none, or its round has begun.
         """
         try:
-            frame, class_name, take_back = self._done.pop()
+            frame, said, take_back = self._done.pop()
         except IndexError:
             raise FeedbackRefused("there is no label to take back") from None
         if not take_back():
             self._done.clear()  # those before it are in that round too
-            raise FeedbackRefused(f"the label {class_name!r} is in a round already, and stays")
+            raise FeedbackRefused(f"the label {said!r} is in a round already, and stays")
         self._frames.put_back(frame, self._clock())
-        return class_name
+        return said
 
     def frozen(self, camera: str, frame_id: int) -> bytes | None:
-        """Return a waiting frame as JPEG, with the object that is asked about marked; None if it is gone."""
+        """Return a waiting frame as JPEG, with the object that is asked about marked; None if it is gone.
+
+        A detector's is bare: the page draws its boxes, which whoever labels may move.
+        """
         frame = self._frames.find((camera, frame_id), self._clock())
         if frame is None:
             return None
-        corners = _corners(frame.shown)
+        corners = _corners(frame.shown) if frame.shown.inputs.size is None else None
         return jpeg(frame.shown.picture.pixels, None if corners is None else corners[frame.index : frame.index + 1])
 
     def newest(self, camera: str) -> tuple[int, Callable[[], bytes]] | None:
@@ -178,6 +209,10 @@ def _said(shown: Shown, names: Sequence[str]) -> list[dict[str, Any]]:
         return []
     answers = shown.prediction.answers
     return [
-        {"class": names[id_] if 0 <= id_ < len(names) else str(id_), "confidence": round(float(sure), 4)}
-        for id_, sure in zip(answers.class_ids.tolist(), answers.confidences, strict=True)
+        {
+            "class": names[id_] if 0 <= id_ < len(names) else str(id_),
+            "confidence": round(float(sure), 4),
+            **({} if answers.corners is None else {"box": [round(x, 1) for x in answers.corners[index].tolist()]}),
+        }
+        for index, (id_, sure) in enumerate(zip(answers.class_ids.tolist(), answers.confidences, strict=True))
     ]

@@ -14,6 +14,8 @@ MAX_BYTES = 64 * 2**20
 """Of all pictures that wait; of those that don't fit, the most certain go."""
 APART_S = 0.5
 """Between two frozen frames of a camera: neighbours look alike."""
+NOTHING_FOUND = 0.5
+"""How sure a detector counts that found nothing: behind what it hardly believes, before what it believes."""
 
 Key = tuple[str, int]
 
@@ -25,7 +27,7 @@ class Waiting:
     Attributes:
         shown: the picture and what the model said.
         index: of the object among what the picture asks.
-        confidence: of its answer, 0 to 1; 0 while no model is served.
+        confidence: of its answer, 0 to 1; 0 while no model is served, ``NOTHING_FOUND`` of a detector without answers.
         at: seconds on the caller's clock.
     """
 
@@ -65,7 +67,7 @@ class WaitingFrames:
             return
         confidences = np.zeros(1) if shown.prediction is None else shown.prediction.answers.confidences
         if not len(confidences):
-            return
+            confidences = np.array([NOTHING_FOUND])  # of a detector; whoever classifies answers all that is asked
         camera = shown.picture.camera
         with self._changing:
             if now - self._frozen_at.get(camera, float("-inf")) < APART_S:

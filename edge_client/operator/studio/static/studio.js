@@ -2,7 +2,7 @@
 // Everything from the device goes through textContent or URLSearchParams; nothing is read as HTML.
 const at = (id) => document.getElementById(id);
 const KEYS = "1234567890";
-let now = null, shown = null, busy = false, drawnClasses = "";
+let now = null, shown = null, busy = false, drawnClasses = "", sent = null;
 
 const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame })}`;
 const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
@@ -29,15 +29,48 @@ function drawClasses() {
       key.textContent = KEYS[index];
       button.append(key);
     }
-    button.addEventListener("click", () => label(name));
+    button.addEventListener("click", () => choose(name));
     return button;
   }));
+  if (!now.classes.includes(editor.name)) editor.name = now.classes[0];
+}
+
+const findsBoxes = () => now && now.max_boxes !== null;
+const editor = new BoxEditor(at("boxes"), drawEditor);
+
+function drawEditor({ boxes, chosen, name, before }) {
+  if (!findsBoxes()) return;
+  const named = {};
+  for (const box of boxes) named[box.name] = (named[box.name] || 0) + 1;
+  const count = Object.entries(named).map(([what, many]) => `${many} ${what}`).join(", ");
+  const box = boxes[chosen];
+  const place = box ? `, chosen: ${box.name}, ${Math.round(box.right - box.left)} by ${Math.round(box.bottom - box.top)} pixels` : "";
+  const over = boxes.length > now.max_boxes ? `; at most ${now.max_boxes} are learned of one picture` : "";
+  at("drawn").textContent = (count ? `To be learned: ${count}` : "To be learned: nothing is to be seen") + place + over;
+  at("done").disabled = !shown || boxes.length > now.max_boxes;
+  at("add").disabled = !shown || boxes.length >= now.max_boxes;
+  at("remove").disabled = !box;
+  at("undo").disabled = !now.undo && !before.length;
+  for (const button of at("classes").children) {
+    button.setAttribute("aria-pressed", button.dataset.class === (box ? box.name : name));
+  }
+}
+
+function openBoxes(next) {
+  if (!next) return editor.close();
+  if (sent && isSame(next, sent.frame)) return editor.open(next.size, sent.boxes); // its label was taken back
+  const found = next.found.map((one) => {
+    const [left, top, right, bottom] = one.box.map((x, side) => Math.min(next.size[side % 2], Math.max(0, x)));
+    return { name: one.class, left, top, right, bottom, guessed: true };
+  });
+  return editor.open(next.size, found.filter((box) => box.right > box.left && box.bottom > box.top));
 }
 
 function drawFrame() {
   // The frame that somebody looks at stays until it is labelled, skipped or too old.
   const same = now.waiting.find((one) => isSame(one, shown));
   const next = same || now.waiting[0] || null;
+  const boxes = findsBoxes(), isNew = Boolean(next) !== Boolean(shown) || !isSame(next, shown);
   if (!isSame(next, shown)) {
     if (next) {
       at("frozen").src = address("/frame", next);
@@ -49,20 +82,28 @@ function drawFrame() {
   shown = next;
   at("frozen").hidden = !next;
   at("nothing").hidden = Boolean(next);
+  at("question").textContent = boxes ? "What is where?" : "What is this?";
+  for (const id of ["boxes", "drawn", "done", "add", "remove", "how"]) at(id).toggleAttribute("hidden", !boxes || !next);
   at("guess").replaceChildren();
-  if (next && next.answer) {
+  if (boxes && next) {
+    at("guess").textContent = next.found.length
+      ? `The model found ${next.found.length}, marked with ?. ${now.num_waiting} wait.`
+      : `The model found nothing here. ${now.num_waiting} wait.`;
+  } else if (next && next.answer) {
     const name = document.createElement("b");
     name.textContent = next.answer.class;
     at("guess").append("The model says ", name, `, ${percent(next.answer.confidence)} sure. ${now.num_waiting} wait.`);
   } else if (next) {
     at("guess").textContent = `No model answers yet. ${now.num_waiting} wait.`;
   }
+  if (next && next.left_s < 20) at("guess").append(` This frame is forgotten in ${Math.ceil(next.left_s)} s.`);
   for (const button of at("classes").children) {
     button.disabled = !next;
-    button.classList.toggle("guessed", Boolean(next && next.answer) && button.dataset.class === next.answer.class);
+    button.classList.toggle("guessed", Boolean(!boxes && next && next.answer) && button.dataset.class === next.answer.class);
   }
   at("skip").disabled = !next;
   at("undo").disabled = !now.undo;
+  if (boxes) isNew ? openBoxes(next) : drawEditor(editor);
 }
 
 function drawLive() {
@@ -123,16 +164,37 @@ async function post(path, body) {
   }
 }
 
-const label = (name) => shown && post("/api/label", { camera: shown.camera, frame: shown.frame, class: name });
-const skip = () => shown && post("/api/skip", { camera: shown.camera, frame: shown.frame });
-const undo = () => now && now.undo && post("/api/undo", {});
+const ask = (path, more) => shown && post(path, { camera: shown.camera, frame: shown.frame, ...more });
+const choose = (name) => findsBoxes() ? (editor.rename(name), drawEditor(editor)) : ask("/api/label", { class: name });
+const skip = () => ask("/api/skip", {});
+const undo = () => (findsBoxes() && editor.undo()) || (now && now.undo && post("/api/undo", {}));
 
-at("skip").addEventListener("click", skip);
-at("undo").addEventListener("click", undo);
+function learnBoxes() {
+  if (at("done").disabled || !shown) return;
+  sent = { frame: shown, boxes: editor.boxes };
+  ask("/api/boxes", { boxes: editor.boxes.map((one) => ({ class: one.name, box: [one.left, one.top, one.right, one.bottom] })) });
+}
+
+for (const [id, act] of [["skip", skip], ["undo", undo], ["done", learnBoxes], ["add", () => editor.add()], ["remove", () => editor.remove()]]) {
+  at(id).addEventListener("click", act);
+}
+
+// What a key does where boxes are learned; whether it does anything.
+function boxKey(event) {
+  const acts = { n: () => at("add").disabled || editor.add(), "[": () => editor.next(-1), "]": () => editor.next(1), Delete: () => editor.remove(), Backspace: () => editor.remove() };
+  if (event.key.startsWith("Arrow") && editor.chosen >= 0) editor.nudge(event.key, event.shiftKey);
+  else if (event.key === "Enter" && event.target.tagName !== "BUTTON") learnBoxes();
+  else if (acts[event.key]) acts[event.key]();
+  else return false;
+  return true;
+}
+
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || !now) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !now) return;
+  if (findsBoxes() && shown && boxKey(event)) return event.preventDefault();
+  if (event.repeat) return;
   const index = KEYS.indexOf(event.key);
-  if (index >= 0 && index < now.classes.length) label(now.classes[index]);
+  if (index >= 0 && index < now.classes.length) choose(now.classes[index]);
   else if (event.key === "s") skip();
   else if (event.key === "u") undo();
 });

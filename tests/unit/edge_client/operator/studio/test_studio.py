@@ -8,7 +8,14 @@ import pytest
 
 from replayfleet.edge_client.flow import Answers, Boxes, Inputs, Picture, Prediction, Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused, TakeBack
+from replayfleet.edge_client.learning.labels.operators_word import (
+    AnyFeedback,
+    BoxFeedback,
+    Feedback,
+    FeedbackRefused,
+    NamedBox,
+    TakeBack,
+)
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.operator.studio import waiting
 from replayfleet.edge_client.operator.studio.app import MAX_BODY_BYTES, Pages
@@ -181,6 +188,10 @@ def test_pages_of_others_can_neither_look_nor_label(asked: Callable[..., tuple[i
         ("/api/label", b'{"camera": "front", "frame": 1, "class": "zebra"}', 422),
         ("/api/label", b"\xff" * (MAX_BODY_BYTES + 1), 413),
         ("/api/undo", b"{}", 422),
+        ("/api/boxes", b'{"camera": "front", "frame": 1, "boxes": [{"class": "cat", "box": [1, 2, 3]}]}', 422),
+        ("/api/boxes", b'{"camera": "front", "frame": 1, "boxes": [{"class": "cat", "box": [1, 2, 3, null]}]}', 422),
+        ("/api/boxes", b'{"camera": "front", "frame": 77, "boxes": []}', 422),
+        ("/api/boxes", b'{"frame": 1}', 422),
         ("/api/skip", b'{"camera": "x", "frame": 1}', 200),
         ("/frame?camera=front&frame=-1", None, 422),
         ("/frame?camera=front&frame=%C2%B2", None, 422),
@@ -195,6 +206,26 @@ def test_rubbish_gets_an_answer_in_words(
     found, text = asked(url, body, **OURS)
     assert found == status
     assert "Traceback" not in text
+
+
+def test_a_detectors_frame_waits_though_nothing_was_found_behind_what_it_hardly_believes() -> None:
+    frames = WaitingFrames(60)
+    nothing = shown(2)
+    found = Prediction("front", 2, Answers.none(), 1, 0.0, 0.0)
+    frames.offer(shown(1, 0.9), 0)
+    frames.offer(Shown(nothing.picture, nothing.inputs, found), 1)
+    frames.offer(shown(3, 0.3), 2)
+    assert keys(frames, 3) == [3, 2, 1]
+
+
+def test_boxes_are_learned_together_and_taken_back_together(client: Client, studio: Studio) -> None:
+    boxes = (NamedBox("cat", (1, 2, 3, 4)), NamedBox("cat", (5, 2, 9, 4)))
+    studio.label_boxes("front", 1, boxes)
+    assert client.learned == [BoxFeedback("front", 1, boxes)]
+    assert studio.undo() == "2 boxes"
+    assert client.collector.progress().num_samples == 0
+    studio.label_boxes("front", 1, boxes[:1])
+    assert studio.state()["undo"] == "1 box"
 
 
 def test_a_waiting_frame_is_a_jpeg(asked: Callable[..., tuple[int, str]]) -> None:

@@ -1,0 +1,160 @@
+"""Boxes in the studio: drawn with the mouse or by keys, corrected, learned as they were drawn, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replayfleet.edge_client.flow import Answers, Picture, Prediction, Shown
+from replayfleet.edge_client.frames.views import Detector
+from replayfleet.edge_client.learning.camera_samples import CameraSamples
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, TakeBack
+from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.operator.studio.app import StudioServer
+from replayfleet.edge_client.operator.studio.studio import Known, Studio
+from replayfleet.edge_client.sources import source_opener
+from replayfleet.models.specs import DetectionSpec
+from tests.support.browser import CHROMIUM, Browser, Page, chromium
+
+TASK = DetectionSpec(3, 64, 96, ("car", "bike"), anchors=((0.25, 0.25),), stride=32, max_boxes=3)
+WIDTH, HEIGHT = 192, 128
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+class Device:
+    """What a client does with an operator's word, without a fleet."""
+
+    def __init__(self, folder: Path) -> None:
+        opener = source_opener(["synthetic://"], folder, learning=LearningSettings(min_samples=30))
+        samples = opener(TASK).samples
+        assert isinstance(samples, CameraSamples)
+        self.samples = samples
+        self.now = 0.0
+        self.studio = Studio(self.known, self.learn, 60.0, lambda: self.now)
+
+    def known(self) -> Known:
+        return Known("cam-1", TASK.class_names, 0, 1, self.samples.progress(), TASK.max_boxes)
+
+    def learn(self, feedback: AnyFeedback) -> TakeBack:
+        return self.samples.feedback(feedback)
+
+    def see(self, frame: int, *found: tuple[float, float, float, float]) -> None:
+        pixels = np.random.default_rng(frame).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+        picture = Picture("front", frame, pixels, 0.0)
+        corners = np.array(found, np.float32).reshape(-1, 4)
+        answers = Answers(np.zeros(len(found), np.int64), np.full(len(found), 0.3, np.float32), corners)
+        shown = Shown(picture, Detector(TASK).inputs(picture), Prediction("front", frame, answers, 1, 0.0, 0.0))
+        self.now += 1
+        self.studio.watch(shown)
+        self.samples.watch(shown)
+        assert self.samples.settle()
+
+    def learned(self) -> list[list[float]]:
+        """Labels that wait: class, left, top, right, bottom in pixels."""
+        found = []
+        for one in self.samples._collector._waiting:
+            for row in one.labels[0]:
+                if row[0] >= 0:
+                    middle, size = row[1:3] * (WIDTH, HEIGHT), row[3:] * (WIDTH, HEIGHT)
+                    found.append([float(row[0]), *(middle - size / 2).tolist(), *(middle + size / 2).tolist()])
+        return sorted(found)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+@pytest.fixture
+def page(device: Device, browser: Browser) -> Iterator[Page]:
+    server = StudioServer(device.studio, "127.0.0.1", 0)
+    try:
+        while not server.url:
+            pass
+        made = browser.page(server.url)
+        yield made
+        assert made.complaints() == []
+        made.close()
+    finally:
+        server.close()
+
+
+def wait_for(page: Page, frame: int) -> None:
+    page.wait(f"!busy && shown && shown.frame === {frame} && at('frozen').complete && at('frozen').naturalWidth > 0")
+
+
+def test_a_mouse_draws_and_corrects_and_what_it_drew_is_learned(device: Device, page: Page, tmp_path: Path) -> None:
+    device.see(1, (10, 10, 50, 50))
+    wait_for(page, 1)
+    assert page.run("editor.boxes.length") == 1
+    assert page.run("document.querySelectorAll('rect.guessed').length") == 1
+    # The stage is wider than the picture: shares of the picture are found over its edges.
+    inner = page.run(
+        "(r => { const s = Math.min(r.width / 192, r.height / 128); return [192 * s / r.width, 128 * s / r.height]; })"
+        "(at('boxes').getBoundingClientRect())"
+    )
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return 0.5 + (x / WIDTH - 0.5) * inner[0], 0.5 + (y / HEIGHT - 0.5) * inner[1]
+
+    page.press("2")
+    page.drag("#boxes", at(96, 64), at(144, 120))
+    page.drag("#boxes", at(30, 30), at(50, 40))  # the model's box, moved
+    page.picture(tmp_path / "boxes.png")
+    page.drag("#boxes", at(70, 60), at(80, 70))  # its lower right corner
+    assert page.run("at('drawn').textContent").startswith("To be learned: 1 car, 1 bike")
+    page.click("#done")
+    page.wait("now.labels.have === 1")
+    found = device.learned()
+    assert np.allclose(found, [[0, 30, 20, 80, 70], [1, 96, 64, 144, 120]], atol=1.5), found
+    page.press("u")
+    wait_for(page, 1)
+    assert device.learned() == []
+    assert page.run("editor.boxes.length") == 2  # as they were sent
+
+
+def test_keys_alone_do_all_that_a_mouse_does(device: Device, page: Page) -> None:
+    device.see(1)
+    device.see(2)
+    wait_for(page, 1)
+    page.press("n")
+    for key, shift in (("ArrowRight", False), ("ArrowDown", True)):
+        page.press(key, shift=shift)
+    page.press("2")
+    page.press("n")
+    page.press("Delete")
+    page.press("u")  # it is there again
+    page.press("u")  # it was never added
+    page.press("]")
+    assert page.run("at('drawn').textContent").startswith("To be learned: 1 bike, chosen: bike, 48 by 34 pixels")
+    page.press("Enter")
+    wait_for(page, 2)
+    assert np.allclose(device.learned(), [[1, 74, 48, 122, 82]], atol=0.01)
+    page.press("Enter")  # nothing is to be seen in the second
+    page.wait("now.num_waiting === 0 && now.labels.pictures === 2")
+
+
+def test_more_boxes_than_are_learned_of_a_picture_are_not_sent(device: Device, page: Page) -> None:
+    device.see(1, *((x, 10, x + 20, 50) for x in (10, 50, 90, 130)))
+    wait_for(page, 1)
+    assert page.run("editor.boxes.length") == TASK.max_boxes
+    assert page.run("at('add').disabled")
+    page.press("n")
+    assert page.run("editor.boxes.length") == TASK.max_boxes
+    sent = page.run(
+        """fetch("/api/boxes", {method: "POST", body: JSON.stringify({camera: "front", frame: 1,
+        boxes: Array(4).fill({class: "car", box: [1, 1, 9, 9]})})
+        }).then(async (answer) => [answer.status, (await answer.json()).error])"""
+    )
+    assert sent[0] == 422
+    assert "expected at most 3" in sent[1]
+    page._browser.events.clear()  # the browser writes the refusal down
