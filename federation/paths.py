@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,12 @@ def expanded(text: str) -> Path:
         return given_path(text).expanduser()
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"{text[:80]!r}: {error}") from error
+
+
+def without_machine(words: Iterable[str]) -> list[str]:
+    """Return a command's words for a file that travels: of an absolute path, which is this machine's, the last name."""
+    split = [word.rpartition("=") for word in words]
+    return ["".join((*before, Path(value).name if Path(value).is_absolute() else value)) for *before, value in split]
 
 
 def check_folder(path: Path) -> None:

@@ -23,6 +23,7 @@ from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import device_type, torch_device
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.paths import without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
@@ -87,7 +88,7 @@ class Job:
         simulation: what to run.
         identity: what defines it, as JSON values.
         compared: other runs on the same stream.
-        command: what was typed.
+        command: what was typed, `without_machine`.
     """
 
     spec: RunSpec
@@ -205,7 +206,7 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
         simulation=simulation,
         identity=identity,
         compared=[read_result(path, identity) for path in spec.compare],
-        command=list(command),
+        command=without_machine(command),
     )
 
 

@@ -33,7 +33,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         hardware: machine, processor, cores; GPU, if it computed on one.
         versions: of Python and the packages that compute.
         commit: of its checkout.
-        command: what was typed.
+        command: what was typed, `without_machine`.
     """
 
     first_round: int
@@ -56,7 +56,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         versions: of Python and the packages that compute.
         commit: of the checkout that ran, empty outside one.
         wall_s: of the last process, and of the rounds before it.
-        command: what was typed last.
+        command: what was typed last, `without_machine`.
         parts: the processes that ran rounds, in their order; empty if it was one.
         label: the variant's or method's name that was typed; empty in results of version 0.1.0.
     """

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.help_groups import HELP, GroupedCommand
-from replayfleet.federation.paths import FOLDER
+from replayfleet.federation.paths import FOLDER, without_machine
 from replayfleet.federation.simulator.exit_codes import UNFINISHED
 from replayfleet.federation.simulator.run_spec import options_like
 from replayfleet.federation.simulator.tables.paper import paper_table, paper_tables
@@ -179,7 +179,7 @@ def _run_table(
         asked = "AR" in wanted.metrics
         references = {place: planner.reference(column, place[1]) for place, column in places.items() if asked}
         measured = cells(wanted, runs, references, failures)
-    report = Report(table=wanted, choice=choice, cells=measured, command=["fleet-sim", *sys.argv[1:]])
+    report = Report(table=wanted, choice=choice, cells=measured, command=["fleet-sim", *without_machine(sys.argv[1:])])
     click.echo(f"wrote {', '.join(str(path) for path in report.write())}")
     for failure in failures:
         click.echo(f"FAILED: {failure.run.name}: {failure.reason}", err=True)

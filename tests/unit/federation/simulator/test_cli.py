@@ -71,6 +71,7 @@ def test_a_run_writes_result_and_chart(fleet_sim: FleetSim, tmp_path: Path):
     assert result["versions"]["torch"]
     assert result["hardware"]["num_cores"] >= 1
     assert result["command"][:2] == ["fleet-sim", "nudge"]
+    assert str(tmp_path) not in "".join(result["command"]), "where folders lie here is nobody else's affair"
 
 
 def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_path: Path):
