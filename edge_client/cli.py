@@ -13,6 +13,7 @@ import click
 from replayfleet.edge_client.bench.command import bench
 from replayfleet.edge_client.doctor.command import doctor
 from replayfleet.edge_client.settings import ClientSettings
+from replayfleet.edge_client.studio_command import studio
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command, with_settings
@@ -50,6 +51,7 @@ def status(data_dir: Path, as_json: bool) -> None:
 
 cli.add_command(doctor)
 cli.add_command(bench)
+cli.add_command(studio)
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from replayfleet.edge_client.operator.display.drawing import Legend
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
 from replayfleet.edge_client.operator.status import STATUS_FILE
-from replayfleet.edge_client.operator.studio.studio import Known
+from replayfleet.edge_client.operator.studio.sharing import SharedStudio
+from replayfleet.edge_client.operator.studio.studio import Known, Studio
 from replayfleet.edge_client.operator.waits import PATIENCE, Facts, FleetClock, waits
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import ModelSlot
@@ -50,9 +51,14 @@ from replayfleet.federation.wire.protocol.topics import client_subscriptions, to
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect
-from replayfleet.federation.wire.transport.seal import Signer, Voices
+from replayfleet.federation.wire.transport.seal import SEALED, Signer, Voices
 
 log = EventLogger(__name__)
+
+
+def _shares_nothing(payload: bytes, now: float) -> None:
+    raise FeedbackRefused("a question to the studio, which --remote-operator would open")
+
 
 STATUS_EVERY_S = 5.0
 LOOK_EVERY_S = 1.0
@@ -128,6 +134,7 @@ class ClientService:
         self._frames = FrameService(self._slot, identity.compute.probation, self.watchers)
         self._status_at = self._looked_at = float("-inf")
         self._waits, self._fleet_clock, self._certificate = Waits(PATIENCE), FleetClock(), CertificateEnd(certificate)
+        self._asked: Callable[[bytes, float], None] = _shares_nothing
         self._feedback_topic = topic_of(identity.fleet, "feedback", identity.client_id)
         self._presence = PresenceClock(
             identity.fleet,
@@ -202,6 +209,19 @@ class ClientService:
         name, boxes = self._identity.client_id, client.max_boxes
         return Known(name, client.class_names, client.round, client.serving_version, labels, boxes)
 
+    def share(self, studio: Studio, key: bytes) -> SharedStudio:
+        """Let whoever has this key see and label the studio's frames over the fleet's broker."""
+        topic = topic_of(self._identity.fleet, "studio", self._identity.client_id)
+
+        def answer(frame: bytes) -> None:
+            self.loop.put("studio", lambda now: self.loop.say(topic, frame))
+
+        shared = SharedStudio(
+            studio, key, self._signer, self._feedback_topic, answer, lambda: self.loop.control.max_payload_bytes
+        )
+        self._asked = shared.hear
+        return shared
+
     @property
     def turns(self) -> Mapping[str, int]:
         """What capture, inference and MQTT have done so far, for a watchdog.
@@ -257,6 +277,9 @@ class ClientService:
             self.client.on_message(topic, payload, now)
             return
         try:
+            if payload[:1] == bytes([SEALED]):
+                self._asked(payload, now)
+                return
             self.desk.take(payload)
             log.info("feedback taken")
         except FeedbackRefused as refused:

@@ -39,6 +39,14 @@ def check_studio(text: Any) -> None:
         )
 
 
+def check_operator(text: Any) -> None:
+    """Raise a SettingsError unless this names an operator's key, or nobody."""
+    if text:
+        from replayfleet.edge_client.operator.studio.sharing import operator_key
+
+        operator_key(text)
+
+
 def check_answers(text: Any) -> None:
     """Raise a SettingsError unless answers could be published there, or nowhere."""
     if text:
@@ -129,6 +137,17 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             metavar="HOST:PORT",
             unset="no studio",
             check=check_studio,
+        ),
+    ] = ""
+    remote_operator: Annotated[
+        str,
+        Option(
+            "Let whoever signs with this key look at this device's pictures and label them with `edge-client studio`, "
+            "which shows the key. Pictures then leave the device, over the fleet's broker.",
+            CAMERA,
+            metavar="KEY|FILE",
+            unset="nobody; pictures stay here",
+            check=check_operator,
         ),
     ] = ""
     record: Annotated[

@@ -14,6 +14,7 @@ from replayfleet.devices.providers import ProviderProof, prove_provider
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
 from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
+from replayfleet.edge_client.operator.studio.sharing import SharedStudio, operator_key
 from replayfleet.edge_client.operator.studio.studio import Studio
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.serving.engine_desk import no_engines, open_desk
@@ -80,6 +81,8 @@ def start(settings: ClientSettings) -> bool:
         for display in displays(settings, service):
             stack.callback(display.close)
             service.watchers.append(display.watch)
+        for shown in studios(settings, service):
+            stack.callback(shown.close)
         stack.enter_context(stopped_by_signals(stop))
         log.info(
             "client started",
@@ -128,9 +131,27 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
 
 
-def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | StudioServer | AnswerTopic]:
+def studios(settings: ClientSettings, service: ClientService) -> list[StudioServer | SharedStudio]:
+    """Open the label studio, here and to an operator elsewhere; both show the same frames."""
+    opened: list[StudioServer | SharedStudio] = []
+    if not (settings.studio or settings.remote_operator):
+        return opened
+    studio = Studio(service.known, service.learn, settings.keep_frames_s, time.monotonic)
+    service.watchers.append(studio.watch)
+    if settings.studio:
+        from replayfleet.edge_client.operator.studio.app import StudioServer
+
+        opened.append(StudioServer(studio, *check_address(settings.studio)))
+    if settings.remote_operator:
+        key = operator_key(settings.remote_operator)
+        log.warning("pictures leave this device", to=f"the operator with key {key.hex()[:16]}...", over="the broker")
+        opened.append(service.share(studio, key))
+    return opened
+
+
+def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | AnswerTopic]:
     """Open what the operator wants to look at."""
-    opened: list[Recorder | Window | StudioServer | AnswerTopic] = []
+    opened: list[Recorder | Window | AnswerTopic] = []
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import Recorder
 
@@ -139,11 +160,6 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
         from replayfleet.edge_client.operator.display.window import Window
 
         opened.append(Window(service.legend))
-    if settings.studio:
-        from replayfleet.edge_client.operator.studio.app import StudioServer
-
-        studio = Studio(service.known, service.learn, settings.keep_frames_s, time.monotonic)
-        opened.append(StudioServer(studio, *check_address(settings.studio)))
     if settings.answers:
         from replayfleet.edge_client.operator.answers import AnswerTopic, Place
 
@@ -167,6 +183,13 @@ def _answers_connector(settings: ClientSettings) -> Connector:
     return place.connector(settings.answers_ca, settings.answers_password_file, insecure=settings.answers_insecure)
 
 
+def check_installed(*modules: str) -> None:
+    """Raise a SettingsError unless what the studio needs is installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError(f"the studio needs {' and '.join(missing)}: pip install 'replayfleet[cameras,console]'")
+
+
 def _check_displays(settings: ClientSettings) -> None:
     if settings.answers:
         _answers_connector(settings)
@@ -181,6 +204,6 @@ def _check_displays(settings: ClientSettings) -> None:
 
         check_display()
     if settings.studio:
-        missing = [name for name in ("starlette", "uvicorn", "cv2") if importlib.util.find_spec(name) is None]
-        if missing:
-            raise SettingsError(f"the studio needs {' and '.join(missing)}: pip install 'replayfleet[cameras,console]'")
+        check_installed("starlette", "uvicorn", "cv2")
+    elif settings.remote_operator:
+        check_installed("cv2")

@@ -92,8 +92,10 @@ def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
     if member == AGGREGATOR:
         return [("readwrite", f"{ROOT}/{fleet}/#")]
     if member == OPERATOR:  # labels pictures by hand
-        return [("write", f"{ROOT}/{fleet}/clients/+/feedback")]
-    own = {"down": "read", "up": "write", "state": "write", "control": "readwrite", "feedback": "read"}
+        return [("write", f"{ROOT}/{fleet}/clients/+/feedback"), ("read", f"{ROOT}/{fleet}/clients/+/studio")]
+    own = {
+        "down": "read", "up": "write", "state": "write", "control": "readwrite", "feedback": "read", "studio": "write",
+    }  # fmt: skip
     return [
         ("read", topic_of(fleet, "round")),
         ("read", topic_of(fleet, "down")),

@@ -19,6 +19,7 @@ from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
+from replayfleet.edge_client.operator.studio.words import Answer, decode_answer, decode_question
 from replayfleet.export.running.inspection import input_names, inspect_graph
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, SettingsError, UploadRejected
 from replayfleet.federation.service.artefact_codec import encode_artefacts
@@ -512,5 +513,22 @@ STRANGERS = {
         _feedback,
         (FeedbackRefused,),
         JSON,
+    ),
+    "studio's questions": Target(
+        seeds(
+            lambda: [
+                b'{"id":7,"act":"boxes","session":"00ff","camera":"front","frame":7,"boxes":[{"class":"car","box":[1,2,9,9]}]}',
+                b'{"id": 7, "act": "label", "session": "00ff", "camera": "front", "frame": 7, "class": "cat"}',
+            ]
+        ),
+        decode_question,
+        (MalformedMessage,),
+        JSON,
+    ),
+    "studio's answers": Target(
+        seeds(lambda: [msgspec.msgpack.encode(Answer(7, "00ff", said="cat", state=b"{}", picture=b"\xff\xd8\xff"))]),
+        decode_answer,
+        (MalformedMessage,),
+        MSGPACK,
     ),
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,7 +18,6 @@ from starlette.routing import Route
 
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused, NamedBox
 from replayfleet.edge_client.operator.operator_desk import BoxBody
-from replayfleet.edge_client.operator.studio.studio import Studio
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service import pages as shared_pages
 from replayfleet.federation.service.logs import EventLogger
@@ -51,6 +51,24 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(Said)
 
 
+class Studied(Protocol):
+    """What the pages show: a ``Studio``, or one on another machine. All but ``newest`` may wait, and refuse."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def label(self, camera: str, frame_id: int, class_name: str) -> None: ...
+
+    def label_boxes(self, camera: str, frame_id: int, boxes: Sequence[NamedBox]) -> None: ...
+
+    def skip(self, camera: str, frame_id: int) -> None: ...
+
+    def undo(self) -> str: ...
+
+    def frozen(self, camera: str, frame_id: int) -> bytes | None: ...
+
+    def newest(self, camera: str) -> tuple[int, Callable[[], bytes]] | None: ...
+
+
 class Pages:
     """The studio's routes.
 
@@ -59,7 +77,7 @@ class Pages:
         rules: who may ask.
     """
 
-    def __init__(self, studio: Studio, rules: Rules) -> None:
+    def __init__(self, studio: Studied, rules: Rules) -> None:
         self._studio = studio
         self._num_live = 0
         self.app = Starlette(
@@ -88,13 +106,19 @@ class Pages:
         return Response(shared + (_STATIC / name).read_text(), media_type=_KINDS[name])
 
     async def _state(self, request: Request) -> Response:
-        return JSONResponse(self._studio.state())
+        try:
+            return JSONResponse(await run_in_threadpool(self._studio.state))
+        except FeedbackRefused as refused:
+            return JSONResponse({"error": str(refused)}, 503)
 
     async def _frame(self, request: Request) -> Response:
         camera, number = request.query_params.get("camera", ""), request.query_params.get("frame", "")
         if not (number.isascii() and number.isdecimal() and len(number) < 19):
             return PlainTextResponse("frame: expected a number\n", 422)
-        picture = await run_in_threadpool(self._studio.frozen, camera, int(number))
+        try:
+            picture = await run_in_threadpool(self._studio.frozen, camera, int(number))
+        except FeedbackRefused as refused:
+            return PlainTextResponse(f"{refused}\n", 503)
         if picture is None:
             return PlainTextResponse("this frame doesn't wait any more\n", 404)
         return Response(picture, media_type="image/jpeg")
@@ -113,7 +137,10 @@ class Pages:
                 newest = self._studio.newest(camera)
                 if newest is not None and newest[0] != last:
                     last, make = newest
-                    picture = await run_in_threadpool(make)
+                    try:
+                        picture = await run_in_threadpool(make)
+                    except FeedbackRefused:  # a device that is away; the page says so
+                        continue
                     yield _PART % len(picture) + picture + b"\r\n"
                 await asyncio.sleep(1 / PICTURES_PER_S)
         finally:
@@ -167,10 +194,9 @@ class StudioServer:
         port: 0 picks a free one.
     """
 
-    def __init__(self, studio: Studio, host: str, port: int) -> None:
+    def __init__(self, studio: Studied, host: str, port: int) -> None:
         hosts = frozenset({host.lower(), *(["localhost"] if is_loopback(host) else [])})
         rules = Rules(hosts, Access(None, reading_needs_token=False), elsewhere="the studio has another name")
-        self.watch = studio.watch
         self._server = WebServer(Pages(studio, rules).app, host, port, name="studio", max_connections=MAX_CONNECTIONS)
         self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
         self._thread.start()

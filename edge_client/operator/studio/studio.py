@@ -24,7 +24,8 @@ from replayfleet.edge_client.operator.studio.waiting import Waiting, WaitingFram
 MAX_UNDO = 50
 MAX_WIDTH = 960
 """Of a picture that a browser gets, in pixels."""
-_QUALITY = 80
+_SIZES = ((1.0, 80), (1.0, 50), (0.5, 60), (0.25, 50))
+"""Shares of the width, and qualities: what is tried, the first that fits."""
 _MARK = (255, 176, 0)
 
 
@@ -168,7 +169,7 @@ class Studio:
         self._frames.put_back(frame, self._clock())
         return said
 
-    def frozen(self, camera: str, frame_id: int) -> bytes | None:
+    def frozen(self, camera: str, frame_id: int, max_bytes: int | None = None) -> bytes | None:
         """Return a waiting frame as JPEG, with the object that is asked about marked; None if it is gone.
 
         A detector's is bare: the page draws its boxes, which whoever labels may move.
@@ -177,27 +178,35 @@ class Studio:
         if frame is None:
             return None
         corners = _corners(frame.shown) if frame.shown.inputs.size is None else None
-        return jpeg(frame.shown.picture.pixels, None if corners is None else corners[frame.index : frame.index + 1])
+        asked = None if corners is None else corners[frame.index : frame.index + 1]
+        return jpeg(frame.shown.picture.pixels, asked, max_bytes)
 
-    def newest(self, camera: str) -> tuple[int, Callable[[], bytes]] | None:
+    def newest(self, camera: str, max_bytes: int | None = None) -> tuple[int, Callable[[], bytes]] | None:
         """Return a camera's newest frame number, and what makes its JPEG; None before its first picture."""
         shown = self._newest.get(camera)
         if shown is None:
             return None
-        return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, _corners(shown))
+        return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, _corners(shown), max_bytes)
 
 
-def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None) -> bytes:
-    """Return a picture (H, W, 3) RGB as JPEG, at most ``MAX_WIDTH`` wide, with boxes (N, 4) in its pixels."""
+def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None, max_bytes: int | None = None) -> bytes:
+    """Return a picture (H, W, 3) RGB as JPEG, at most ``MAX_WIDTH`` wide, with boxes (N, 4) in its pixels.
+
+    With ``max_bytes`` it is made smaller until it fits; empty if that can't be.
+    """
     import cv2
 
     scale = min(1.0, MAX_WIDTH / pixels.shape[1])
-    drawn = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
-    if scale < 1:
-        drawn = cv2.resize(drawn, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    for left, top, right, bottom in () if corners is None else (corners * scale).round().astype(int).tolist():
-        cv2.rectangle(drawn, (left, top), (right, bottom), _MARK[::-1], 2)
-    return bytes(cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, _QUALITY))[1])
+    bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    for shrink, quality in _SIZES:
+        size = scale * shrink
+        drawn = cv2.resize(bgr, None, fx=size, fy=size, interpolation=cv2.INTER_AREA) if size < 1 else bgr.copy()
+        for left, top, right, bottom in () if corners is None else (corners * size).round().astype(int).tolist():
+            cv2.rectangle(drawn, (left, top), (right, bottom), _MARK[::-1], 2)
+        data = bytes(cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, quality))[1])
+        if max_bytes is None or len(data) <= max_bytes:
+            return data
+    return b""
 
 
 def _corners(shown: Shown) -> NDArray[np.float32] | None:

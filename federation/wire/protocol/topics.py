@@ -1,8 +1,9 @@
 """The topics of a fleet, built and parsed; ids are validated on both ways, for they become file names too.
 
-``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback}`` belong to one client,
+``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback,studio}`` belong to one client,
 ``replayfleet/v1/<fleet>/{round,down}`` are what all clients share. ``up`` and ``down`` carry offers and blocks,
-``control`` what answers them, ``state`` and ``round`` are retained. ``feedback`` is for operators: JSON, as over HTTP.
+``control`` what answers them, ``state`` and ``round`` are retained. ``feedback`` is for operators: JSON, as over HTTP,
+or a signed question that ``studio`` answers.
 ``replayfleet/v1/<fleet>/clients/<client>/doctor`` is where a client tries the broker; nobody else listens there.
 """
 
@@ -15,7 +16,7 @@ from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, check_id
 
 ROOT = "replayfleet/v1"
-_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control", "feedback"})
+_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control", "feedback", "studio"})
 _SHARED_CHANNELS = frozenset({"round", "down"})
 
 
@@ -26,7 +27,7 @@ class Address:
     Attributes:
         fleet: fleet name.
         peer: client id, or ``"*"`` for the topics that all clients share.
-        channel: ``state``, ``up``, ``down``, ``control``, ``feedback`` or ``round``.
+        channel: ``state``, ``up``, ``down``, ``control``, ``feedback``, ``studio`` or ``round``.
     """
 
     fleet: str

@@ -2,7 +2,7 @@
 // Everything from the device goes through textContent or URLSearchParams; nothing is read as HTML.
 const at = (id) => document.getElementById(id);
 const KEYS = "1234567890";
-let now = null, shown = null, busy = false, drawnClasses = "", sent = null;
+let now = null, shown = null, busy = false, drawnClasses = "", sent = null, isAway = false;
 
 const address = (path, one) => `${path}?${new URLSearchParams({ camera: one.camera, frame: one.frame })}`;
 const isSame = (a, b) => a && b && a.camera === b.camera && a.frame === b.frame;
@@ -128,6 +128,7 @@ function draw() {
   at("where").textContent = `${now.client}, ${now.round < 0 ? "no round yet" : `round ${now.round}`}, ` +
     (now.version > 0 ? `version ${now.version}` : "no model yet");
   at("keep").textContent = `${now.keep_s} s`;
+  at("remote").hidden = !now.remote;
   if (now.labels) {
     const { have, need, pictures, need_pictures: needPictures } = now.labels;
     const missing = Math.max(0, need - have, needPictures - pictures);
@@ -142,9 +143,17 @@ function draw() {
 
 async function look() {
   try {
-    now = await (await fetch("/api/state")).json();
+    const answer = await fetch("/api/state"), found = await answer.json();
+    if (!answer.ok) {
+      isAway = true;
+      return say(found.error, true);
+    }
+    now = found;
+    if (isAway) say("");
+    isAway = false;
     draw();
   } catch {
+    isAway = true;
     say("The device doesn't answer; trying again.", true);
   }
 }
