@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from replayfleet.models import cnn, resnet
-from replayfleet.models.cnn import SmallCnn
+from replayfleet.models.cnn import LinearHead, SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
 from replayfleet.models.resnet import CosineHead, ResNet
@@ -29,7 +29,7 @@ _DCGAN_STD = 0.02
 
 
 def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
-    """Return the ``ResNet``, ``SmallCnn`` or ``TinyYolo`` of ``spec``.
+    """Return the ``ResNet``, ``SmallCnn``, ``LinearHead`` or ``TinyYolo`` of ``spec``.
 
     Its parameters are zero until ``initialise`` or ``load_state_dict``.
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
@@ -42,6 +42,8 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         return _build(
             lambda: SmallCnn(spec.image_channels, spec.num_classes, spec.image_size, spec.architecture), device
         )
+    if spec.architecture == "linear":
+        return _build(lambda: LinearHead(math.prod(spec.image_shape), spec.num_classes), device)
     name = spec.architecture.removesuffix("-cosine")
     return _build(
         lambda: ResNet(

@@ -19,7 +19,15 @@ STEMS = ("cifar", "imagenet")
 """Beginning of a ResNet: a 3x3 convolution with stride 1, or what halves; see ``models.resnet.ResNetShape``."""
 
 Model: TypeAlias = Literal[
-    "resnet20", "resnet20-cosine", "cnn", "lenet", "resnet18", "resnet18-cosine", "resnet20-he", "resnet20-he-cosine"
+    "resnet20",
+    "resnet20-cosine",
+    "cnn",
+    "lenet",
+    "resnet18",
+    "resnet18-cosine",
+    "resnet20-he",
+    "resnet20-he-cosine",
+    "linear",
 ]
 """Task models of a classification: pFedGRP's, those of the other papers (``models.resnet``, ``models.cnn``)."""
 

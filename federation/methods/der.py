@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,13 +18,27 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.kit import checks
-from replayfleet.federation.methods.kit.records import RoundData, Sampler
+from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, LOGITS, Reservoir
-from replayfleet.federation.methods.steps.task_model import task_loss
+from replayfleet.federation.methods.steps.task_model import judge_with, task_loss
 from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.models.specs import AnyTaskSpec
+
+TARGETS = ("met", "round")
+"""When the kept logits were said: as a sample was met, or by the model that the round began with."""
+
+
+def refreshed(task: AnyTaskSpec, start: Parameters, reservoir: Reservoir, targets: str) -> Reservoir:
+    """Return the reservoir with logits as ``targets``, one of ``TARGETS``, says: anew by the model ``start``, or kept.
+
+    A sample's target is then never older than a round, so a model that was young when it met the sample is forgotten.
+    """
+    if targets == "met" or not len(reservoir):
+        return reservoir
+    said = judge_with(task, start)(reservoir.samples[IMAGES])
+    return replace(reservoir, samples={**reservoir.samples, LOGITS: said.to(torch.float32)})
 
 
 def dark_experience(task: AnyTaskSpec, alpha: float, beta: float) -> BufferUse:
@@ -48,15 +62,18 @@ class DER(BufferedMethod, AveragingMethod):
     Attributes:
         alpha: weight of the distance to the kept logits. 0, with ``beta`` 0 too, is FedAvg.
         beta: weight of the loss on kept samples' labels (DER++); 0, without it, is DER.
+        targets: one of ``TARGETS``; ``met`` is DER's.
     """
 
     name: ClassVar[str] = "der"
 
     alpha: float = 1.0
     beta: float = 0.0
+    targets: str = "met"
 
     def __post_init__(self) -> None:
         BufferedMethod.__post_init__(self)
+        checks.one_of(TARGETS, self, "targets")
         checks.within(0.0, math.inf, self, ["alpha", "beta"])
 
     def local_work(
@@ -64,5 +81,7 @@ class DER(BufferedMethod, AveragingMethod):
     ) -> Work[tuple[Reservoir, TaskUpload]]:
         """Minimise the loss on new samples and ``dark_experience`` of kept ones."""
         use = dark_experience(self.task, self.alpha, self.beta)
-        parameters, kept = yield from self.trained(use, download.task_parameters, data, state, rng)
+        start = download.task_parameters
+        kept = refreshed(self.task, start, state, self.targets)
+        parameters, kept = yield from self.trained(use, start, data, kept, rng)
         return kept, TaskUpload(parameters, len(data.labels))

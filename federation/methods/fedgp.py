@@ -30,7 +30,7 @@ from torch import nn
 from replayfleet.federation.methods import fedgp_records as fleet
 from replayfleet.federation.methods.agem import against_the_buffer
 from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
-from replayfleet.federation.methods.der import dark_experience
+from replayfleet.federation.methods.der import TARGETS, dark_experience, refreshed
 from replayfleet.federation.methods.fedcurv import Terms, check_fisher, diagonal_fisher, pull, summed_terms
 from replayfleet.federation.methods.fedprox import squared_distance
 from replayfleet.federation.methods.kit import checks
@@ -55,6 +55,7 @@ class FedGP(BufferedMethod):
         base: one of ``BASES``.
         alpha: weight of DER's term, where ``base`` is ``der``.
         beta: weight of DER++'s further term, likewise; the paper's 0 leaves it out.
+        targets: one of ``der.TARGETS``, likewise.
         reference_samples: of the buffer, in a client's share of g_ref.
         prox_mu: FedProx's mu, where ``base`` is ``fedprox``.
         importance: FedCurv's, where ``base`` is ``fedcurv``.
@@ -70,6 +71,7 @@ class FedGP(BufferedMethod):
     base: str = "plain"
     alpha: float = 1.0
     beta: float = 0.0
+    targets: str = "met"
     reference_samples: int = 32
     prox_mu: float = 0.01
     importance: float = 1.0
@@ -79,6 +81,7 @@ class FedGP(BufferedMethod):
     def __post_init__(self) -> None:
         BufferedMethod.__post_init__(self)
         checks.one_of(BASES, self, "base")
+        checks.one_of(TARGETS, self, "targets")
         checks.within(0.0, math.inf, self, ["alpha", "beta", "prox_mu", "importance"])
         checks.at_least(2, self, ["reference_samples"])
         checks.at_least(1, self, ["fisher_batch_size"])
@@ -120,7 +123,8 @@ class FedGP(BufferedMethod):
                 project_gradient(module, reference)  # Eq. 4, after what the base does (Algorithm 6)
 
         use = replace(base, correct=correct)
-        parameters, kept = yield from self.trained(use, start, data, state, rng)
+        kept = refreshed(self.task, start, state, self.targets) if self.base == "der" else state
+        parameters, kept = yield from self.trained(use, start, data, kept, rng)
         fisher: Parameters = {}
         if self.base == "fedcurv":
             fisher = diagonal_fisher(self.task, parameters, data.images, data.labels, self.fisher_batch_size)

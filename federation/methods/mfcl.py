@@ -48,6 +48,9 @@ from replayfleet.models.resnet import ResNet
 REPLAY_LABELS = ("own", "latents")
 """What a synthetic image shows: what the average model names (the reference), or what its latents ask for (Eq. 1)."""
 
+REPLAYS = ("terms", "as-real")
+"""What synthetic images do: take part in Eq. 7 and 8, or count as real ones ("FedAvg + Gen" of its Table 5)."""
+
 Draw = Callable[[], tuple[Tensor, Tensor, Tensor]]
 """Draws a step's synthetic images (B, C, H, W), their labels (B,) and the old model's features of them (B, D)."""
 
@@ -61,6 +64,7 @@ class MFCL(SynthesisMethod):
             the average model at its end.
         logits: ``split`` or ``all``; see ``steps.incremental.LOGITS``.
         replay_labels: one of ``REPLAY_LABELS``.
+        replay: one of ``REPLAYS``.
         synthetic_batch_size: synthetic images beside each batch of real ones.
         head_weight: w_FT of Eq. 9, of the head's cross-entropy on real and synthetic features.
         feature_weight: w_KD of Eq. 9.
@@ -85,6 +89,7 @@ class MFCL(SynthesisMethod):
     task_rounds: int = 1
     logits: str = "split"
     replay_labels: str = "own"
+    replay: str = "terms"
     synthetic_batch_size: int = 128
     head_weight: float = 1.0
     feature_weight: float = 0.1
@@ -104,6 +109,7 @@ class MFCL(SynthesisMethod):
         TaskMethod.__post_init__(self)
         checks.one_of(LOGITS, self, "logits")
         checks.one_of(REPLAY_LABELS, self, "replay_labels")
+        checks.one_of(REPLAYS, self, "replay")
         checks.at_least(0, self, ["generator_steps"])
         checks.at_least(1, self, ["task_rounds", "synthetic_batch_size", "generator_width", "latent_size"])
         checks.at_least(2, self, ["generator_batch_size"])
@@ -134,6 +140,8 @@ class MFCL(SynthesisMethod):
             synthetic, synthetic_labels, synthetic_features = draw()
             labels = data.labels[batch]
             features = module.features(torch.cat([data.images[batch], synthetic]))
+            if self.replay == "as-real":
+                return F.cross_entropy(module.head(features), torch.cat([labels, synthetic_labels]))
             current = current_loss(module.head(features[: len(batch)]), labels, absent)  # Eq. 6
             head = F.cross_entropy(module.head(features.detach()), torch.cat([labels, synthetic_labels]))  # Eq. 7
             earlier = torch.cat([old_features[batch], synthetic_features])

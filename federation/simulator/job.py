@@ -55,6 +55,9 @@ _CHART = "accuracy.png"
 _STATE = "state"
 LATER_SETTINGS = {
     "replay_labels": "own",
+    "replay": "terms",
+    "targets": "met",
+    "distance": "squared",
     "beta": 0.0,
     "passes": "joined",
     "replay_augmented": False,
@@ -253,10 +256,11 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     method = method_from(
         ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, split_overrides(spec.overrides)
     )
-    can_in_step = can_train_in_step(type(method)) and spec.model == ARCHITECTURES[0]
+    can_in_step = can_train_in_step(type(method)) and plain_task(data.task).get("architecture") is None
     if spec.in_step and not can_in_step:
         raise SettingsError(
-            f"{spec.method} with {spec.model} can't train in step; without --in-step its clients train one by one"
+            f"{spec.method} with {spec.model} can't train in step on {spec.dataset}; without --in-step its clients "
+            "train one by one"
         )
     attack = Attack(spec.attack, spec.hostile) if spec.attack else None
     if attack is not None:

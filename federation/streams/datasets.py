@@ -19,6 +19,7 @@ from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
 from replayfleet.federation.streams.files import cifar_binary
+from replayfleet.federation.streams.files.feature_sets import EXPECTED, read_features
 from replayfleet.federation.streams.files.idx_sets import download_idx_set, read_idx_set
 from replayfleet.federation.streams.files.image_trees import read_folder, read_zip
 from replayfleet.federation.streams.files.imagenet import read_imagenet_10, read_tiny_imagenet_100
@@ -182,6 +183,8 @@ def _task(name: str, kind: DatasetKind, size: int, class_names: tuple[str, ...])
         if class_names != kind.task.class_names:
             raise SettingsError(f"data set {name} has classes {class_names}, its task {kind.task.class_names}")
         return kind.task
+    if name == "features":
+        return TaskSpec(1, size, class_names, architecture="linear")
     stem, width = _FOLDER_MODELS[size]
     return TaskSpec(3, size, class_names, stem, width)
 
@@ -296,6 +299,14 @@ DATASETS: dict[str, DatasetKind] = {
         image_sizes=(32,),
         read=lambda root, size: read_driving_crops(root, size, TASKS["carla-crops"].class_names),
         how_to_get=NAME_A_RECORDING,
+    ),
+    "features": DatasetKind(
+        image_sizes=(28, 32, 64),
+        read=read_features,
+        how_to_get=(
+            f"{_NAME_A_FOLDER} {EXPECTED}; `python -m replayfleet.scripts.experiments.sentence_features` makes them "
+            "from texts"
+        ),
     ),
     "folder": DatasetKind(
         image_sizes=(32, 64),

@@ -110,6 +110,22 @@ def place_accuracy(by_place: Mapping[str, Mapping[str, float]]) -> float:
     return _mean([_mean(list(by_place[client].values())) for client in sorted(by_place)])
 
 
+def task_ends(num_rounds: int, changes: Sequence[int]) -> list[int]:
+    """The last round of each task, the last one's included, where new tasks begin at ``changes`` (rounds from 0)."""
+    return [*(change - 1 for change in changes if 0 < change < num_rounds), num_rounds - 1]
+
+
+def task_forgetting(by_task: Sequence[Mapping[str, float]]) -> float:
+    """Fgt_T = 1/(T-1) sum_{i<T} max_{j<T} a_{j,i} - a_{T,i} (FedGP, section 5.1; MFCL's, of tasks); 0 for one task.
+
+    Args:
+        by_task: at the end of each task j, task -> accuracy a_{j,i} on its test samples, of tasks met so far.
+    """
+    *earlier, last = by_task
+    best = {task: max(met[task] for met in earlier if task in met) for task in last if any(task in m for m in earlier)}
+    return _mean([best[task] - last[task] for task in sorted(best)]) if best else 0.0
+
+
 def average_update_count(updates: Mapping[str, Sequence[int]]) -> float:
     """AUC = 1/n sum_i sum_t u_i^t: updates of a client's sub-generators over all rounds, mean over clients.
 

@@ -13,6 +13,7 @@ from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.paper import Aim, Column, PaperTable, Row
 from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State, read_json
 from replayfleet.federation.simulator.tables.running import Failure
+from replayfleet.federation.streams.stream import TASK_BY_TASK
 
 _OF_SUMMARY = {
     "PA": "place_accuracy",
@@ -161,12 +162,33 @@ def measured(result: Result, upper: Result | None) -> dict[str, float]:
         "AFM": 100 * metrics.average_forgetting_measure(acc),
     }
     values |= {metric: 100 * result.summary[key] for metric, key in _OF_SUMMARY.items() if key in result.summary}
+    values |= _of_tasks(result)
     if upper is not None:
         best = [record.accuracy for record in upper.rounds]
         values["AR"] = 100 * metrics.average_regret(acc, best)
         values["AR5"] = 100 * metrics.average_regret(acc[-metrics.LATE_ROUNDS :], best[-metrics.LATE_ROUNDS :])
     if result.run["method"] != REFERENCE:
         values["AUC"] = result.summary["sub_generator_updates"]
+    return values
+
+
+def _of_tasks(result: Result) -> dict[str, float]:
+    """Return what the other papers measure at the end of each task, in percent, and seconds of a round."""
+    rounds = result.rounds
+    trained = [client.train_s for record in rounds for client in record.clients.values() if client.present]
+    values = {
+        "client_s": sum(trained) / max(1, len(trained)),
+        "server_s": sum(record.aggregate_s for record in rounds) / len(rounds),
+    }
+    if result.run["stream"]["scenario"] not in TASK_BY_TASK:
+        return values
+    ends = [rounds[place] for place in metrics.task_ends(len(rounds), result.stream["changes"])]
+    values["SA"] = 100 * metrics.average_accuracy([record.accuracy for record in ends])
+    for metric, key in (("TF", "accuracy_by_place"), ("KF", "accuracy_in_task")):
+        by_client = [[getattr(record.clients[name], key) for record in ends] for name in sorted(ends[-1].clients)]
+        if all(met for found in by_client for met in found):
+            lost = [metrics.task_forgetting(found) for found in by_client]
+            values[metric] = 100 * sum(lost) / len(lost)
     return values
 
 

@@ -16,7 +16,10 @@ from replayfleet.federation.service.settings import read_toml
 from replayfleet.models.specs import Model
 
 _DATA = Path(__file__).parent / "data"
-_FILES = ("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml", "mfcl.toml", "sdd.toml")
+_FILES = (
+    *("pfedgrp.toml", "pfedgrp_v1.toml", "driving.toml", "fedgp.toml", "mfcl.toml", "sdd.toml"),
+    *("fedgp_paper.toml", "mfcl_paper.toml", "sdd_paper.toml"),
+)
 
 _NONE = "-"
 
@@ -30,13 +33,13 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         scenario: a key of ``SCENARIOS``.
         dataset: a key of ``DATASETS``.
-        set: settings of the stream that differ from those of the paper's Table 1.
+        set: settings of the stream, or of every method there, that differ from those of the paper's Table 1.
         model: the task model, one of ``models.specs.ARCHITECTURES``.
     """
 
     scenario: str
     dataset: str
-    set: dict[str, int] = {}
+    set: dict[str, int | float | str] = {}
     model: Model = "resnet20"
 
     @property

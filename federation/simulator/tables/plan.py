@@ -252,6 +252,7 @@ class Planner:
         self._used |= general.keys()
         stream = {key: str(value) for key, value in column.set.items() if key not in _OPTIONS}
         overrides = {**general, **settings, **changes, **stream}
+        numbers = {key: int(column.set[key]) for key in _OPTIONS if key in column.set}
         return RunSpec(
             method=method,
             scenario=column.scenario,
@@ -260,10 +261,10 @@ class Planner:
             preset=choice.preset,
             out=choice.out,
             seed=seed,
-            clients=column.set.get("num_clients", choice.clients),
+            clients=numbers.get("num_clients", choice.clients),
             rounds=choice.rounds,
-            overlap=column.set.get("overlap"),
-            absent=column.set.get("num_absent"),
+            overlap=numbers.get("overlap"),
+            absent=numbers.get("num_absent"),
             data_root=choice.data_root,
             download=choice.download,
             overrides=tuple(f"{key}={text}" for key, text in overrides.items()),

@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from replayfleet.federation.methods.der import DER
+from replayfleet.federation.methods import fedgp_records
+from replayfleet.federation.methods.der import DER, TARGETS, refreshed
 from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.fedgp import FedGP
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import flat_gradient
-from replayfleet.federation.methods.steps.task_model import trainable_task_model
+from replayfleet.federation.methods.steps.task_model import judge_with, trainable_task_model
 from tests.support.toy import TOY, run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,
@@ -51,6 +53,22 @@ def test_with_beta_a_step_learns_the_kept_samples_labels_too() -> None:
     loss = loss + 0.25 * F.cross_entropy(module(old.images), old.labels)
     loss.backward()
     assert agree(step_taken(start, upload.task_parameters), flat_gradient(module))
+
+
+def test_targets_of_a_round_are_what_its_first_model_says_of_the_kept_samples() -> None:
+    """Against these a first step's second term is 0: what a young model said when it met a sample is forgotten."""
+    start, data, old = random_model(), toy_data({2: 4, 3: 4}), toy_data({0: 8, 1: 8})
+    reservoir = reservoir_of(old, judge=random_model(1))
+    again = refreshed(TOY, start, reservoir, "round")
+    assert torch.equal(again.samples["logits"], judge_with(TOY, start)(old.images))
+    assert torch.equal(again.samples["images"], old.images)
+    assert refreshed(TOY, start, reservoir, "met") is reservoir
+    for build in (DER, lambda **settings: FedGP(base="der", **settings)):
+        methods = [build(task=TOY, **ONE_EPOCH, targets=targets) for targets in TARGETS]
+        download = TaskDownload(start) if build is DER else fedgp_records.Download(start)
+        kept = [m.local_round(reservoir, data, download, rng(), sampler=SAMPLER)[0].samples["logits"] for m in methods]
+        assert torch.equal(kept[0][: len(old.labels)], reservoir.samples["logits"])
+        assert torch.equal(kept[1][: len(old.labels)], again.samples["logits"])
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

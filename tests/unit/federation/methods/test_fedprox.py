@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from replayfleet.federation.methods.fedavg import FedAvg
-from replayfleet.federation.methods.fedprox import FedProx, squared_distance
+from replayfleet.federation.methods.fedprox import DISTANCES, FedProx, distance, squared_distance
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -44,6 +44,23 @@ def test_the_squared_distance_and_its_gradient_equal_their_closed_forms() -> Non
     assert module.bias.grad is not None
     assert module.weight.grad.tolist() == [[2.0, -4.0]]
     assert module.bias.grad.tolist() == [-1.0]
+
+
+def test_the_distance_of_mfcls_code_is_a_sum_of_norms_whose_gradients_have_length_one() -> None:
+    module = nn.Linear(2, 1)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[3.0, 4.0]]))
+        module.bias.copy_(torch.tensor([3.5]))
+    found = distance(module, {"weight": torch.zeros(1, 2), "bias": torch.tensor([3.5])}, "norm")
+    found.backward()
+    assert found.item() == pytest.approx(5)
+    assert module.weight.grad is not None
+    assert module.weight.grad.tolist()[0] == pytest.approx([0.6, 0.8])
+    assert module.bias.grad is not None
+    assert module.bias.grad.tolist() == [0.0], "where nothing has moved"
+    assert not same_bits(*(trained(FedProx(task=TOY, **QUICK, mu=1.0, distance=kind), start()) for kind in DISTANCES))
+    with pytest.raises(ValueError, match="distance"):
+        FedProx(task=TOY, distance="cubed")
 
 
 def test_the_first_step_is_fedavgs_and_the_second_is_held_back_by_its_own_length() -> None:

@@ -152,6 +152,17 @@ def test_a_client_descends_eq_9(logits: str, new: list[int], teacher: Parameters
     assert_descends(method, data, Download(start, {"any": torch.zeros(1)}, seen=(0, 1), teacher=teacher), loss_of)
 
 
+def test_fedavg_with_the_generator_takes_synthetic_images_for_real_ones() -> None:
+    """The last row but one of the paper's Table 5."""
+    start, data, replayed = random_task_model(), toy_data({2: 6, 3: 6}, seed=3), toy_data({0: 24, 1: 24}, seed=7)
+    images, labels = torch.cat([data.images, replayed.images]), torch.cat([data.labels, replayed.labels])
+    method = RealReplay(task=TOY, **{**SHORT, **ONE_STEP, "synthetic_batch_size": 48, "replay": "as-real"})
+    download = Download(start, {"any": torch.zeros(1)}, seen=(0, 1))
+    assert_descends(method, data, download, lambda module: F.cross_entropy(module(images), labels))
+    with pytest.raises(ValueError, match="replay"):
+        short_mfcl(replay="as-fake")
+
+
 def test_teacher_and_generator_are_those_of_the_last_task_that_ended() -> None:
     method = short_mfcl(task_rounds=2, generator_steps=1)
 

@@ -78,3 +78,11 @@ def test_one_seed_has_no_spread_and_no_seed_no_mean():
     assert metrics.over_seeds([0.7]) == metrics.Summary(0.7, None, 1)
     with pytest.raises(ValueError, match="no seeds"):
         metrics.over_seeds([])
+
+
+def test_forgetting_of_tasks_is_from_the_best_end_of_a_task_to_the_last_one():
+    by_task = [{"1": 0.9}, {"1": 0.5, "2": 0.8}, {"1": 0.6, "2": 0.1, "3": 0.7}]
+    assert metrics.task_forgetting(by_task) == pytest.approx((0.3 + 0.7) / 2)
+    assert metrics.task_forgetting(by_task[:1]) == 0.0
+    assert metrics.task_ends(9, [3, 6]) == [2, 5, 8]
+    assert metrics.task_ends(2, [3, 6]) == [1]

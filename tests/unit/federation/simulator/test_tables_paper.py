@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
-from replayfleet.federation.simulator.settings import method_fields, method_from
+from replayfleet.federation.simulator.settings import StreamSize, method_fields, method_from
 from replayfleet.federation.simulator.tables.measured import cells
 from replayfleet.federation.simulator.tables.paper import (
     Column,
@@ -40,6 +41,8 @@ def a_table(**changes: object) -> PaperTable:
 def test_every_table_with_accuracies_is_there():
     numbers = ["1", "2", "3", "4", "5", "10", "11", "12", "13", "14", "15", *(f"v1-{i}" for i in range(1, 9))]
     numbers += ["driving-crops", "driving-boxes", "fedgp-rotated", "fedgp-messages", "mfcl-sequential", "sdd-few-shot"]
+    numbers += [*(f"fedgp-{i}" for i in (1, 5, 2, 3, 4, 6)), "mfcl-4", "mfcl-5", "mfcl-8"]
+    numbers += [f"sdd-{i}" for i in range(1, 6)]
     assert list(paper_tables()) == numbers
 
 
@@ -56,6 +59,22 @@ def test_rows_and_columns_name_what_the_project_has(number: str):
         assert {aim.metric, aim.beside_metric or aim.metric} <= {*table.metrics, *table.also}
 
 
+OTHER_PAPERS = [number for number in paper_tables() if number.startswith(("fedgp-", "mfcl-", "sdd-"))]
+
+
+@pytest.mark.parametrize("number", [number for number in OTHER_PAPERS if not paper_table(number).is_ours])
+def test_each_row_has_a_method_a_command_and_a_state_among_what_is_reproducible(number: str):
+    """``| table and choice, behind "fleet-sim table" | row | method and settings | state |``."""
+    page = (Path(__file__).parents[4] / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    for row in paper_table(number).rows:
+        choice = f"`{number} --methods {row.method}`"
+        found = [cells for cells in lines if cells[:2] == [choice, row.label]]
+        assert len(found) == 1, (choice, row.label)
+        assert all(f"`{key}={value}`" in found[0][2] for key, value in row.set.items())
+        assert found[0][-1]
+
+
 @pytest.mark.parametrize("number", [number for number, table in paper_tables().items() if "AR" in table.metrics])
 def test_accuracy_and_regret_add_up_to_centralized_or_a_note_says_that_they_dont(number: str):
     table = paper_table(number)
@@ -68,6 +87,15 @@ def test_accuracy_and_regret_add_up_to_centralized_or_a_note_says_that_they_dont
             total = published["AA"] + published["AR"]
             adds_up = abs(total - table.published(upper, place)["AA"]) < 0.025
             assert adds_up or any(note.concerns(row.label, place) for note in table.notes), (row.label, place)
+
+
+@pytest.mark.parametrize("number", OTHER_PAPERS)
+def test_columns_set_what_a_stream_or_all_methods_of_the_table_have(number: str):
+    table = paper_table(number)
+    stream = {field.name for field in dataclasses.fields(StreamSize)}
+    everywhere = set.intersection(*(set(method_fields(METHODS[resolved(r.method, "paper")[0]])) for r in table.rows))
+    for column in table.columns:
+        assert column.set.keys() <= stream | everywhere, column.title
 
 
 @pytest.mark.parametrize("number", paper_tables())
