@@ -7,7 +7,7 @@ Axes: B inputs of a picture or samples of a batch, C channels, H height, W width
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -166,8 +166,13 @@ class View(Protocol):
         """
 
 
-def classified(logits: NDArray[np.float32], inputs: Inputs) -> Answers:
+def classified(logits: NDArray[np.float32], inputs: Inputs, among: Sequence[int] = ()) -> Answers:
     """Return the winning class of each input, with its softmax probability.
+
+    Args:
+        logits: (B, K).
+        inputs: what was asked.
+        among: class ids that alone may win, as where the task is known; all if there are none.
 
     Raises:
         ValueError: The logits (B, K) aren't finite, or not one row per input.
@@ -177,9 +182,13 @@ def classified(logits: NDArray[np.float32], inputs: Inputs) -> Answers:
         raise ValueError(f"logits have shape {logits.shape}, expected {len(inputs.images)} rows")
     if not np.isfinite(exact).all():
         raise ValueError("logits are not finite")
+    if among:
+        exact = exact[:, list(among)]
     winners = exact.argmax(axis=1)
     rows = np.arange(len(exact))
     shares = 1.0 / np.exp(exact - exact[rows, winners][:, None]).sum(axis=1)
+    if among:
+        winners = np.array(among)[winners]
     return Answers(winners.astype(np.int64), shares.astype(np.float32), inputs.corners, inputs.num_left_out)
 
 

@@ -23,7 +23,7 @@ from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLess
 from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
 from replayfleet.edge_client.learning.settings import LearningSettings
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
@@ -58,8 +58,8 @@ def source_opener(
     first = parsed[0]
     wanted = learning or LearningSettings()
     if not isinstance(first, CameraUri):  # what would do nothing is refused
-        asked = {"view": wanted.view != "auto", "teacher": wanted.teacher, "hold_out": wanted.hold_out}
-        for name in (name for name, value in asked.items() if value):
+        asked = {name: getattr(wanted, name) for name in ("teacher", "hold_out", "only_classes")}
+        for name in (name for name, value in {"view": wanted.view != "auto", **asked}.items() if value):
             raise SettingsError(
                 f"{name} is for cameras; dataset:// and folder:// bring labels of their own, leave it out"
             )
@@ -136,7 +136,8 @@ class _CameraSource:
         desk = FeedbackDesk(task.class_names, learning.keep_frames_s)
         annotated = any(camera.class_names for camera in cameras)
         crops = learning.view == "crops" or (learning.view == "auto" and annotated)
-        view: View = Crops(task) if crops else WholePicture(task)
+        among = _class_ids(learning.only_classes, task)
+        view: View = Crops(task, among) if crops else WholePicture(task, among)
         for camera in cameras:
             if crops and not camera.class_names:
                 log.warning("camera brings no boxes", camera=camera.name, next="nothing in its pictures is classified")
@@ -146,6 +147,8 @@ class _CameraSource:
 
     def _finding_boxes(self, task: DetectionSpec) -> Source:
         learning = self._learning
+        if learning.only_classes:
+            raise SettingsError("only_classes is for classification, but the fleet learns to find boxes; leave it out")
         if learning.view == "crops":
             raise SettingsError(
                 "view is 'crops', but the fleet learns to find boxes, and sees whole pictures; leave it out"
@@ -167,6 +170,15 @@ class _CameraSource:
     def _annotated(self, task: AnyTaskSpec) -> list[AnnotatedLabels]:
         annotating = {camera.name: camera.class_names for camera in self._cameras if camera.class_names}
         return [AnnotatedLabels(annotating, task.class_names)] if annotating else []
+
+
+def _class_ids(names: str, task: TaskSpec) -> tuple[int, ...]:
+    """Return the class ids of names with commas between them; none of no names."""
+    wanted = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    for name in wanted:
+        if name not in task.class_names:
+            raise SettingsError(f"only_classes: the fleet has no class {name!r}{nearest(name, task.class_names)}")
+    return tuple(task.class_names.index(name) for name in wanted)
 
 
 def _classified(task: AnyTaskSpec, what: str) -> TaskSpec:

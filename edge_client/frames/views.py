@@ -5,6 +5,8 @@ Axes: B images, C channels, H height, W width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,16 +25,18 @@ class WholePicture:
 
     Args:
         task: says how large an input is, and whether it is grey.
+        among: class ids that alone may be answered; all if there are none.
     """
 
-    def __init__(self, task: TaskSpec) -> None:
+    def __init__(self, task: TaskSpec, among: Sequence[int] = ()) -> None:
         self._task = task
+        self._among = among
 
     def inputs(self, picture: Picture) -> Inputs:
         return Inputs(fitted(picture.pixels, self._task)[None])
 
     def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
-        return classified(outputs, inputs)
+        return classified(outputs, inputs, self._among)
 
 
 class Crops:
@@ -40,10 +44,12 @@ class Crops:
 
     Args:
         task: says how large an input is, and whether it is grey.
+        among: class ids that alone may be answered; all if there are none.
     """
 
-    def __init__(self, task: TaskSpec) -> None:
+    def __init__(self, task: TaskSpec, among: Sequence[int] = ()) -> None:
         self._task = task
+        self._among = among
 
     def inputs(self, picture: Picture) -> Inputs:
         """Return a square crop around each box; a picture without an annotation asks nothing."""
@@ -65,7 +71,7 @@ class Crops:
         return kept.astype(np.int64), int((areas > 0).sum()) - len(kept)
 
     def answers(self, outputs: NDArray[np.float32], inputs: Inputs) -> Answers:
-        return classified(outputs, inputs)
+        return classified(outputs, inputs, self._among)
 
 
 class Detector:

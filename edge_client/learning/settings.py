@@ -26,6 +26,16 @@ class LearningSettings:
             CAMERA,
         ),
     ] = "auto"
+    only_classes: Annotated[
+        str,
+        Option(
+            "What can be seen here, where that is known: answers are among these classes alone, a,b,c. Training "
+            "learns all of them.",
+            CAMERA,
+            metavar="NAMES",
+            unset="all of the fleet's",
+        ),
+    ] = ""
     teacher: Annotated[Path | None, Option("ONNX model that labels what nobody else does.", LEARNING)] = None
     teacher_confidence: Annotated[
         float, Meta(gt=0, le=1), Option("Softmax probability below which the teacher isn't believed.", LEARNING)

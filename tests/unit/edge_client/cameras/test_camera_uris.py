@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from replayfleet.edge_client.cameras.uri import CameraUri, FolderUri, parse_source, parse_sources
+from replayfleet.edge_client.flow import Inputs
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.sources import source_opener
 from replayfleet.federation.errors import SettingsError
@@ -105,6 +107,7 @@ def test_impossible_learning_settings_are_refused(changes: dict[str, object], me
         ("folder:///srv/images", LearningSettings(teacher=Path("teacher.onnx")), "teacher is for cameras"),
         ("dataset://mnist", LearningSettings(view="whole"), "view is for cameras"),
         ("folder:///srv/images", LearningSettings(hold_out=4), "hold_out is for cameras"),
+        ("folder:///srv/images", LearningSettings(only_classes="cat"), "only_classes is for cameras"),
         ("rtsp://host/street", LearningSettings(view="crops"), "no camera here brings boxes; expected 'whole'"),
     ],
 )
@@ -120,6 +123,27 @@ def test_a_fleet_that_finds_boxes_refuses_crops(tmp_path: Path) -> None:
     opener = source_opener(["synthetic://street"], tmp_path, learning=LearningSettings(view="crops"))
     with pytest.raises(SettingsError, match="the fleet learns to find boxes"):
         opener(detection)
+
+
+def test_where_the_task_is_known_answers_are_among_its_classes_alone(tmp_path: Path) -> None:
+    """Whole pictures and crops; a class that the fleet lacks is refused, and so is this of boxes."""
+    logits = np.array([[9.0, 2.0, 1.0], [0.0, 1.0, 5.0]], np.float32)
+    inputs = Inputs(np.zeros((2, 3, 32, 32), np.float32), np.zeros((2, 4), np.float32))
+    task = TaskSpec(3, 32, ("vehicle", "bike", "sign"))
+    for view in ("whole", "crops"):
+        known = LearningSettings(view=view, only_classes="sign, bike")  # type: ignore[arg-type]
+        found = source_opener(["synthetic://street"], tmp_path, learning=known)(task).pictures.view.answers(
+            logits, inputs
+        )
+        assert found.class_ids.tolist() == [1, 2]
+        assert found.confidences == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-4))])
+    free = source_opener(["synthetic://street"], tmp_path)(task).pictures.view.answers(logits, inputs)
+    assert free.class_ids.tolist() == [0, 2]
+    wrong = source_opener(["synthetic://street"], tmp_path, learning=LearningSettings(only_classes="bikes"))
+    with pytest.raises(SettingsError, match="the fleet has no class 'bikes'; did you mean 'bike'"):
+        wrong(task)
+    with pytest.raises(SettingsError, match="only_classes is for classification"):
+        wrong(DetectionSpec(3, 64, 96, ("vehicle",), anchors=((0.25, 0.25),), stride=32))
 
 
 def test_a_camera_whose_pictures_are_not_classified_for_want_of_boxes_is_named(
