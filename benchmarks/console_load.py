@@ -1,10 +1,11 @@
 """What a console costs a fleet of 200 members: nobody looks, one looks, a hundred look on, one sends rubbish.
 
-The fleet is one process: an aggregator whose loop turns in real time, in the middle of a round, with twelve rounds
-behind it. The console is the process that ``aggregator serve --console`` starts. Of the aggregator the processor
-time of its loop is counted, which answers the console too, and how long one of its turns took at most.
+The fleet is one process: an aggregator and light clients, which train nothing and send small models, in real time; a
+round begins every 15 seconds. The console is the process that ``aggregator serve --console`` starts. Counted is the
+processor time of the aggregator, without that of the clients beside it, and of that what answering the console takes;
+how many rounds were committed, and how long after its last upload a round was closed at most.
 
-    python -m benchmarks.console_load [--members 200] [--for-s 12] [--out benchmarks/results/console_load.json]
+    python -m benchmarks.console_load [--members 200] [--for-s 45] [--out benchmarks/results/console_load.json]
 """
 
 from __future__ import annotations
@@ -26,38 +27,70 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import cpu_s, run
+from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.children import child_command
 
 TESTS = Path(__file__).parents[1] / "tests"
 WATCHING = 100
+EVERY_S = 15.0
 PAGES = ("/", "/round", "/clients/cam-007", "/methods", "/journal")
 
 
 def fleet(folder: Path, num_members: float, stop_at: float) -> None:
-    """Turn a fleet in real time, and write what its loop used, line by line."""
+    """Turn a fleet in real time, and write what it used and did, line by line."""
     sys.path[:0] = [str(TESTS), str(TESTS.parent)]
     from support.tiny_fleet import TinyFleet
 
     from replayfleet.aggregator.control.local import LocalSocket
+    from replayfleet.federation.service.jobs import Jobs
+    from tests.support.watched_fleet import names
 
-    made = TinyFleet(folder, client_ids=[], num_clients=int(num_members), num_rounds=None, deadline_s=86400.0)
+    class Fleet(TinyFleet):
+        jobs = Jobs
+
+    clients = names(int(num_members))
+    made = Fleet(folder, clients, num_rounds=None, deadline_s=86400.0, interval_s=EVERY_S)
+    for place, client in enumerate(made.clients.values()):
+        share = 0.5 + 0.4 * place / len(clients)
+        client.asks_leave = True
+        client.metrics = dict.fromkeys(("accuracy", "stream_accuracy", "accuracy/0", "accuracy/1"), share)
     made.service.start()
     local = LocalSocket(folder / "aggregator", made.service.control)
-    began, used, told, longest = time.monotonic(), 0.0, 0.0, 0.0
+    answering = [0.0]
+
+    def counted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            before = time.thread_time()
+            try:
+                return work(*given)
+            finally:
+                answering[0] += time.thread_time() - before
+
+        return run
+
+    desk, server = made.service.coordinator.control, local._server
+    desk.look = counted(desk.look)  # type: ignore[method-assign]
+    server.process_request_thread = counted(server.process_request_thread)  # type: ignore[method-assign]
+    began, theirs, told = time.monotonic(), 0.0, 0.0
     while time.monotonic() < stop_at:
-        made.now = 1000.0 + time.monotonic() - began
-        before, at = time.thread_time(), time.monotonic()
+        now = made.now = 1000.0 + time.monotonic() - began
         made.service.loop.pump(0)
-        used += time.thread_time() - before
-        longest = max(longest, time.monotonic() - at)
+        before = time.thread_time()
+        turn = int(now / 0.02) % 20  # each client every 0.4 s
+        for client in list(made.clients.values())[turn::20]:
+            client.pump(now)
+        theirs += time.thread_time() - before
         if time.monotonic() - told > 0.25:
             told = time.monotonic()
-            sys.stdout.write(json.dumps([told, used, longest]) + "\n")
+            sys.stdout.write(json.dumps([told, time.process_time() - theirs, made.rounds.index, answering[0]]) + "\n")
             sys.stdout.flush()
-            longest = 0.0
         time.sleep(0.01)
     local.stop()
     os._exit(0)
+
+
+Told = tuple[float, float, int, float]
+"""Clock, seconds of processor time so far, round, and of those seconds what answering the console took."""
 
 
 class Console:
@@ -118,17 +151,12 @@ class Console:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-    from support.tiny_fleet import tiny_spec
-    from support.watched_fleet import watched_fleet
-
     with tempfile.TemporaryDirectory() as place:
-        watched_fleet(Path(place) / "aggregator", num_clients=options.members, num_rounds=12, spec=tiny_spec())
         return asyncio.run(_measured(Path(place), options.members, options.for_s))
 
 
 async def _measured(folder: Path, num_members: int, for_s: float) -> dict[str, Any]:
-    until = time.monotonic() + 200 + 6 * for_s
+    until = time.monotonic() + 300 + 6 * for_s
     code = (
         "import sys, pathlib; from benchmarks.console_load import fleet; "
         "fleet(pathlib.Path(sys.argv[1]), *map(float, sys.argv[2:]))"
@@ -136,16 +164,16 @@ async def _measured(folder: Path, num_members: int, for_s: float) -> dict[str, A
     command = [sys.executable, "-c", code, str(folder), str(num_members), str(until)]
     turning = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS.parent)
     assert turning.stdout is not None
-    lines: list[tuple[float, float, float]] = []
+    lines: list[Told] = []
     reading = asyncio.create_task(
         asyncio.to_thread(lambda: [lines.append(tuple(json.loads(line))) for line in turning.stdout or ()])
     )
     try:
-        while not lines:
+        while not lines or lines[-1][2] < 3:
             assert turning.poll() is None
             await asyncio.sleep(0.5)
         found = {}
-        found["no console"] = await _phase(lines, for_s, None, [])
+        found["no console"] = await _phase(folder, lines, for_s, None, [])
         async with _console(folder / "aggregator") as (console, pid):
             for name, work in (
                 ("nobody looks", []),
@@ -153,23 +181,24 @@ async def _measured(folder: Path, num_members: int, for_s: float) -> dict[str, A
                 ("a hundred look on", [console.look, *[console.watch] * WATCHING]),
                 ("one sends rubbish", [console.look, console.rubbish]),
             ):
-                found[name] = await _phase(lines, for_s, pid, work, console)
+                found[name] = await _phase(folder, lines, for_s, pid, work, console)
         for name, one in found.items():
             print(f"{name:<18} {json.dumps(one)}", flush=True)
-        return {"members": num_members, "for_s": for_s, "phases": found}
+        return {"members": num_members, "for_s": for_s, "round_every_s": EVERY_S, "phases": found}
     finally:
         turning.kill()
         await reading
 
 
 async def _phase(
-    lines: list[tuple[float, float, float]],
+    folder: Path,
+    lines: list[Told],
     for_s: float,
     pid: int | None,
     work: list[Callable[[], Awaitable[None]]],
     console: Console | None = None,
 ) -> dict[str, Any]:
-    first, used = lines[-1], cpu_s(pid) if pid else 0.0
+    first, used, began = lines[-1], cpu_s(pid) if pid else 0.0, time.time()
     if console is not None:
         console.times, console.codes = [], []
     running = [asyncio.create_task(one()) for one in work]  # type: ignore[arg-type]
@@ -180,8 +209,9 @@ async def _phase(
     ended = await asyncio.gather(*running, return_exceptions=True)
     span = last[0] - first[0]
     result: dict[str, Any] = {
-        "loop_cores": round((last[1] - first[1]) / span, 4),
-        "longest_turn_ms": round(1e3 * max(longest for at, _, longest in lines if at > first[0]), 1),
+        "aggregator_cores": round((last[1] - first[1]) / span, 4),
+        "of_which_answering": round((last[3] - first[3]) / span, 4),
+        **_rounds(folder / "aggregator", began),
     }
     if pid is not None and console is not None:
         result["console_cores"] = round((cpu_s(pid) - used) / for_s, 4)
@@ -195,6 +225,22 @@ async def _phase(
                 "p95_ms": round(1e3 * ordered[int(0.95 * (len(ordered) - 1))], 1),
             }
     return result
+
+
+def _rounds(folder: Path, since: float) -> dict[str, Any]:
+    """Return how many rounds were closed and committed since then, and how long after their last uploads."""
+    events = [event for event in read_journal(folder) if event["time"] >= since]
+    uploads: dict[int, float] = {}
+    late = [0.0]
+    for event in events:
+        if event["event"] == "upload accepted":
+            uploads[event["round"]] = event["time"]
+        elif event["event"] == "round closed" and event["round"] in uploads:
+            late.append(event["time"] - uploads[event["round"]])
+    return {
+        "rounds_committed": sum(event["event"] == "round committed" for event in events),
+        "closed_after_last_upload_ms": round(1e3 * max(late), 1),
+    }
 
 
 @contextlib.asynccontextmanager
@@ -218,4 +264,4 @@ async def _console(folder: Path) -> AsyncIterator[tuple[Console, int]]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, members=(200, "in the fleet"), for_s=(12.0, "each of five phases"))
+    run(measure, __doc__, members=(200, "in the fleet"), for_s=(45.0, "each of five phases"))

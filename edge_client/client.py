@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from replayfleet.devices.budget import upload_reserve_s
 from replayfleet.edge_client.flow import Samples, Source
 from replayfleet.edge_client.learning.collector import newest
@@ -101,6 +103,11 @@ class Client:
         """Of the model that answers frames now; -1 for none."""
         served = self._parts.slot.active
         return -1 if served is None else served.version
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """What the newest report says of the served model; empty before the first."""
+        return self._downloads.measured
 
     @property
     def class_names(self) -> tuple[str, ...]:

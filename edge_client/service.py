@@ -114,9 +114,9 @@ class ClientService:
         self._folder = folder
         self._clock = clock
         self.desk = OperatorDesk(lambda: self.client.class_names, self.learn, clock)
-        self.watchers: list[Callable[[Shown], None]] = [self.desk.watch]
-        """Called on the serving thread with every picture and its prediction; must be quick."""
         self.metrics = metrics or Metrics(identity.device, identity.compute.providers[0])
+        self.watchers: list[Callable[[Shown], None]] = [self.desk.watch, self.metrics.shown]
+        """Called on the serving thread with every picture and its prediction; must be quick."""
         keys = keys or folder / KEYS
         self._signer = Signer(signing_key(keys))
         self._disk = Disk(folder, "serving goes on, training waits", clock())
@@ -419,6 +419,7 @@ class ClientService:
         self._status_at = now
         counters, metrics = self._parts.courier.counters, self.metrics
         metrics.frames(self.counts)
+        metrics.learning(self.client.measured, self.known().labels)
         metrics.transferred(counters["bytes_sent"], counters["bytes_received"])
         metrics.round.set(self.client.round)
         metrics.version.set(self.client.serving_version)

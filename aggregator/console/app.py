@@ -14,8 +14,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from replayfleet.aggregator.console import views
+from replayfleet.aggregator.console.charts import Charts
 from replayfleet.aggregator.console.facts import Fleet
 from replayfleet.aggregator.console.operating import Operating
+from replayfleet.aggregator.console.samples import Samples
 from replayfleet.aggregator.console.story import Story
 from replayfleet.aggregator.console.views import Asked, Facts, Pages
 from replayfleet.aggregator.console.watch import LOOK_EVERY_S, Watch
@@ -46,7 +48,8 @@ class Console:
     def __init__(self, watch: Watch, rules: Rules, *, secure: bool = False) -> None:
         self._watch = watch
         self._access = rules.access
-        self._pages = Pages()
+        self._pages = Pages(Charts(watch.changed))
+        self._samples = Samples(watch.folder, watch.changed)
         self._operating = Operating(watch, rules.access, self._pages, secure=secure)
         self._kept: dict[str, tuple[int, str]] = {}
         self._num_live = 0
@@ -57,6 +60,7 @@ class Console:
                 self._page("/clients/{client}", "client.html", views.client_page),
                 self._page("/methods", "methods.html", views.methods_page),
                 self._page("/journal", "journal.html", views.journal_page),
+                Route("/samples/{client}/{class_id:int}.png", self._sample),
                 Route("/live", self._live),
                 Route("/static/{name}", self._static),
                 *self._operating.routes,
@@ -75,7 +79,8 @@ class Console:
             given = (*request.query_params.items(), *request.path_params.items())
             asked = {key: value[:MAX_FIELD] for key, value in given}
             common = {"asked": asked, "here": path, "addresses": _ADDRESSES, "somebody": somebody,
-                      "has_tokens": self._access.has_tokens, "said": self._operating.take_said(somebody)}  # fmt: skip
+                      "has_tokens": self._access.has_tokens, "kept": self._samples.kept,
+                      "said": self._operating.take_said(somebody)}  # fmt: skip
 
             def text(fleet: Fleet, story: Story, number: int) -> str | None:
                 # What is the same for all who look is made once; a form has its session's secret.
@@ -116,6 +121,12 @@ class Console:
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             self._num_live -= 1
+
+    async def _sample(self, request: Request) -> Response:
+        client, class_id = request.path_params["client"], request.path_params["class_id"]
+        known = await run_in_threadpool(self._watch.read, lambda fleet, story, number: fleet.held)
+        found = (await self._samples.of(client, known)).get(class_id)
+        return self._missing(request, None) if found is None else Response(found.png, media_type="image/png")
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]

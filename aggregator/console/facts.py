@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from replayfleet.aggregator.console.samples import Held
 from replayfleet.aggregator.console.story import ClientStory, Event, Story
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.status import Status, read_status
@@ -58,6 +59,7 @@ class Fleet:
         deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
         at_least: uploads with which it closes then; None if unknown.
         notices: what is wrong with the aggregator itself, or why the round isn't over.
+        held: sub-generators since the last round.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Fleet:
     is_live: bool
     course: str = "running"
     deadline_at: float | None = field(default=None, compare=False)
+    held: Held = field(default_factory=Held, compare=False)
 
     @property
     def uploaded(self) -> tuple[Member, ...]:

@@ -113,8 +113,7 @@ class Operating:
         _check_form(somebody, form)
         _check_operator(somebody)
         verb = _verb_of(form)
-        await run_in_threadpool(self._watch.control.do, verb, f"{somebody.name} in the console")
-        self._watch.look_again()
+        await run_in_threadpool(self._watch.do, verb, f"{somebody.name} in the console")
         self._said[somebody.secret] = f"Done: {name_of(verb)} {client_of(verb)}".strip(), _undo(verb)
         return RedirectResponse(_page_of(verb), 303)
 
@@ -130,12 +129,11 @@ class Operating:
             raise _Refused(403, "a browser's session has no say here; send Authorization: Bearer TOKEN")
         if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
             raise _Refused(415, "expected Content-Type: application/json")
-        verb, control = decode_verb(await _body(request, MAX_VERB_BYTES)), self._watch.control
+        verb = decode_verb(await _body(request, MAX_VERB_BYTES))
         if request.url.path == "/api/plan":
-            plan = await run_in_threadpool(control.plan, verb)
+            plan = await run_in_threadpool(self._watch.control.plan, verb)
         else:
-            plan = await run_in_threadpool(control.do, verb, f"{somebody.name} over HTTP")
-        self._watch.look_again()
+            plan = await run_in_threadpool(self._watch.do, verb, f"{somebody.name} over HTTP")
         return Response(msgspec.json.encode(plan), media_type="application/json")
 
     def _page(self, template: str, facts: dict[str, object], status: int = 200) -> Response:
@@ -174,7 +172,7 @@ def _page_of(verb: Verb) -> str:
 
 
 def _json_of(fleet: Fleet) -> object:
-    return {**{name: getattr(fleet, name) for name in fleet.__slots__}, "accuracy": fleet.accuracy}
+    return {**{name: getattr(fleet, name) for name in fleet.__slots__ if name != "held"}, "accuracy": fleet.accuracy}
 
 
 def _check_operator(somebody: Somebody) -> None:

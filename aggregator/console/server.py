@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from replayfleet.aggregator.console.app import Console
-from replayfleet.aggregator.console.charts import warm
 from replayfleet.aggregator.console.settings import ConsoleSettings
 from replayfleet.aggregator.console.watch import Watch
 from replayfleet.federation.service.web.access import Access
@@ -22,5 +21,4 @@ def run(settings: ConsoleSettings) -> None:
     access = Access(settings.tokens, reading_needs_token=not settings.is_private)
     secure = settings.tls_cert is not None
     console = Console(watch, Rules(settings.hosts, access), secure=secure)
-    warm()
     WebServer(console.app, *settings.address, name="console", tls=(settings.tls_cert, settings.tls_key)).run()

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlencode
 
-from replayfleet.aggregator.console.charts import shares_chart
+from replayfleet.aggregator.console.charts import Chart, Charts
 from replayfleet.aggregator.console.facts import Fleet, Member
 from replayfleet.aggregator.console.story import MAX_EVENTS, TROUBLES, ClientStory, RoundStory, Story
 from replayfleet.federation.service import words
@@ -38,9 +38,13 @@ Asked = Mapping[str, str]
 
 
 class Pages:
-    """Templates of this package, escaped throughout."""
+    """Templates of this package, escaped throughout.
 
-    def __init__(self) -> None:
+    Args:
+        charts: draws what pages show.
+    """
+
+    def __init__(self, charts: Charts) -> None:
         import jinja2
 
         self._environment = jinja2.Environment(
@@ -51,7 +55,7 @@ class Pages:
             lstrip_blocks=True,
         )
         numbers = (words.percent, words.megabytes, words.spaced, iso, utc, span)
-        for given in (*numbers, words.visible, words.short_name, told):
+        for given in (*numbers, words.visible, words.short_name, told, charts.svg):
             self._environment.filters[given.__name__] = given
         self._environment.globals["troubles"] = TROUBLES
 
@@ -141,7 +145,7 @@ def client_page(fleet: Fleet, story: Story, asked: Asked) -> Facts | None:
         "member": member,
         "told": told,
         "tiles": _client_tiles(member, told),
-        "charts": _client_charts(told),
+        "charts": _client_charts(name, told),
         "metrics": sorted((key, _measured(key, value)) for key, value in newest.items()),
         "events": story.search(client=name, limit=15)[0],
     }
@@ -218,32 +222,31 @@ def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, st
     )
 
 
-def _fleet_chart(story: Story, fleet: Fleet) -> str:
+def _fleet_chart(story: Story, fleet: Fleet) -> Chart | None:
     by_client = {name: dict(_series(told, "accuracy")) for name, told in sorted(story.clients.items())}
     by_client = {name: values for name, values in by_client.items() if values}
     if not by_client:
-        return ""
+        return None
     # Of many clients a round is drawn when it is over, not again with each report.
     over = fleet.round if len(by_client) > MAX_LINES and fleet.phase != "finished" else fleet.round + 1
     rounds = _shown_rounds(index for values in by_client.values() for index in values if index < over)
     mean = [_mean([values[index] for values in by_client.values() if index in values]) for index in rounds]
-    lines = [("mean of the clients", mean, "own")]
-    if len(by_client) <= MAX_LINES:
-        lines = [
-            *((name, [values.get(index) for index in rounds], "client") for name, values in by_client.items()),
-            *lines,
-        ]
-    return shares_chart("Accuracy after each round", lines, rounds[0])
+    each = by_client if len(by_client) <= MAX_LINES else {}
+    lines = (
+        *((name, tuple(values.get(index) for index in rounds), "client") for name, values in each.items()),
+        ("mean of the clients", tuple(mean), "own"),
+    )
+    return Chart("fleet", "Accuracy after each round", lines, rounds[0])
 
 
-def _client_charts(told: ClientStory) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
-    """Return (id, title, drawing, legend) of what was measured over rounds: all of it, by class and by place."""
+def _client_charts(client: str, told: ClientStory) -> list[tuple[str, Chart, list[tuple[str, str]]]]:
+    """Return (id, chart, legend) of what was measured over rounds: all of it, by class and by place."""
     found = []
     lines = [("on its test set", "accuracy", "own"), ("of what its cameras saw", "stream_accuracy", "stream"),
              ("boxes found", "boxes_found", "fedavg")]  # fmt: skip
     there = [(label, name, style) for label, name, style in lines if told.newest(name) is not None]
     if there:
-        found.append(_client_chart(told, "accuracy", "Accuracy over its rounds", there))
+        found.append(_client_chart(client, told, "accuracy", "Accuracy over its rounds", there))
     for id_, prefix, title in (
         ("places", "stream_accuracy/", "By place"),
         ("classes", "accuracy/", "By class"),
@@ -252,17 +255,18 @@ def _client_charts(told: ClientStory) -> list[tuple[str, str, str, list[tuple[st
         if names:
             styles = _FEW if len(names) <= len(_FEW) else ("client",) * MAX_LINES
             parts = [(name.removeprefix(prefix), name, style) for name, style in zip(names, styles, strict=False)]
-            found.append(_client_chart(told, id_, title, parts))
+            found.append(_client_chart(client, told, id_, title, parts))
     return found
 
 
 def _client_chart(
-    told: ClientStory, id_: str, title: str, lines: list[tuple[str, str, str]]
-) -> tuple[str, str, str, list[tuple[str, str]]]:
+    client: str, told: ClientStory, id_: str, title: str, lines: list[tuple[str, str, str]]
+) -> tuple[str, Chart, list[tuple[str, str]]]:
     rounds = _shown_rounds(index for index, _ in told.reports)
     series = [(label, dict(_series(told, name)), style) for label, name, style in lines]
-    drawn = [(label, [values.get(index) for index in rounds], style) for label, values, style in series]
-    return f"chart-{id_}", title, shares_chart(title, drawn, rounds[0]), [(style, label) for label, _, style in lines]
+    drawn = tuple((label, tuple(values.get(index) for index in rounds), style) for label, values, style in series)
+    chart = Chart(f"{client}/{id_}", title, drawn, rounds[0])
+    return f"chart-{id_}", chart, [(style, label) for label, _, style in lines]
 
 
 def _series(told: ClientStory, name: str) -> list[tuple[int, float]]:

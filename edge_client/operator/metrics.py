@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from replayfleet.devices.limits import Reading
+from replayfleet.edge_client.flow import LabelProgress, Shown
 from replayfleet.edge_client.frames.answerer import FrameCounts
+
+PREFIX = "replayfleet_client"
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_MEASURED = ("accuracy", "stream_accuracy", "boxes_found")
 
 
 class Metrics:
-    """Prometheus metrics of one client process, in a registry of their own."""
+    """Prometheus metrics of one client process, in a registry of their own.
 
-    def __init__(self, device: str, provider: str) -> None:
+    Args:
+        device: the board's profile.
+        provider: execution provider that answers.
+        clock: of pictures, ``time.monotonic``.
+    """
+
+    def __init__(self, device: str, provider: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry = CollectorRegistry()
+        self._clock = clock
+        self._captured: dict[str, float] = {}
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"edge_client_{name}", text, labels, registry=registry)
+            return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"edge_client_{name}", text, labels, registry=registry)
+            return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
 
-        Info("edge_client_device", "Board and execution provider", registry=registry).info(
+        Info(f"{PREFIX}_device", "Board and execution provider", registry=registry).info(
             {"device": device, "provider": provider}
         )
         self._frames = counter("frames", "Frames by what became of them", "result")
@@ -35,7 +50,15 @@ class Metrics:
             "recycles": gauge("serving_recycles", "Serving processes replaced because they grew"),
             "serving_memory_bytes": gauge("serving_memory_bytes", "What the serving process alone occupies"),
         }
-        self.latency = gauge("latency_p95_seconds", "Capture to answer, newest thousand frames")
+        self._latency = Histogram(
+            f"{PREFIX}_latency_seconds", "Capture to answer of each frame", buckets=_LATENCY_S, registry=registry
+        )
+        self._camera_age = gauge("camera_age_seconds", "Since the newest picture that was answered or failed", "camera")
+        self._measured = {name: gauge(name, "Of the served model, when it was swapped in") for name in _MEASURED}
+        for known in self._measured.values():
+            known.set(math.nan)  # nothing is measured before the first report
+        self._labels = gauge("labels_waiting", "Labelled samples that wait for the next round")
+        self._labels_needed = gauge("labels_needed", "So many begin a round")
         self.connected = gauge("connected", "1 while the broker accepts us")
         self.healthy = gauge("healthy", "1 while the work is done")
         self._waiting = gauge("waiting", "1 for each reason that keeps the client from its work", "reason")
@@ -57,7 +80,22 @@ class Metrics:
             ("failed", counts.num_failed),
         ):
             self._frames.labels(result).inc(self._grown(result, total))
-        self.latency.set(counts.latency_p95_s)
+
+    def shown(self, shown: Shown) -> None:
+        """Take a picture with its prediction; on the serving thread."""
+        camera, captured_at = shown.picture.camera, shown.picture.captured_at
+        is_new, self._captured[camera] = camera not in self._captured, captured_at
+        if is_new:
+            self._camera_age.labels(camera).set_function(functools.partial(self._age_s, camera))
+        if shown.prediction is not None:
+            self._latency.observe(shown.prediction.age_s)
+
+    def learning(self, measured: Mapping[str, float], labels: LabelProgress | None) -> None:
+        """Take what the newest report says, and what waits for a round; None where the source doesn't count it."""
+        for name in measured.keys() & self._measured.keys():
+            self._measured[name].set(measured[name])
+        self._labels.set(math.nan if labels is None else labels.num_samples)
+        self._labels_needed.set(math.nan if labels is None else labels.min_samples)
 
     def serving(self, status: Mapping[str, int | None]) -> None:
         """Take what is known of the serving process; see ``guard.serving_status``."""
@@ -83,6 +121,9 @@ class Metrics:
         self._temperature.clear()
         if reading.temperature_c is not None:
             self._temperature.labels(reading.zone).set(reading.temperature_c)
+
+    def _age_s(self, camera: str) -> float:
+        return self._clock() - self._captured[camera]
 
     def _grown(self, name: str, total: float) -> float:
         """By how much a total grew; a serving loop that began anew counts from zero again."""

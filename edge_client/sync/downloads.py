@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from replayfleet.edge_client.flow import SampleSource
@@ -305,6 +306,11 @@ class DownloadDesk:
         self._held, self._sent_away, self._on_probation = back, gone, False
         self._collect_due = True
         self.repeat_rollback()
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """What the newest report says; safe to call from another thread."""
+        return {} if self._report is None else self._report.metrics
 
     def _measure_unless_reported(self) -> None:
         """After a start from disk the aggregator still waits for a report on what is served."""

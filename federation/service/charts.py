@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -172,10 +173,11 @@ def _draw(axes: Axes, line: Line, texts: list[str], first_round: int) -> None:
     style = {**_STYLES[line.style], "color": colour, "clip_on": False, "solid_capstyle": "round"}
     axes.plot([index for index, _ in known], [value for _, value in known], gid=f"tip-{len(texts)}", **style)
     texts.append(line.label)
-    for index, value in known if line.style != "client" else ():
-        (dot,) = axes.plot(index, value, "o", color=colour, markersize=8, mec=_THEME["card"], mew=2, clip_on=False)
-        dot.set_gid(f"tip-{len(texts)}")
-        texts.append(f"{line.label}, round {index + first_round}: {value:.1f} %")
+    if line.style == "client" or not known:
+        return
+    dots: dict[str, Any] = {"color": colour, "markersize": 8, "mec": _THEME["card"], "mew": 2, "clip_on": False}
+    axes.plot(*zip(*known, strict=True), "o", gid=f"tips-{len(texts)}", **dots)
+    texts += [f"{line.label}, round {index + first_round}: {value:.1f} %" for index, value in known]
 
 
 def _write_ends(axes: Axes, lines: Sequence[Line], per_pixel: float) -> None:
@@ -198,13 +200,22 @@ def _for_a_page(svg: str, title: str, texts: Sequence[str]) -> str:
     for pattern, new in (
         (r"^.*?<svg [^>]*?viewBox=\"([^\"]*)\"[^>]*>", head),
         (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", ""),
-        (r'<g id="(?!tip-)[^"]*"', "<g"),  # nothing refers to them, and a page has several drawings
+        (r'<g id="(?!tips?-)[^"]*"', "<g"),  # nothing refers to them, and a page has several drawings
         (r"; font-family: [^;\"]*", ""),
         (r"font: (?:\w+ )*([\d.]+px)[^;\"]*", r"font-size: \1"),  # older Matplotlib
         (r"\s*\n\s*", "\n"),
     ):
         svg = re.sub(pattern, new, svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="tip-(\d+)">', lambda found: f"<g><title>{html.escape(texts[int(found[1])])}</title>", svg)
+
+    def told(index: int) -> str:
+        return f"<g><title>{html.escape(texts[index])}</title>"
+
+    def each(dots: re.Match[str]) -> str:
+        index = itertools.count(int(dots[1]))
+        return "<g" + re.sub(r"<use [^>]*/>", lambda use: f"{told(next(index))}{use[0]}</g>", dots[2])
+
+    svg = re.sub(r'<g id="tip-(\d+)">', lambda found: told(int(found[1])), svg)
+    svg = re.sub(r'<g id="tips-(\d+)"(>.*?</g>)', each, svg, flags=re.DOTALL)
     for variable, colour in _THEME.items():
         svg = svg.replace(colour, f"var(--{variable}, {colour})")
     return svg.strip()

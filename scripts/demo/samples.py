@@ -6,7 +6,7 @@ Axes: B batch, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.service.fleet.spec import method_of
-from replayfleet.federation.service.pages import picture_uri
+from replayfleet.federation.service.pages import contact_sheet, picture_uri
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import normalise
 from replayfleet.federation.wire.protocol.messages import FleetSpec
@@ -63,35 +63,27 @@ def generated_pictures(aggregator_dir: Path, spec: Mapping[str, Any]) -> dict[st
     """
     if why_nothing_is_drawn(spec):
         return {}
-    import torch
-
     from replayfleet.aggregator.aggregation import restore_artefacts
+    from replayfleet.aggregator.console.drawing import samples
     from replayfleet.federation.methods.kit.packing import ALL_CLASSES
     from replayfleet.federation.methods.kit.seeding import seeded_generator
-    from replayfleet.federation.methods.steps.memory import sampler_of
-    from replayfleet.federation.methods.steps.replay import recognised_share
-    from replayfleet.federation.methods.steps.task_model import judge_with
     from replayfleet.federation.service.torch_setup import prepare_torch
-    from replayfleet.models.specs import LATENT_SIZE
 
     prepare_torch(1)
     state, blobs = stored_state(aggregator_dir)
     method: Any = method_of(msgspec.convert(spec, type=FleetSpec))
     known = method.AggregatorState.unpack(restore_artefacts(state, blobs))
-    sampler = sampler_of(method)
     pictures: dict[str, list[Picture]] = {}
     for name, client in sorted(known.clients.items()):
         rng = seeded_generator(int(spec["run_seed"]), 0, f"report/{name}")
-        judge = judge_with(method.task, client.task_parameters)
-        pictures[name] = []
-        for class_id, parameters in sorted(client.sub_generators.items()):
-            draw = sampler(parameters)
-            images = draw(torch.randn(NUM_COLUMNS * NUM_ROWS, LATENT_SIZE, generator=rng)).numpy()
-            picture = Picture(None, picture_uri(contact_sheet(images)))
-            if class_id != ALL_CLASSES:
-                share = recognised_share(draw, class_id, judge, rng, _NUM_JUDGED)
-                picture = replace(picture, class_id=class_id, recognised=share)
-            pictures[name].append(picture)
+        pictures[name] = [
+            Picture(
+                None if class_id == ALL_CLASSES else class_id,
+                picture_uri(contact_sheet(images, NUM_COLUMNS, NUM_ROWS)),
+                share,
+            )
+            for class_id, images, share in samples(method, client, rng, NUM_COLUMNS * NUM_ROWS, _NUM_JUDGED)
+        ]
     return pictures
 
 
@@ -100,16 +92,9 @@ def real_pictures(data: Dataset) -> list[Picture]:
     pictures = []
     for class_id in range(data.task.num_classes):
         first = np.flatnonzero(data.test.labels == class_id)[: NUM_COLUMNS * NUM_ROWS]
-        pictures.append(Picture(class_id, picture_uri(contact_sheet(normalise(data.test.images[first])))))
+        pictures.append(Picture(class_id, _uri(normalise(data.test.images[first]))))
     return pictures
 
 
-def contact_sheet(images: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return images (B, C, H, W) in [-1, 1] as one (rows x H, columns x W, C) uint8; places without an image are 0."""
-    _, channels, height, width = images.shape
-    sheet = np.zeros((NUM_ROWS * height, NUM_COLUMNS * width, channels), np.uint8)
-    pixels = np.clip(np.rint((images + 1) * 127.5), 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    for index, picture in enumerate(pixels[: NUM_ROWS * NUM_COLUMNS]):
-        top, left = index // NUM_COLUMNS * height, index % NUM_COLUMNS * width
-        sheet[top : top + height, left : left + width] = picture
-    return sheet
+def _uri(images: NDArray[np.float32]) -> str:
+    return picture_uri(contact_sheet(images, NUM_COLUMNS, NUM_ROWS))

@@ -103,6 +103,8 @@ class TinyClient:
         self.verdicts: list[Any] = []
         self.uploaded = -1
         self.dies_in = 1 << 30
+        self.asks_leave = False
+        self.metrics = {"accuracy": 0.5}
         self.broken: Callable[[Artefacts, Manifest], tuple[Artefacts, Manifest]] | None = None
         self._inbox: list[tuple[str, bytes]] = []
         self._sequence = 0
@@ -136,7 +138,7 @@ class TinyClient:
                 if manifest.client_id == self.client_id:
                     self.manifest = manifest
                 self.courier.conclude(peer, manifest, transfer_id, accepted=True)
-                report = Report(self.client_id, manifest.round, manifest.version, {"accuracy": 0.5})
+                report = Report(self.client_id, manifest.round, manifest.version, self.metrics)
                 if manifest.client_id == self.client_id:
                     self.say("control", report)
             case Concluded(_, _, verdict):
@@ -160,7 +162,7 @@ class TinyClient:
         said, manifest = self.announcement, self.manifest
         if said is None or manifest is None or said.state != "open" or not manifest.round == said.round > self.uploaded:
             return
-        if manifest.epoch != said.epoch:
+        if manifest.epoch != said.epoch or (self.asks_leave and said.paused):
             return
         rng = seeded_generator(SEED, said.round, self.client_id)
         _, upload = TinyMethod().local_round(None, None, self.download(), rng, sampler=None)
@@ -186,6 +188,8 @@ class TinyClient:
 
 class TinyFleet:
     """The fleet under test."""
+
+    jobs: type[Jobs] = InlineJobs
 
     def __init__(self, tmp_path: Path, client_ids: tuple[str, ...] = ("cam-1", "cam-2", "cam-3"), **rules: Any) -> None:
         self.tmp_path = tmp_path
@@ -215,7 +219,7 @@ class TinyFleet:
             self._connect,
             checkpoint=self._checkpoint,
             clock=lambda: self.now,
-            jobs=InlineJobs,
+            jobs=self.jobs,
             keys=self.keys,
         )
         self._started = False

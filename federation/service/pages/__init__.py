@@ -54,6 +54,17 @@ def picture_uri(pixels: NDArray[np.uint8], kind: str = ".png") -> str:
     return f"data:image/{kind[1:].replace('jpg', 'jpeg')};base64,{base64.b64encode(encoded.tobytes()).decode()}"
 
 
+def contact_sheet(images: NDArray[np.float32], num_columns: int, num_rows: int) -> NDArray[np.uint8]:
+    """Return images (B, C, H, W) in [-1, 1] as one (rows x H, columns x W, C) uint8; places without an image are 0."""
+    _, channels, height, width = images.shape
+    sheet = np.zeros((num_rows * height, num_columns * width, channels), np.uint8)
+    pixels = np.clip(np.rint((images + 1) * 127.5), 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    for index, picture in enumerate(pixels[: num_rows * num_columns]):
+        top, left = index // num_columns * height, index % num_columns * width
+        sheet[top : top + height, left : left + width] = picture
+    return sheet
+
+
 def _glued(text: object) -> Markup:
     """Keep numbers and their units on one line."""
     from markupsafe import Markup, escape

@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.devices.limits import Reading
+from replayfleet.edge_client.flow import Answers, Inputs, LabelProgress, Picture, Prediction, Shown
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.federation.errors import SettingsError
@@ -45,6 +47,28 @@ def test_impossible_limits_are_refused_by_name(name: str) -> None:
             settings(**{name: value})
 
 
+def test_metrics_show_frames_cameras_labels_and_accuracy() -> None:
+    now = 100.0
+    metrics = Metrics("cpu", "CPUExecutionProvider", lambda: now)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"replayfleet_client_{name}", labels)
+
+    picture, inputs = (
+        Picture("front", 0, np.zeros((2, 2, 3), np.uint8), 98.0),
+        Inputs(np.zeros((1, 1, 2, 2), np.float32)),
+    )
+    metrics.shown(Shown(picture, inputs, None))
+    assert (value("camera_age_seconds", camera="front"), value("latency_seconds_count")) == (2.0, 0.0)
+    metrics.shown(Shown(picture, inputs, Prediction("front", 0, Answers.none(), 3, 98.0, 98.04)))
+    assert (value("latency_seconds_bucket", le="0.025"), value("latency_seconds_bucket", le="0.05")) == (0.0, 1.0)
+    now = 160.0
+    assert value("camera_age_seconds", camera="front") == 62.0, "a camera that gives nothing grows old between scrapes"
+    assert math.isnan(value("accuracy") or 0.0)
+    metrics.learning({"accuracy": 0.75, "accuracy/Town01": 0.5}, LabelProgress(12, 40, 3, 5))
+    assert (value("accuracy"), value("labels_waiting"), value("labels_needed")) == (0.75, 12.0, 40.0)
+
+
 def test_metrics_show_what_slows_training_and_count_shortened_rounds_once() -> None:
     metrics = Metrics("cpu", "CPUExecutionProvider")
     metrics.training(1, 0.5, Reading(81.0, "cpu-thermal", 1.0, 11.5))
@@ -53,10 +77,10 @@ def test_metrics_show_what_slows_training_and_count_shortened_rounds_once() -> N
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
 
-    assert value("edge_client_shortened_rounds_total") == 1.0
-    assert value("edge_client_training_time_share") == 0.25
-    assert value("edge_client_temperature_celsius", zone="gpu-thermal") == 83.0
-    assert value("edge_client_temperature_celsius", zone="cpu-thermal") is None
-    power_w = value("edge_client_power_watts")
+    assert value("replayfleet_client_shortened_rounds_total") == 1.0
+    assert value("replayfleet_client_training_time_share") == 0.25
+    assert value("replayfleet_client_temperature_celsius", zone="gpu-thermal") == 83.0
+    assert value("replayfleet_client_temperature_celsius", zone="cpu-thermal") is None
+    power_w = value("replayfleet_client_power_watts")
     assert power_w is not None
     assert math.isnan(power_w)

@@ -14,11 +14,11 @@ from support.demo_journal import baseline_result, journal
 from support.finished_demo import finished_demo, tiny_images
 
 from replayfleet.federation.errors import ReplayfleetError
-from replayfleet.federation.service.pages import picture_uri
+from replayfleet.federation.service.pages import contact_sheet, picture_uri
 from replayfleet.scripts.demo.facts import BlobSizes, Facts, read_facts
 from replayfleet.scripts.demo.page import page
 from replayfleet.scripts.demo.report import write_report
-from replayfleet.scripts.demo.samples import Picture, contact_sheet, generated_pictures
+from replayfleet.scripts.demo.samples import Picture, generated_pictures
 from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
 from replayfleet.scripts.launch.record import FleetRecord
 
@@ -197,7 +197,7 @@ def test_the_summary_for_terminals_has_the_same_numbers():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_survive_their_encoding(channels: int):
     images = np.linspace(-1, 1, 5 * channels * 4 * 4, dtype=np.float32).reshape(5, channels, 4, 4)
-    sheet = contact_sheet(images)
+    sheet = contact_sheet(images, 2, 3)
     assert sheet.shape == (12, 8, channels)
     assert (sheet[0, 0] == np.rint((images[0, :, 0, 0] + 1) * 127.5)).all()
     assert (sheet[4, 0] == np.rint((images[2, :, 0, 0] + 1) * 127.5)).all()
