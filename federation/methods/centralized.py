@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.lockstep import Work
@@ -22,20 +23,34 @@ from replayfleet.federation.methods.task_method import TaskMethod, require_uploa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Centralized(TaskMethod):
-    """Both halves of the method; settings are those of ``TaskMethod``, its epochs run over all stored samples."""
+    """Both halves of the method; settings are those of ``TaskMethod``, its epochs run over all stored samples.
+
+    Attributes:
+        samples_per_round: how many of all stored samples a round trains on, drawn anew for each: a round then costs the
+            same however late it is. 0 is all of them, the paper's.
+    """
 
     name: ClassVar[str] = "centralized"
     trains_as_one: ClassVar[bool] = True
     stores_data: ClassVar[bool] = True
     ClientState: ClassVar[type[Any]] = StoredRounds
 
+    samples_per_round: int = 0
+
+    def __post_init__(self) -> None:
+        TaskMethod.__post_init__(self)
+        checks.at_least(0, self, ["samples_per_round"])
+
     def local_work(
         self, state: StoredRounds, data: RoundData, download: TaskDownload, rng: torch.Generator, *, sampler: Sampler
     ) -> Work[tuple[StoredRounds, TaskUpload]]:
-        """Train the client's own model on all samples met so far."""
+        """Train the client's own model on all samples met so far, or on as many of them as a round may cost."""
         stored = state.with_round(data)
-        everything = RoundData(stored.all_of("images"), stored.all_of("labels"))
-        parameters = yield self.training(everything, download.task_parameters, rng)
+        images, labels = stored.all_of("images"), stored.all_of("labels")
+        if self.samples_per_round:
+            drawn = torch.randperm(len(images), generator=rng)[: self.samples_per_round].to(images.device)
+            images, labels = images[drawn], labels[drawn]
+        parameters = yield self.training(RoundData(images, labels), download.task_parameters, rng)
         return stored, TaskUpload(parameters, len(data.labels))
 
     def aggregate(

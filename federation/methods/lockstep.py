@@ -9,7 +9,7 @@ simulation on a GPU, where one small network at a time leaves the processor idle
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -43,6 +43,8 @@ class TrainTaskModel:
         ahead: sub-generators that are sure to be trained after it.
     """
 
+    part: ClassVar[str] = "task model"
+
     spec: AnyTaskSpec
     job: TaskModelJob
     optimisation: Optimisation
@@ -51,6 +53,11 @@ class TrainTaskModel:
     def key(self) -> Hashable:
         """Requests with equal keys can be trained together."""
         return type(self), self.spec, self.optimisation
+
+    @property
+    def sample_steps(self) -> int:
+        """Samples times epochs, at full length."""
+        return len(self.job.images) * self.optimisation.num_epochs
 
     def alone(self, pace: Pace | None = None) -> Any:
         """Train this one, for as long as ``pace`` allows."""
@@ -83,12 +90,19 @@ class TrainSubGenerators:
     Alone and with a pace, None stands for one that isn't trained in this round.
     """
 
+    part: ClassVar[str] = "sub-generators"
+
     kind: SubGeneratorKind
     work: Sequence[Retraining]
 
     def key(self) -> Hashable:
         """Requests with equal keys can be trained together."""
         return type(self), self.kind
+
+    @property
+    def sample_steps(self) -> int:
+        """Samples times epochs, at full length; a kind that isn't trained by gradients has an epoch of each."""
+        return sum(len(one.images) * one.num_epochs for one in self.work)
 
     def alone(self, pace: Pace | None = None) -> Any:
         """Train those of one client, as many and as long as ``pace`` allows."""
@@ -116,6 +130,8 @@ class Descend:
         ahead: sub-generators that are sure to be trained after it.
     """
 
+    part: ClassVar[str] = "task model"
+
     spec: AnyTaskSpec
     start: Parameters
     num_samples: int
@@ -128,6 +144,11 @@ class Descend:
     def key(self) -> Hashable:
         """No two can be trained together: each has a loss of its own."""
         return id(self)
+
+    @property
+    def sample_steps(self) -> int:
+        """Samples times epochs, at full length."""
+        return self.num_samples * self.optimisation.num_epochs
 
     def alone(self, pace: Pace | None = None) -> Any:
         """Train this one, for as long as ``pace`` allows."""
@@ -179,8 +200,14 @@ class InStep(ABC):
         """Be ``local_round``, but ask for the training, so that many clients' networks can train as one."""
 
 
-def alone(work: Work[T], pace: Pace | None = None) -> T:
-    """Run one client half to its end, answering each request by itself; without a pace, at full length."""
+def alone(work: Work[T], pace: Pace | None = None, answering: Callable[[Request], Any] | None = None) -> T:
+    """Run one client half to its end, answering each request by itself; without a pace, at full length.
+
+    Args:
+        work: the client half.
+        pace: how long training may take.
+        answering: trains in place of ``request.alone``, for whoever measures it.
+    """
     answer: Any = None
     while True:
         try:
@@ -188,7 +215,7 @@ def alone(work: Work[T], pace: Pace | None = None) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        answer = request.alone(pace)
+        answer = request.alone(pace) if answering is None else answering(request)
 
 
 def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:

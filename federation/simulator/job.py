@@ -78,6 +78,7 @@ LATER_SETTINGS = {
     "teachers": "ensemble",
     "proximal_weight": 0.0,
     "activation_weight": 0.0,
+    "samples_per_round": 0,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

@@ -37,6 +37,8 @@ class ClientRecord:
         mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
         epsilon: what its sub-generators have cost so far, at the run's ``dp_delta``; None without differential privacy,
             and of an absent client.
+        cpu_s: part of its local round -> CPU seconds; empty of runs in step, and of those before it was measured.
+        sample_steps: part -> samples times epochs, where the method says what it trains.
         hostile: whether it attacked; ``RoundRecord.accuracy`` is that of the others.
         quarantined: why its upload was left out of the round; empty if it wasn't.
     """
@@ -59,6 +61,8 @@ class ClientRecord:
     accuracy_in_task: dict[str, float] = field(default_factory=dict)
     mean_average_precision: float | None = None
     epsilon: float | None = None
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    sample_steps: dict[str, int] = field(default_factory=dict)
     hostile: bool = False
     quarantined: str = ""
 
@@ -93,6 +97,7 @@ class RoundRecord:
         clients: client id -> its record, ids sorted.
         aggregate_s: wall time of the aggregation.
         round_s: wall time of the whole round, evaluation and saving included.
+        aggregate_cpu_s: CPU seconds of the aggregation, whatever the threads; 0 of runs before it was measured.
     """
 
     round: int
@@ -100,6 +105,7 @@ class RoundRecord:
     clients: dict[str, ClientRecord]
     aggregate_s: float
     round_s: float
+    aggregate_cpu_s: float = 0.0
 
 
 def kept_accuracy(records: Sequence[RoundRecord], change: LateChange) -> dict[str, float]:
@@ -128,7 +134,8 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places,
     ``in_task_accuracy`` only where its tasks have classes of their own, and
     ``mean_average_precision``, the mean over clients after the last round, only of detectors. ``epsilon``, the largest
-    of any client, is there only with differential privacy.
+    of any client, is there only with differential privacy. ``cpu_s`` and ``sample_steps``, of training and aggregation
+    but not of evaluation, are absent where they weren't measured.
     """
     acc = [record.accuracy for record in records]
     names = sorted(name for name, client in records[-1].clients.items() if not client.hostile)
@@ -139,6 +146,10 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     in_task = {name: client.accuracy_in_task for name, client in records[-1].clients.items()}
     last = [client.mean_average_precision for client in records[-1].clients.values()]
     precise = [value for value in last if value is not None]
+    costs = {
+        name: sum(sum(getattr(client, name).values()) for client in everyone) for name in ("cpu_s", "sample_steps")
+    }
+    costs["cpu_s"] += sum(record.aggregate_cpu_s for record in records)
     spent = [client.epsilon for client in everyone if client.epsilon is not None]
     return {
         "final_accuracy": acc[-1],
@@ -151,6 +162,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
         "bytes_down": sum(client.bytes_down for client in everyone),
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
+        **(costs if costs["cpu_s"] else {}),
         **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
         **({"in_task_accuracy": metrics.place_accuracy(in_task)} if any(in_task.values()) else {}),
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),

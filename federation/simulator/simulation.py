@@ -35,6 +35,7 @@ from replayfleet.federation.simulator.measures.accounts import (
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from replayfleet.federation.simulator.measures.evaluation import Evaluation, evaluate
 from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
+from replayfleet.federation.simulator.measures.work import Meter
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset
@@ -82,6 +83,7 @@ class _LocalRound:
     upload: Any
     traffic: Traffic
     train_s: float
+    meter: Meter
 
     def size_of_everything(self, held: Mapping[str, int]) -> int:
         """Bytes of the upload and of those sets ``held`` (name -> bytes) that it left out."""
@@ -202,7 +204,7 @@ class Simulation:
         local_rounds = self._local_rounds(round_index, state, threads, on_client)
         uploads = {name: local.upload for name, local in local_rounds.items()}
 
-        aggregation_started = self.clock()
+        aggregation_started, cpu_started = self.clock(), time.process_time()
         quarantined = self._screened(uploads, state)
         uploads = {name: upload for name, upload in uploads.items() if name not in quarantined}
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
@@ -213,7 +215,7 @@ class Simulation:
                     state.aggregator, uploads, rng, sampler=state.aggregator_sampler
                 )
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
-        aggregate_s = self.clock() - aggregation_started
+        aggregate_s, aggregate_cpu_s = self.clock() - aggregation_started, time.process_time() - cpu_started
 
         clients = {
             name: replace(
@@ -233,6 +235,7 @@ class Simulation:
             ),
             clients=clients,
             aggregate_s=aggregate_s,
+            aggregate_cpu_s=aggregate_cpu_s,
             round_s=self.clock() - started,
         )
         if checkpoints is not None and saved is not None:
@@ -269,15 +272,15 @@ class Simulation:
         if self.in_step:
             return self._local_rounds_in_step(round_index, indices, state, on_client)
 
-        def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float]:
+        def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float, Meter]:
             name, index = client
             with threads.turn:
                 if on_client is not None:
                     on_client(round_index, name)
                 arguments, rng = self._arguments(round_index, name, index, state)
-            started = self.clock()
-            result = self.method.local_round(*arguments, rng, sampler=self.sampler)
-            return result, self.clock() - started
+            started, meter = self.clock(), Meter()
+            result = meter.local_round(self.method, (*arguments, rng), self.sampler)
+            return result, self.clock() - started, meter
 
         results = threads.map(local_round, indices.items())
         return {
@@ -302,7 +305,7 @@ class Simulation:
         results = together(works)
         each_s = (self.clock() - started) / max(1, len(results))
         return {
-            name: self._kept(round_index, (name, indices[name]), result, each_s, state)
+            name: self._kept(round_index, (name, indices[name]), result, each_s, Meter(), state)
             for name, result in results.items()
         }
 
@@ -316,14 +319,20 @@ class Simulation:
         return (state.clients[name], data, state.downloads[name]), seeded_generator(self.run_seed, round_index, name)
 
     def _kept(
-        self, round_index: int, client: tuple[ClientId, int], result: tuple[Any, Any], train_s: float, state: _State
+        self,
+        round_index: int,
+        client: tuple[ClientId, int],
+        result: tuple[Any, Any],
+        train_s: float,
+        meter: Meter,
+        state: _State,
     ) -> _LocalRound:
         name, index = client
         state.clients[name], upload = result
         if self.attack is not None and self._is_hostile(index):
             rng = seeded_generator(self.run_seed, round_index, f"{name}/attack")
             upload = self.attack.upload(upload, state.downloads[name], self.method.task, rng)
-        return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s)
+        return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s, meter)
 
     def _measured(
         self,
@@ -359,6 +368,8 @@ class Simulation:
             num_sub_generators_held=len(held),
             present=local is not None,
             num_updates=getattr(local.upload, "num_updates", None) if local else 0,
+            cpu_s=local.meter.cpu_s if local else {},
+            sample_steps=local.meter.sample_steps if local else {},
             epsilon=getattr(getattr(local and local.upload, "privacy", None), "epsilon", None),
         )
 

@@ -114,7 +114,8 @@ class StreamSettings:
         num_rounds: T; None is the paper's floor(N / ((K_T + overlap) N_T)) K, with N samples in the smallest class
             (of ``extreme``: the number of task types), or as many as the data last for where that is fewer or none.
         samples_per_class: N_T, training samples of one class in one round.
-        test_samples_per_class: joining the test set with them; None is floor(test samples / floor(N / N_T)).
+        test_samples_per_class: joining the test set with them; None is floor(test samples / floor(N / N_T)), 0 as many
+            as there are for all rounds: a class's whole test set by its last one. Then ``num_rounds`` must be given.
         classes_per_task: K_T.
         overlap: classes that adjacent task types share, on top of K_T: at most those of all task types but two.
         num_absent: clients that miss each round but the first.
@@ -168,8 +169,13 @@ class StreamSettings:
             "shots",
         ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"{name} is {value}, expected at least 1")
+            least = 0 if name == "test_samples_per_class" else 1
+            if value is not None and value < least:
+                raise SettingsError(f"{name} is {value}, expected at least {least}")
+        if self.test_samples_per_class == 0 and self.scenario not in SCENARIOS:
+            raise SettingsError(
+                f"test_samples_per_class is 0, which scenario {self.scenario} doesn't know; give a number"
+            )
         if self.split not in SPLITS:
             raise SettingsError(f"unknown split {self.split!r}{nearest(self.split, SPLITS)}")
         if not 0.01 <= self.dirichlet_alpha <= 1000:
@@ -349,9 +355,11 @@ class Stream:
     def _divide(self) -> tuple[list[int], list[int]]:
         """Per class: test samples of one part, and how many parts both its training and test samples yield."""
         sizes, parts = [], []
+        spread = self.settings.test_samples_per_class == 0
         for class_id, (train, test) in enumerate(zip(self._train, self._test, strict=True)):
             num_parts = len(train) // self.settings.samples_per_class
-            size = self.settings.test_samples_per_class or (len(test) // num_parts if num_parts else 0)
+            num_tests = min(num_parts, self._most_visits()) if spread else num_parts
+            size = self.settings.test_samples_per_class or (len(test) // num_tests if num_tests else 0)
             if num_parts and not size:
                 raise SettingsError(
                     f"class {class_id} has {len(test)} test samples for {num_parts} parts; "
@@ -360,6 +368,14 @@ class Stream:
             sizes.append(size)
             parts.append(min(num_parts, len(test) // size) if size else 0)
         return sizes, parts
+
+    def _most_visits(self) -> int:
+        """In how many rounds of the run the same class can come to one client, at most."""
+        if self.settings.num_rounds is None:
+            raise SettingsError("test_samples_per_class is 0, all over the run's rounds; say how many with num_rounds")
+        order = self._scenario.task_types(self.task_types_per_client, self.settings.num_rounds)
+        types_of_a_class = -(-self._classes_per_round // self.settings.classes_per_task)
+        return sum(sorted(np.bincount(order).tolist())[-types_of_a_class:])
 
     def _check_overlap(self, settings: StreamSettings, num_classes: int) -> None:
         most = max(0, self.task_types_per_client - 2) * settings.classes_per_task

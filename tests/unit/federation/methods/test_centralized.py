@@ -42,3 +42,18 @@ def test_what_is_written_doesnt_grow_with_the_rounds(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in tmp_path.glob("blobs/*")]
     assert len(sizes) == NUM_ROUNDS
     assert len(set(sizes)) == 1
+
+
+def test_a_round_costs_the_same_however_late_it_is_where_a_number_of_samples_is_set() -> None:
+    method, download = Centralized(task=TOY, **ONE_EPOCH, samples_per_round=5), TaskDownload(random_model())
+    state, _ = method.initial_states()
+    drawn = []
+    for index in range(NUM_ROUNDS):
+        data, rng = toy_data({index: 4, index + 1: 4}, seed=index), seeded_generator(0, index, "a")
+        work = method.local_work(state, data, download, rng, sampler=SAMPLER)
+        job = next(work).job
+        drawn.append(job.images)
+        state = state.with_round(data)
+        known = {image.numpy().tobytes() for image in state.all_of("images")}
+        assert {image.numpy().tobytes() for image in job.images} <= known
+    assert [len(images) for images in drawn] == [5, 5, 5]

@@ -67,7 +67,8 @@ def without_times(records: list[RoundRecord]):
             record,
             aggregate_s=0,
             round_s=0,
-            clients={name: dataclasses.replace(client, train_s=0) for name, client in record.clients.items()},
+            aggregate_cpu_s=0,
+            clients={name: dataclasses.replace(client, train_s=0, cpu_s={}) for name, client in record.clients.items()},
         )
         for record in records
     ]

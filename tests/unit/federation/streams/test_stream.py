@@ -299,3 +299,20 @@ def test_what_other_tools_import_is_there_and_loads_nothing_before_it_is_asked_f
         "assert simulator.average_regret([0.5], [0.75]) == 0.25 and 'torch' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_all_test_samples_are_met_by_the_last_round_where_zero_asks_for_them():
+    for scenario in ("gradual", "circulating"):
+        some = stream(scenario, test_samples_per_class=0, num_rounds=20)
+        assert some.num_rounds == 20
+        assert sorted(some.test_indices(0, 19)) == list(range(len(SMALL[1])))
+    with pytest.raises(SettingsError, match="say how many with num_rounds"):
+        stream(test_samples_per_class=0)
+    with pytest.raises(SettingsError, match="scenario driving doesn't know"):
+        StreamSettings(scenario="driving", num_clients=2, test_samples_per_class=0)
+
+
+def test_classes_that_come_with_several_task_types_have_test_samples_for_each():
+    some = stream("gradual", test_samples_per_class=0, num_rounds=20, overlap=2)
+    met = some.test_indices(0, 19).tolist()
+    assert len(met) == len(set(met))
