@@ -34,6 +34,7 @@ class ClientRecord:
         accuracy_by_place: town -> accuracy on that town's part of the test set; empty where the stream has no places.
         accuracy_in_task: likewise, if only classes of the image's task could be named (task-incremental); empty where
             tasks have the same classes.
+        accuracy_among_seen: accuracy if it named only classes that it has met; None where that wasn't measured.
         mean_average_precision: mAP@0.5:0.95 of a detector on the test set; None of other tasks.
         epsilon: what its sub-generators have cost so far, at the run's ``dp_delta``; None without differential privacy,
             and of an absent client.
@@ -59,6 +60,7 @@ class ClientRecord:
     num_updates: int | None = None
     accuracy_by_place: dict[str, float] = field(default_factory=dict)
     accuracy_in_task: dict[str, float] = field(default_factory=dict)
+    accuracy_among_seen: float | None = None
     mean_average_precision: float | None = None
     epsilon: float | None = None
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -135,7 +137,8 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     ``in_task_accuracy`` only where its tasks have classes of their own, and
     ``mean_average_precision``, the mean over clients after the last round, only of detectors. ``epsilon``, the largest
     of any client, is there only with differential privacy. ``cpu_s`` and ``sample_steps``, of training and aggregation
-    but not of evaluation, are absent where they weren't measured.
+    but not of evaluation, are absent where they weren't measured. ``accuracy_among_seen`` is the average accuracy if
+    each client named only classes that it has met.
     """
     acc = [record.accuracy for record in records]
     names = sorted(name for name, client in records[-1].clients.items() if not client.hostile)
@@ -150,6 +153,7 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         name: sum(sum(getattr(client, name).values()) for client in everyone) for name in ("cpu_s", "sample_steps")
     }
     costs["cpu_s"] += sum(record.aggregate_cpu_s for record in records)
+    among = [value for value in map(_among_seen, records) if value is not None]
     spent = [client.epsilon for client in everyone if client.epsilon is not None]
     return {
         "final_accuracy": acc[-1],
@@ -162,9 +166,17 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_up_everything": sum(client.bytes_up_everything for client in everyone),
         "bytes_down": sum(client.bytes_down for client in everyone),
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
+        **({"accuracy_among_seen": metrics.average_accuracy(among)} if among else {}),
         **(costs if costs["cpu_s"] else {}),
         **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
         **({"in_task_accuracy": metrics.place_accuracy(in_task)} if any(in_task.values()) else {}),
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
         **({"epsilon": max(spent)} if spent else {}),
     }
+
+
+def _among_seen(record: RoundRecord) -> float | None:
+    """Return Acc^t of the honest clients if they named only classes that they have met; None where it isn't known."""
+    honest = {name: client for name, client in record.clients.items() if not client.hostile}
+    known = {name: value for name, client in honest.items() if (value := client.accuracy_among_seen) is not None}
+    return metrics.weighted_accuracy(known, {name: honest[name].num_seen for name in known}) if known else None

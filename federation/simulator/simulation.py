@@ -357,7 +357,10 @@ class Simulation:
             num_seen=self.stream.num_seen(index, round_index),
             class_accuracy=tested.class_accuracy(),
             accuracy_by_place=self._by_place(round_index, index, tested),
-            accuracy_in_task=self._by_place(round_index, index, tested.in_task),
+            accuracy_among_seen=self._among_seen(tested),
+            accuracy_in_task=self._by_place(
+                round_index, index, tested.in_task if isinstance(self.stream, TaskStream) else None
+            ),
             mean_average_precision=tested.mean_average_precision,
             train_s=local.train_s if local else 0.0,
             bytes_up=local.traffic.num_bytes if local else 0,
@@ -381,8 +384,17 @@ class Simulation:
         judge = self.method.predictor(download)
         if isinstance(self.dataset, BoxDataset):
             return evaluate_boxes(self.dataset.task, judge, self.dataset.test, indices, device)
-        of_task = self.stream.classes_of_task(index, round_index) if isinstance(self.stream, TaskStream) else None
-        return evaluate(judge, self.dataset.test, indices, device, of_task=of_task)
+        if isinstance(self.stream, TaskStream):
+            of_task = self.stream.classes_of_task(index, round_index)
+            return evaluate(judge, self.dataset.test, indices, device, of_task=of_task)
+        seen = np.isin(np.arange(self.dataset.task.num_classes), self.dataset.test.labels[indices])
+        of_seen = np.broadcast_to(seen, (len(indices), len(seen)))
+        return evaluate(judge, self.dataset.test, indices, device, of_task=of_seen)
+
+    def _among_seen(self, tested: Evaluation | DetectionEvaluation) -> float | None:
+        if isinstance(self.stream, TaskStream) or tested.in_task is None:
+            return None
+        return tested.in_task.accuracy
 
     def _by_place(
         self, round_index: int, index: int, tested: Evaluation | DetectionEvaluation | None
