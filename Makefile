@@ -9,7 +9,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench dist lock clean
+.PHONY: help setup demo demo-carla fleet tables reproduce driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ tables: setup ## Tables 1, 6 and 10 of the paper at the smallest size, to runs/t
 	@for number in 1 10; do \
 		.venv/bin/fleet-sim table $$number --out runs/tables --settings tiny --dataset fashion-mnist --scenario gradual $(ARGS) || exit 1; \
 	done
+
+reproduce: setup ## The experiments behind docs/results.md: what is left, and goes on; ARGS="--minutes 60", ARGS=--dry-run
+	@$(PYTHON_BIN) -m replayfleet.scripts.experiments.reproduce $(ARGS)
 
 driving: setup ## pFedGRP beside FedAvg and Centralized on recorded driving, to runs/driving; see docs/experiments.md
 	@.venv/bin/fleet-sim table driving-crops --out runs/driving $(ARGS)

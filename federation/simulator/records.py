@@ -136,9 +136,8 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     ``sub_generator_updates`` is the paper's AUC. ``place_accuracy`` is there only where the stream has places,
     ``in_task_accuracy`` only where its tasks have classes of their own, and
     ``mean_average_precision``, the mean over clients after the last round, only of detectors. ``epsilon``, the largest
-    of any client, is there only with differential privacy. ``cpu_s`` and ``sample_steps``, of training and aggregation
-    but not of evaluation, are absent where they weren't measured. ``accuracy_among_seen`` is the average accuracy if
-    each client named only classes that it has met.
+    of any client, is there only with differential privacy. ``accuracy_among_seen`` is the
+    average accuracy if each client named only classes that it has met.
     """
     acc = [record.accuracy for record in records]
     names = sorted(name for name, client in records[-1].clients.items() if not client.hostile)
@@ -149,10 +148,6 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     in_task = {name: client.accuracy_in_task for name, client in records[-1].clients.items()}
     last = [client.mean_average_precision for client in records[-1].clients.values()]
     precise = [value for value in last if value is not None]
-    costs = {
-        name: sum(sum(getattr(client, name).values()) for client in everyone) for name in ("cpu_s", "sample_steps")
-    }
-    costs["cpu_s"] += sum(record.aggregate_cpu_s for record in records)
     among = [value for value in map(_among_seen, records) if value is not None]
     spent = [client.epsilon for client in everyone if client.epsilon is not None]
     return {
@@ -167,12 +162,21 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         "bytes_down": sum(client.bytes_down for client in everyone),
         "bytes_down_everything": sum(client.bytes_down_everything for client in everyone),
         **({"accuracy_among_seen": metrics.average_accuracy(among)} if among else {}),
-        **(costs if costs["cpu_s"] else {}),
         **({"place_accuracy": metrics.place_accuracy(by_place)} if any(by_place.values()) else {}),
         **({"in_task_accuracy": metrics.place_accuracy(in_task)} if any(in_task.values()) else {}),
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
         **({"epsilon": max(spent)} if spent else {}),
     }
+
+
+def costs(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Return what training and aggregation cost, evaluation apart: ``cpu_s`` and ``sample_steps``; none if unknown."""
+    everyone = [client for record in records for client in record.clients.values()]
+    cpu_s = sum(sum(client.cpu_s.values()) for client in everyone)
+    if not cpu_s:
+        return {}
+    sample_steps = sum(sum(client.sample_steps.values()) for client in everyone)
+    return {"cpu_s": cpu_s + sum(record.aggregate_cpu_s for record in records), "sample_steps": sample_steps}
 
 
 def _among_seen(record: RoundRecord) -> float | None:

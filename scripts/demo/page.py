@@ -11,6 +11,7 @@ from replayfleet.federation.service.charts import Line, line_chart
 from replayfleet.federation.service.pages import render
 from replayfleet.federation.service.words import clock, milliseconds, percent, spaced
 from replayfleet.scripts.demo.facts import Facts
+from replayfleet.scripts.demo.plan import METHODS
 from replayfleet.scripts.demo.samples import Picture, draws_all_classes, why_nothing_is_drawn
 from replayfleet.scripts.demo.sentences import headline, is_quiet, revisit_sentence
 from replayfleet.scripts.launch.record import ClientRound
@@ -37,6 +38,7 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         headline=first,
         lead=second,
         facts=facts,
+        method=_method(facts),
         numbers=_numbers(facts),
         wide_chart=wide,
         narrow_chart=narrow,
@@ -70,7 +72,7 @@ def _lines(facts: Facts) -> list[Line]:
         for name in facts.record.names
     ]
     fedavg = Line("FedAvg, mean of the clients", facts.baseline_accuracy, "fedavg")
-    return [*clients, fedavg, Line("pFedGRP, mean of the clients", facts.accuracy, "own")]
+    return [*clients, fedavg, Line(f"{_method(facts)}, mean of the clients", facts.accuracy, "own")]
 
 
 def _what_is_drawn(facts: Facts) -> str:
@@ -86,6 +88,11 @@ def _what_is_drawn(facts: Facts) -> str:
         "Drawn from the aggregator's cache at the end, as they come, unfiltered. The aggregator never sees an image: "
         f"this is what it replays. {replay}"
     )
+
+
+def _method(facts: Facts) -> str:
+    name = str(facts.record.spec["method"])
+    return METHODS.get(name, name)
 
 
 def _blocks(facts: Facts) -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -113,5 +120,10 @@ def _blocks(facts: Facts) -> list[tuple[str, list[tuple[str, Any]]]]:
         **baseline.versions,
     }
     own, fedavg = spec["settings"], baseline.run["settings"]
-    blocks = {"Run": run, "Machine and versions": machine, "Settings of pFedGRP": own, "Settings of FedAvg": fedavg}
+    blocks = {
+        "Run": run,
+        "Machine and versions": machine,
+        f"Settings of {_method(facts)}": own,
+        "Settings of FedAvg": fedavg,
+    }
     return [(title, list(values.items())) for title, values in blocks.items()]

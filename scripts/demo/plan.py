@@ -19,7 +19,10 @@ from replayfleet.scripts.launch.plan import (
     stream_source,
 )
 
-METHOD = "pfedgrp"
+METHODS = {"pfedgrp": "pFedGRP", "pfedgrp-plus": "pFedGRP-plus"}
+"""What a fleet of the demo can learn by -> its name for people; the first unless another is asked for."""
+
+METHOD = next(iter(METHODS))
 BASELINE = "fedavg"
 MARKER = "demo.json"
 """Says that a folder belongs to the demo, and what was run there."""
@@ -40,6 +43,7 @@ class Plan:
     seed: int  # of the stream, the models and the training
     clients: int
     rounds: int
+    method: str = METHOD  # of the fleet
     data_root: Path | None = None  # the operator's own folder of data sets
 
     def __post_init__(self) -> None:
@@ -50,15 +54,14 @@ class Plan:
         return self.out / "logs"
 
     def fleet(self) -> FleetPlan:
-        """Return pFedGRP's fleet, and beside it FedAvg in the simulator: same stream, same task model."""
+        """Return the method's fleet, and beside it FedAvg in the simulator: same stream, same task model."""
         size = SIZES[self.preset]
         data = [] if self.data_root is None else ["--data-root", str(self.data_root)]
         sizes = {"clients": self.clients, "rounds": self.rounds, "seed": self.seed}
         options = [word for name, number in sizes.items() for word in (f"--{name}", str(number))]
-        wanted = {"samples_per_class": size.samples_per_class, "test_samples_per_class": size.test_samples_per_class}
-        options += [
-            word for name, number in wanted.items() if number is not None for word in ("--set", f"{name}={number}")
-        ]
+        options += ["--set", f"samples_per_class={size.samples_per_class}"]
+        if size.test_samples_per_class is not None:  # 0 is a source's word for what the simulator calls null
+            options += ["--set", f"test_samples_per_class={size.test_samples_per_class or 'null'}"]
         baseline = [
             "fleet-sim", BASELINE, "--scenario", SCENARIO, "--dataset", FASHION_MNIST, "--settings", self.preset,
             *options, "--threads", "1", "--workers", "1", "--out", str(self.out / BASELINE), *data,
@@ -70,7 +73,7 @@ class Plan:
             clients[folder.name] = [*client_command(folder, _FLEET, source), *data]
         task = ("--dataset", FASHION_MNIST)
         data_dir = self.out / "aggregator"
-        aggregator = aggregator_command(data_dir, _FLEET, **sizes, method=METHOD, task=task, preset=self.preset)
+        aggregator = aggregator_command(data_dir, _FLEET, **sizes, method=self.method, task=task, preset=self.preset)
         return FleetPlan(
             logs=self.logs, data_dir=data_dir, aggregator=aggregator, clients=clients, beside={BASELINE: baseline}
         )
@@ -81,7 +84,14 @@ class Plan:
 
 
 def make_plan(
-    out: Path, preset: str, seed: int, *, clients: int | None, rounds: int | None, data_root: Path | None
+    out: Path,
+    preset: str,
+    seed: int,
+    *,
+    clients: int | None,
+    rounds: int | None,
+    data_root: Path | None,
+    method: str = METHOD,
 ) -> Plan:
     """Return a plan whose sizes are those of the preset, where nothing else is asked for.
 
@@ -96,5 +106,6 @@ def make_plan(
         seed=seed,
         clients=size.num_clients if clients is None else clients,
         rounds=own_rounds if rounds is None else rounds,
+        method=method,
         data_root=data_root,
     )

@@ -49,6 +49,11 @@ def _comma_separated(_context: Any, option: click.Parameter, text: str | None) -
 @click.option("--scenario", "scenarios", callback=_comma_separated, help="Only columns of these, comma-separated.")
 @click.option("--dataset", "datasets", callback=_comma_separated, help="Only columns of these, comma-separated.")
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
+@click.option(
+    "--noise-floor",
+    is_flag=True,
+    help="Run each row again from weights scaled by 1 + 1e-7: what a difference must exceed.",
+)
 @click.option("--features", default="task", help="Of table 10's FID: task (model's) or inception (replayfleet[fid]).")
 @click.option("--dry-run", is_flag=True, help="Show what would run, and stop.")
 @click.pass_context

@@ -9,6 +9,7 @@ from pathlib import Path
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
+from replayfleet.federation.simulator.records import costs
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.paper import Aim, Column, PaperTable, Row
 from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State, read_json
@@ -20,12 +21,16 @@ _OF_SUMMARY = {
     "TA": "in_task_accuracy",
     "FA": "final_accuracy",
     "AF": "average_forgetting",
+    "AAS": "accuracy_among_seen",
     "before": "earlier_before",
     "after": "earlier_after",
     "kept": "earlier_kept",
     "mAP": "mean_average_precision",
 }
 """Metric -> its key in a run's summary, where it is a share."""
+
+_OF_COSTS = {"CPU": ("cpu_s", 60.0), "steps": ("sample_steps", 1e6), "up": ("bytes_up", 1e6)}
+"""Metric -> its key in a run's summary or costs, and the unit that the table has it in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +168,8 @@ def measured(result: Result, upper: Result | None) -> dict[str, float]:
     }
     values |= {metric: 100 * result.summary[key] for metric, key in _OF_SUMMARY.items() if key in result.summary}
     values |= _of_tasks(result)
+    known = {**result.summary, **costs(result.rounds)}
+    values |= {metric: known[key] / unit for metric, (key, unit) in _OF_COSTS.items() if key in known}
     if upper is not None:
         best = [record.accuracy for record in upper.rounds]
         values["AR"] = 100 * metrics.average_regret(acc, best)

@@ -23,6 +23,9 @@ _FILES = (
 
 _NONE = "-"
 
+NOISE = 1e-7
+"""What a noise floor's initial weights are scaled by, beside 1."""
+
 EXPERIMENTS = {"gradual": "Expt. 1", "circulating": "Expt. 2", "extreme": "Expt. 3"}
 """Scenario -> what the papers call it."""
 
@@ -69,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         replay: of Table 10: ``filtered`` by the task model, or ``plain``.
         values: one group of numbers per column, groups parted by ``|``.
         in_paper: False for a method that the operator added.
+        perturbed: the same again from weights scaled by 1 + ``NOISE``: how much a difference must be to mean anything.
     """
 
     label: str
@@ -80,6 +84,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     replay: str = "filtered"
     values: str = ""
     in_paper: bool = True
+    perturbed: bool = False
+
+    def again(self) -> Row:
+        """Return the row of its noise floor."""
+        return msgspec.structs.replace(
+            self, label=f"{self.label}, again from weights * (1 + {NOISE:g})", values="", in_paper=False, perturbed=True
+        )
 
     def method_for(self, dataset: str) -> str:
         """Return our method or variant on a data set."""

@@ -26,7 +26,7 @@ from replayfleet.federation.simulator.checkpoints import difference
 from replayfleet.federation.simulator.job import can_train_in_step, identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import StreamSize, check_types, method_fields
-from replayfleet.federation.simulator.tables.paper import Column, PaperTable, Row
+from replayfleet.federation.simulator.tables.paper import NOISE, Column, PaperTable, Row
 from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Choice:
     Attributes:
         methods, scenarios, datasets: those of the table that are to be run; all, if none is named.
         overrides: of all runs; a setting that a method lacks is left out there.
+        noise_floor: run each row again, with the first seed, from weights scaled by 1 + ``NOISE``.
         workers: clients of one run that train at the same time; None is one per core.
     """
 
@@ -64,6 +65,7 @@ class Choice:
     download: bool = False
     torch_device: str = "cpu"
     in_step: bool | None = None
+    noise_floor: bool = False
     workers: int | None = None
 
 
@@ -145,6 +147,7 @@ class Planner:
             for column in columns
             for row in rows
             if not row.in_paper or table.published(row, table.columns.index(column))
+            if not row.perturbed or seed == self._choice.seeds[0]
         ]
         unused = sorted(self._overrides.keys() - self._used - split_overrides(table.overrides).keys())
         if unused and any(run.state is not State.IMPOSSIBLE for run in planned):
@@ -158,7 +161,14 @@ class Planner:
             check_types(ALL_METHODS[method], self._overrides)
 
     def rows(self, table: PaperTable) -> list[Row]:
-        """Return the chosen rows; a method that the table lacks becomes a row without published numbers."""
+        """Return the chosen rows, with their noise floors if asked for.
+
+        A method that the table lacks becomes a row without published numbers.
+        """
+        rows = self._chosen_rows(table)
+        return rows + [row.again() for row in rows] if self._choice.noise_floor else rows
+
+    def _chosen_rows(self, table: PaperTable) -> list[Row]:
         wanted = self._choice.methods
         if not wanted:
             return list(table.rows)
@@ -193,6 +203,9 @@ class Planner:
             changes = row.settings_for(column.dataset, self._choice.preset)
             spec, identity = self._assembled(name, changes, column, seed)
             named = self._name(name, changes, column, seed, identity)
+            if row.perturbed:
+                spec, named = dataclasses.replace(spec, perturb_weights=NOISE), f"{named}+perturbed"
+                identity = _key({**json.loads(identity), "perturb_weights": NOISE})
         except (SettingsError, ModuleNotFoundError) as error:
             spec = self._spec(name, {}, column, seed)
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))

@@ -71,6 +71,19 @@ def test_the_demos_test_part_is_the_same_for_fleet_and_baseline(tmp_path: Path):
     assert f"test_samples_per_class={uri.test}" in found.fleet().beside[BASELINE]
 
 
+def test_the_fleet_learns_by_the_method_that_is_asked_for(tmp_path: Path):
+    assert value(plan(tmp_path).fleet().aggregator, "--method") == "pfedgrp"
+    assert value(plan(tmp_path, method="pfedgrp-plus").fleet().aggregator, "--method") == "pfedgrp-plus"
+
+
+def test_both_divide_the_test_part_alike_where_a_preset_spreads_it_over_the_rounds(tmp_path: Path):
+    found = make_plan(tmp_path, "small", 0, clients=2, rounds=3, data_root=None)
+    uri = parse_source(value(found.fleet().clients["client-0"], "--source"))
+    assert isinstance(uri, DatasetUri)
+    assert uri.test == 0
+    assert "test_samples_per_class=null" in found.fleet().beside[BASELINE]
+
+
 def test_every_process_computes_with_one_thread(tmp_path: Path):
     found = plan(tmp_path)
     for command in (found.fleet().aggregator, *found.fleet().clients.values(), *found.fleet().beside.values()):

@@ -483,3 +483,11 @@ def test_a_killed_process_is_reported_and_its_run_goes_on_from_its_checkpoints(
     log = (folder / running.LOG).read_text()
     assert log.count("round 0 ") == 1
     assert json.loads((folder / "result.json").read_text())["command"][:2] == ["fleet-sim", "nudge"]
+
+
+def test_a_noise_floor_is_each_row_again_from_other_last_bits(tmp_path: Path):
+    runs = Planner(choice(tmp_path, noise_floor=True, scenarios=("gradual",), seeds=(0, 1))).runs(paper_table("1"))
+    assert [(run.seed, run.spec.perturb_weights) for run in runs] == [(0, 0.0), (0, 1e-7), (1, 0.0)]
+    assert runs[1].name == "nudge+perturbed/gradual/fashion-mnist/seed-0"
+    assert runs[1].row.label == "nudge, again from weights * (1 + 1e-07)"
+    assert len({run.folder for run in runs}) == 3

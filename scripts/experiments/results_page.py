@@ -1,0 +1,366 @@
+r"""docs/results.md and its charts, from raw results alone: no number of that page is typed by hand.
+
+    make reproduce ARGS="--minutes 0 --pack results/trained/runs.tar.xz"
+    python -m replayfleet.scripts.experiments.results_page
+
+A test holds that the page is what the committed raw results give.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.simulator.charts import Curve, accuracy_chart
+from replayfleet.federation.simulator.measures.metrics import LATE_ROUNDS
+from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
+from replayfleet.federation.simulator.result import Part
+from replayfleet.federation.simulator.tables.paper import EXPERIMENTS
+from replayfleet.scripts.experiments.raw_results import Raw, unpacked
+
+RAW = Path("results/trained/runs.tar.xz")
+PAGE = Path("docs/results.md")
+PERTURBED = "+perturbed"
+OLD_ROUNDS = 3
+"""A class is "met long ago" if a client's last round with it lies at least so many rounds back."""
+
+_HEAD = """\
+Every number of this page was computed from [raw results](../results/trained/runs.tar.xz) by `python -m
+replayfleet.scripts.experiments.results_page`. `make reproduce` runs what is left of the experiments behind it, in the
+order of what they tell, and says how long that takes; `ARGS=--dry-run` only says it. Earlier runs, at a `small` that
+didn't train its models to the end: [experiments](experiments.md).
+
+AA and AR: mean accuracy and mean regret against Centralized over all rounds, in percent ([metrics](metrics.md));
+AA{late} and AR{late}: over the last {late}. Unfinished runs count with the rounds that they made, and say how many.
+Just met and long ago: accuracy on classes that a client met in the round, and on those that it met last at least {old}
+rounds ago. CPU time is that of training and aggregation, without evaluation.
+"""
+
+_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
+"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; 2 beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run of the raw results.
+
+    Attributes:
+        block: whose.
+        name: of its method, with what it changes.
+        scenario, dataset, seed: of its stream.
+        raw: what it gave.
+    """
+
+    block: str
+    name: str
+    scenario: str
+    dataset: str
+    seed: int
+    raw: Raw
+
+
+def found_in(runs: Mapping[str, Raw]) -> list[Found]:
+    """Return the runs of a packed file, in the order of their folders."""
+    found = []
+    for folder, raw in runs.items():
+        block, _, name, scenario, dataset, seed = folder.split("/")
+        found.append(Found(block, name, scenario, dataset, int(seed.partition("-")[2]), raw))
+    return found
+
+
+def page_of(runs: Sequence[Found]) -> tuple[str, dict[str, bytes]]:
+    """Return the page, and its charts by file name."""
+    sections, charts = [], {}
+    for section, chart in (_trained(runs), _constant(runs), *_claims(runs)):
+        sections += [*section, ""]
+        charts.update(chart)
+    head = ["# Results", "", *_HEAD.format(late=LATE_ROUNDS, old=OLD_ROUNDS).splitlines(), ""]
+    text = "\n".join([*head, *sections, *_commands(runs)])
+    return text.rstrip() + "\n", charts
+
+
+def _trained(runs: Sequence[Found]) -> tuple[list[str], dict[str, bytes]]:
+    pairs = _beside(runs, "-epochs")
+    return _compared(
+        "Is Centralized trained?",
+        "Asked: twice as many epochs change its accuracy by less than a point in every round.",
+        pairs,
+        ("8 epochs", "16 epochs"),
+        "results-epochs",
+    )
+
+
+def _constant(runs: Sequence[Found]) -> tuple[list[str], dict[str, bytes]]:
+    pairs = _beside(runs, "-full")
+    return _compared(
+        "Centralized on a constant number of samples",
+        "`small` trains it on 800 of all that a client ever met, drawn anew in every round. Beside it: on all of them.",
+        pairs,
+        ("800 samples a round", "all samples"),
+        "results-constant",
+    )
+
+
+def _beside(runs: Sequence[Found], suffix: str) -> list[tuple[Found, Found]]:
+    """Return Centralized's runs of a block beside those of the same block with a suffix."""
+    plain = {(r.block, r.scenario, r.dataset, r.seed): r for r in runs if r.name == "centralized"}
+    return [
+        (plain[key], other)
+        for other in plain.values()
+        if other.block.endswith(suffix)
+        and (key := (other.block.removesuffix(suffix), other.scenario, other.dataset, other.seed)) in plain
+    ]
+
+
+def _compared(
+    title: str, asked: str, pairs: Sequence[tuple[Found, Found]], names: tuple[str, str], chart: str
+) -> tuple[list[str], dict[str, bytes]]:
+    lines, charts = [f"## {title}", "", asked, ""], {}
+    if not pairs:
+        return [*lines, "Not run yet."], {}
+    for left, right in pairs:
+        curves = [[100 * value for value in found.raw.curve] for found in (left, right)]
+        rounds = range(min(len(curve) for curve in curves))
+        changes = [curves[1][index] - curves[0][index] for index in rounds]
+        lines += [
+            f"{_where(left)}, seed {left.seed}, {_size(left.raw)}, {names[0]} and {names[1]}:",
+            "",
+            _row(["round", *map(str, rounds), "mean"]),
+            _row(["---", *["--:"] * (len(rounds) + 1)]),
+            *(
+                _row([name, *(f"{curve[index]:.1f}" for index in rounds), f"{_mean(curve[: len(rounds)]):.1f}"])
+                for name, curve in zip(names, curves, strict=True)
+            ),
+            _row(["change", *(f"{value:+.1f}" for value in changes), f"{_mean(changes):+.1f}"]),
+            "",
+            f"Largest change: {max(map(abs, changes)):.1f} points, for {_processor_seconds([left, right])}.",
+            "",
+        ]
+        file = f"{chart}-{left.block}-{left.scenario}-{left.seed}.png"
+        charts[file] = accuracy_chart(
+            [Curve(name, found.raw.curve) for name, found in zip(names, (left, right), strict=True)],
+            title=f"Centralized, {_where(left)}, seed {left.seed}",
+        )
+        lines += [f"![{title}]({file})", ""]
+    return lines, charts
+
+
+def _claims(runs: Sequence[Found]) -> list[tuple[list[str], dict[str, bytes]]]:
+    places = dict.fromkeys(
+        (found.block, found.scenario, found.dataset) for found in runs if not found.block.endswith(("-epochs", "-full"))
+    )
+    return [_claim(place, [r for r in runs if (r.block, r.scenario, r.dataset) == place]) for place in places]
+
+
+def _claim(place: tuple[str, str, str], runs: Sequence[Found]) -> tuple[list[str], dict[str, bytes]]:
+    upper = {found.seed: found.raw for found in runs if found.name == "centralized"}
+    lines = [f"## {place[0]}: {_where(runs[0])}", "", f"{_size(runs[0].raw)}.", ""]
+    columns = ["AA", "AR", f"AA{LATE_ROUNDS}", f"AR{LATE_ROUNDS}", "AA among classes met", "just met / long ago"]
+    costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions", "MB up"]
+    lines += [_row(["method", "seeds", "rounds", *columns, *costs]), _row(["---", *["--:"] * 12])]
+    for name in dict.fromkeys(found.name for found in runs):
+        same = [found for found in runs if found.name == name]
+        lines.append(_row([_name(name), *_numbers(same, upper)]))
+    lines += ["", *_floors(runs), *_paired(runs, upper)]
+    file = f"results-{'-'.join(place)}.png"
+    seeds = [found for found in runs if found.seed == runs[0].seed and PERTURBED not in found.name]
+    chart = accuracy_chart(
+        [Curve(found.name, found.raw.curve) for found in seeds],
+        title=f"{place[0]}: {_where(runs[0])}, seed {runs[0].seed}",
+    )
+    return [*lines, f"![accuracy]({file})"], {file: chart}
+
+
+def _numbers(same: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
+    rounds = sorted({len(found.raw.rounds) for found in same})
+    raws = [found.raw for found in same]
+    beside = [(found.raw, upper[found.seed]) for found in same if found.seed in upper]
+    finished = all(raw.finished for raw in raws)
+    late = [_mean(raw.curve[-LATE_ROUNDS:]) for raw in raws] if finished else []
+    regrets = [_regret(raw, best) for raw, best in beside]
+    late_regrets = [_regret(raw, best, late=True) for raw, best in beside if raw.finished and best.finished]
+    among = [value for raw in raws if (value := _among_seen(raw)) is not None]
+    gaps = [gap for raw in raws if (gap := _recency(raw)) is not None]
+    return [
+        str(len(same)),
+        "-".join(map(str, rounds)),
+        _percent([_mean(raw.curve) for raw in raws]),
+        _percent(regrets),
+        _percent(late),
+        _percent(late_regrets),
+        _percent(among),
+        "-" if not gaps else f"{100 * _mean(g[0] for g in gaps):.0f} / {100 * _mean(g[1] for g in gaps):.0f}",
+        *_costs(raws),
+    ]
+
+
+def _costs(raws: Sequence[Raw]) -> list[str]:
+    everyone = [client for raw in raws for record in raw.rounds for client in record.clients.values()]
+    share = 1 / len(raws)
+
+    def minutes(part: str) -> float:
+        return share * sum(client.cpu_s.get(part, 0.0) for client in everyone) / 60
+
+    aggregation = share * sum(record.aggregate_cpu_s for raw in raws for record in raw.rounds) / 60
+    total = sum(minutes(part) for part in {part for client in everyone for part in client.cpu_s}) + aggregation
+    steps = share * sum(sum(client.sample_steps.values()) for client in everyone) / 1e6
+    up = share * sum(client.bytes_up for client in everyone) / 1e6
+    parts = f"{minutes('task model'):.1f} / {minutes('sub-generators'):.1f} / {aggregation:.1f}"
+    return [f"{total:.1f}", parts, f"{steps:.2f}", f"{up:.1f}"]
+
+
+def _floors(runs: Sequence[Found]) -> list[str]:
+    """Say by how much runs differ whose initial weights differ by a ten-millionth."""
+    plain = {(found.name, found.seed): found.raw for found in runs}
+    lines = []
+    for found in runs:
+        twin = plain.get((found.name.removesuffix(PERTURBED), found.seed))
+        if PERTURBED in found.name and twin is not None:
+            num = min(len(twin.rounds), len(found.raw.rounds))
+            apart = [100 * abs(a - b) for a, b in zip(twin.curve[:num], found.raw.curve[:num], strict=True)]
+            mean = 100 * abs(_mean(twin.curve[:num]) - _mean(found.raw.curve[:num]))
+            lines.append(
+                f"- Noise floor of `{found.name.removesuffix(PERTURBED)}`, seed {found.seed}, {num} rounds: "
+                f"{mean:.2f} points of AA, {_mean(apart):.2f} in a round, {max(apart):.2f} at most."
+            )
+    return [*lines, ""] if lines else []
+
+
+def _paired(runs: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
+    """Say of the two that the claim is about how much less regret one has, client by client and seed by seed."""
+    by_name = {name: {f.seed: f.raw for f in runs if f.name == name} for name in ("pfedgrp", "pfedgrp-plus")}
+    seeds = sorted(by_name["pfedgrp"].keys() & by_name["pfedgrp-plus"].keys() & upper.keys())
+    if not seeds:
+        return []
+    num = min(len(raw.rounds) for own in by_name.values() for seed, raw in own.items() if seed in seeds)
+    late = range(max(0, num - LATE_ROUNDS), num)
+    differences = []
+    for seed in seeds:
+        theirs, ours = (by_name[name][seed].rounds for name in by_name)
+        differences += [
+            100 * _mean(ours[t].clients[client].accuracy - theirs[t].clients[client].accuracy for t in late)
+            for client in sorted(ours[0].clients)
+        ]
+    return [
+        f"- `pfedgrp-plus` less `pfedgrp`, rounds {late[0]} to {late[-1]}: {_mean(differences):+.2f} points of "
+        f"accuracy, as much less regret; over {len(differences)} pairs of client and seed{_interval(differences)}.",
+        "",
+    ]
+
+
+def _interval(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return ", too few for an interval"
+    quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 2.0
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return f", 95 % interval {_mean(values) - half:+.2f} to {_mean(values) + half:+.2f}"
+
+
+def _regret(raw: Raw, best: Raw, *, late: bool = False) -> float:
+    num = min(len(raw.rounds), len(best.rounds))
+    first = num - LATE_ROUNDS if late else 0
+    return _mean(best.curve[first:num]) - _mean(raw.curve[first:num])
+
+
+def _among_seen(raw: Raw) -> float | None:
+    """AA if each client named only classes that it has met; None where that wasn't measured."""
+    values = []
+    for record in raw.rounds:
+        clients = list(record.clients.values())
+        if any(client.accuracy_among_seen is None for client in clients):
+            return None
+        total = sum(client.num_seen for client in clients)
+        values.append(sum(client.num_seen * (client.accuracy_among_seen or 0.0) for client in clients) / total)
+    return _mean(values)
+
+
+def _recency(raw: Raw) -> tuple[float, float] | None:
+    """Accuracy on classes that a client met in a round, and on those that it met last at least ``OLD_ROUNDS`` ago."""
+    just, old = [], []
+    last: dict[tuple[str, int], int] = {}
+    for record in raw.rounds:
+        for name, client in record.clients.items():
+            last.update(((name, class_id), record.round) for class_id in client.classes)
+            for class_id, value in client.class_accuracy.items():
+                since = record.round - last[name, class_id]
+                if since == 0:
+                    just.append(value)
+                elif since >= OLD_ROUNDS:
+                    old.append(value)
+    return (_mean(just), _mean(old)) if just and old else None
+
+
+def _commands(runs: Sequence[Found]) -> list[str]:
+    lines = [
+        "## Commands, machines and versions",
+        "",
+        "Options that only say how long or how many at a time are left out.",
+        "",
+    ]
+    lines += ["```sh", *dict.fromkeys(found.raw.spoken_command() for found in runs), "```", ""]
+    makers = [part for found in runs for part in _makers(found.raw)]
+    machines = sorted({f"{hardware.get('processor')}, {hardware.get('num_cores')} cores" for hardware, _, _ in makers})
+    versions = sorted({", ".join(f"{key} {value}" for key, value in sorted(own.items())) for _, own, _ in makers})
+    commits = sorted({commit or "no checkout" for _, _, commit in makers})
+    return [*lines, *(f"- {', '.join(texts)}" for texts in (machines, versions, commits))] if runs else []
+
+
+def _makers(raw: Raw) -> list[tuple[Mapping[str, Any], Mapping[str, str], str]]:
+    makers: Sequence[Raw | Part] = raw.parts or [raw]
+    return [(maker.hardware, maker.versions, maker.commit) for maker in makers]
+
+
+def _where(found: Found) -> str:
+    return f"{EXPERIMENTS.get(found.scenario, '')} ({found.scenario}), {found.dataset}".lstrip()
+
+
+def _size(raw: Raw) -> str:
+    stream, settings = raw.run["stream"], raw.run["settings"]
+    text = f"{stream['num_clients']} clients, {stream['num_rounds']} rounds, settings `{raw.run['preset']}`"
+    return text + (", task models in bfloat16" if settings.get("precision") == "bfloat16" else "")
+
+
+def _processor_seconds(runs: Sequence[Found]) -> str:
+    def seconds(records: Iterable[RoundRecord]) -> float:
+        clients: list[ClientRecord] = [client for record in records for client in record.clients.values()]
+        return sum(sum(client.cpu_s.values()) for client in clients)
+
+    return " and ".join(f"{seconds(found.raw.rounds):.0f}" for found in runs) + " CPU seconds"
+
+
+def _name(name: str) -> str:
+    return f"`{name.removesuffix(PERTURBED)}`" + (", weights * (1 + 1e-7)" if PERTURBED in name else "")
+
+
+def _percent(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * _mean(values):.1f}{spread}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def main() -> None:
+    """Write the page and its charts."""
+    text, charts = page_of(found_in(unpacked(RAW)))
+    for old in PAGE.parent.glob("results-*.png"):
+        old.unlink()
+    for name, png in charts.items():
+        write_atomic(PAGE.parent / name, png)
+    write_atomic(PAGE, text.encode())
+
+
+if __name__ == "__main__":
+    main()
