@@ -13,12 +13,22 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.extensions import packages_with
 from replayfleet.models import cnn, resnet
 from replayfleet.models.cnn import LinearHead, SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
 from replayfleet.models.resnet import CosineHead, ResNet
-from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, GeneratorSpec, MixtureSpec, TaskSpec
+from replayfleet.models.specs import (
+    ADDED_MODELS,
+    ARCHITECTURES,
+    AnyTaskSpec,
+    DetectionSpec,
+    GeneratorSpec,
+    MixtureSpec,
+    TaskSpec,
+)
 from replayfleet.models.tiny_yolo import DetectionHead, TinyYolo
 from replayfleet.models.wgan import Critic, Generator
 
@@ -29,7 +39,7 @@ _DCGAN_STD = 0.02
 
 
 def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
-    """Return the ``ResNet``, ``SmallCnn``, ``LinearHead`` or ``TinyYolo`` of ``spec``.
+    """Return the network of ``spec``: one of ours, or what another package adds (``_added``).
 
     Its parameters are zero until ``initialise`` or ``load_state_dict``.
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
@@ -44,6 +54,8 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         )
     if spec.architecture == "linear":
         return _build(lambda: LinearHead(math.prod(spec.image_shape), spec.num_classes), device)
+    if spec.architecture not in ARCHITECTURES:
+        return _build(lambda: _added(spec), device)
     name = spec.architecture.removesuffix("-cosine")
     return _build(
         lambda: ResNet(
@@ -55,6 +67,37 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
         ),
         device,
     )
+
+
+def _added(spec: TaskSpec) -> nn.Module:
+    """Return the task model that another package adds, on whatever device is the default.
+
+    It is as ours are: ``forward(images)`` is ``head(features(images))``, (B, C, H, W) -> (B, D) -> (B, K), and
+    ``head.weight`` is (K, D). A layer that ``initialise`` doesn't know has a method ``draw(rng)`` for its parameters.
+
+    Raises:
+        SettingsError: Its package can't be used, or makes something else.
+    """
+    name = spec.architecture
+    what, make = f"task model {name!r} of {packages_with(ADDED_MODELS.group, name)}", ADDED_MODELS[name]
+    try:
+        module: nn.Module = make(spec).eval()
+        images = torch.empty(2, *spec.image_shape)
+        features = module.features(images)  # type: ignore[operator]
+        found = [tuple(each.shape) for each in (module(images), module.head(features), module.head.weight)]  # type: ignore
+        lost = {key for key, _ in module.named_buffers()} - module.state_dict().keys()
+    except Exception as error:  # it is not our code, and may fail in any way
+        raise SettingsError(f"{what} can't be built ({type(error).__name__}: {error})") from error
+    logits = (2, spec.num_classes)
+    if found != [logits, logits, (spec.num_classes, *features.shape[1:])]:
+        shapes = ", ".join(map(str, found))
+        raise SettingsError(
+            f"{what} has answers, head(features) and head.weight of {shapes}; expected {logits} twice, and "
+            f"({spec.num_classes}, number of features)"
+        )
+    if lost:
+        raise SettingsError(f"{what} has buffers that its state_dict leaves out: {', '.join(sorted(lost))}")
+    return module.train()
 
 
 def num_features(spec: TaskSpec) -> int:
@@ -151,8 +194,13 @@ def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
     elif isinstance(layer, PixelScale):
         layer.mean.fill_(PixelScale.INITIAL)
         layer.std.fill_(PixelScale.INITIAL)
+    elif callable(draw := getattr(layer, "draw", None)):
+        draw(rng)
     else:
-        raise TypeError(f"no initialisation is defined for {type(layer).__name__}; add one to replayfleet.models.build")
+        raise TypeError(
+            f"no initialisation is defined for {type(layer).__name__}; give it a method draw(rng), which draws its "
+            "parameters, or add one to replayfleet.models.build"
+        )
 
 
 def _draw_dcgan(layer: nn.Module, rng: torch.Generator) -> None:

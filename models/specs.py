@@ -9,6 +9,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from replayfleet.federation.errors import nearest
+from replayfleet.federation.extensions import Extended
+
 LATENT_SIZE = 100
 """Z: entries of a sub-generator's latent vector."""
 
@@ -33,6 +36,11 @@ Model: TypeAlias = Literal[
 
 ARCHITECTURES: tuple[str, ...] = get_args(Model)
 
+ADDED_MODELS: Extended[Any] = Extended(
+    "replayfleet.models", "task model", {}, lambda _, found: "" if callable(found) else f"{found!r} makes no module"
+)
+"""Those of other packages: each a function of a ``TaskSpec`` that gives its module, see ``models.build``."""
+
 DETECTION_STRIDES = (8, 16, 32)
 """Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""
 
@@ -53,7 +61,7 @@ class TaskSpec:
         class_names: K names; a class id is an index into them.
         stem: one of ``STEMS``.
         generator_width: channels of the sub-generator's last hidden layer (16, 64, 128 in the paper).
-        architecture: of the task model, one of ``ARCHITECTURES``; only the ResNets have a stem.
+        architecture: of the task model, one of ``ARCHITECTURES`` or ``ADDED_MODELS``; only the ResNets have a stem.
     """
 
     image_channels: int
@@ -70,8 +78,7 @@ class TaskSpec:
             raise ValueError(f"image_size is {self.image_size}, expected one of {IMAGE_SIZES}")
         if self.stem not in STEMS:
             raise ValueError(f"stem is {self.stem!r}, expected one of {STEMS}")
-        if self.architecture not in ARCHITECTURES:
-            raise ValueError(f"architecture is {self.architecture!r}, expected one of {ARCHITECTURES}")
+        check_architecture(self.architecture)
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)
@@ -92,6 +99,15 @@ class TaskSpec:
     def output_shape(self) -> tuple[int, ...]:
         """What the task model answers for one image: (K,) logits."""
         return (self.num_classes,)
+
+
+def check_architecture(name: Any) -> None:
+    """Raise a ValueError unless this is a task model of ours, or of a package that is installed; imports nothing."""
+    if name not in ARCHITECTURES and name not in ADDED_MODELS:
+        known = {*ARCHITECTURES, *ADDED_MODELS}
+        raise ValueError(
+            f"architecture is {name!r}, no task model of ours or of an installed package{nearest(name, known)}"
+        )
 
 
 def plain_task(task: TaskSpec | DetectionSpec) -> dict[str, Any]:

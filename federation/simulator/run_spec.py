@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import SettingOption
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
-from replayfleet.models.specs import Model
+from replayfleet.models.specs import check_architecture
 
 FROM_STDIN = "_run"
 """The only argument of ``fleet-sim`` between our own processes: the run stands in JSON on stdin."""
@@ -33,6 +33,13 @@ _ALWAYS_NAMED = ("scenario", "dataset", "preset", "seed", "threads")
 """What a written command says even where it is the default, which may change."""
 
 _OF_SETTINGS = "of the settings"
+
+
+def _check_model(name: Any) -> None:
+    try:
+        check_architecture(name)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +72,13 @@ class RunSpec:
         ),
     ] = "small"
     model: Annotated[
-        Model,
+        str,
         Option(
-            "Task model: pFedGRP's ResNet, McMahan's CNN, the network of FedGP's code, He et al.'s ResNets, or a "
-            "ResNet with a cosine head.",
+            "Task model: resnet20 (pFedGRP's), cnn (McMahan's), lenet (FedGP's code), resnet18 or resnet20-he (He et "
+            "al.'s), the ResNets also with a cosine head (resnet20-cosine), linear, or one that an installed package "
+            "adds.",
             TRAINING,
+            check=_check_model,
         ),
     ] = "resnet20"
     clients: Annotated[int | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = None

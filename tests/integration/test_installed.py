@@ -128,10 +128,13 @@ def with_package(installed: Environment, tmp_path_factory: pytest.TempPathFactor
     return installed
 
 
-def test_a_package_of_its_own_adds_a_method_and_a_data_set(with_package: Environment, planted: Path) -> None:
+def test_a_package_of_its_own_adds_a_method_a_task_model_and_a_data_set(
+    with_package: Environment, planted: Path
+) -> None:
     listed = with_package.run("fleet-sim", "--list", cwd=planted)
     assert "fedmedian" in listed.stdout.splitlines()
     words = ["--dataset", "gates", "--settings", "tiny", "--clients", "2", "--rounds", "1", "--set", "local_epochs=1"]
+    words += ["--model", "gatenet"]
     done = with_package.run("fleet-sim", "fedmedian", *words, "--out", "out", cwd=planted)
     assert done.returncode == 0, done.stderr
     result = json.loads((planted / "out" / "result.json").read_bytes())

@@ -8,15 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
 from replayfleet.federation import extensions
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Extended
 from replayfleet.federation.methods import ALL_METHODS, METHODS
+from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.service.fleet.presets import stores_data
+from replayfleet.federation.service.fleet.spec import make_spec
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
 from replayfleet.federation.streams.datasets import ALL_DATASETS, task_for
+from replayfleet.models.build import build_task_model, class_rows, initialise
+from replayfleet.models.specs import TaskSpec
 
 GROUP = "replayfleet.tests"
 Install = Callable[..., None]
@@ -204,3 +211,87 @@ class Settings:
     for scheme, problem in (("watched", "can be supervised"), ("Gate_2", "small letters"), ("gat", "mean 'gate'")):
         with pytest.raises(SettingsError, match=problem):
             parse_source(f"{scheme}:///left")
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(8))
+
+    def forward(self, values):
+        return values * self.scale
+
+    def draw(self, rng):
+        self.scale.uniform_(0.5, 1.5, generator=rng)
+
+class Net(nn.Module):
+    def __init__(self, task):
+        super().__init__()
+        self.conv = nn.Conv2d(task.image_channels, 8, 5, stride=4)
+        self.scale = Scale()
+        self.head = nn.Linear(8, task.num_classes)
+
+    def features(self, images):
+        return self.scale(torch.relu(self.conv(images)).mean(dim=(2, 3)))
+
+    def forward(self, images):
+        return self.head(self.features(images))
+"""
+
+
+def yard_task(name: str = "yard") -> TaskSpec:
+    return TaskSpec(1, 28, ("gate", "cart", "crate"), architecture=name)
+
+
+def test_a_task_model_of_a_package_is_exported_and_drawn_like_ours(install: Install) -> None:
+    install("yardnet", MODEL, **{"replayfleet.models": {"yard": "yardnet:Net"}})
+    task = yard_task()
+    assert "yardnet" not in sys.modules  # a device that only serves needs no torch for it
+    first, second = (initialise(build_task_model(task), torch.Generator().manual_seed(3)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert first.scale.scale.min() >= 0.5
+    assert class_rows(task) == {"head.weight", "head.bias"}
+    method = FedAvg(task=task)
+    probe = OnnxExporter(method, task).probe(first.state_dict())  # ONNX Runtime answers as it does
+    assert probe.batch_size
+
+
+def test_a_fleet_s_task_names_it_and_who_lacks_the_package_is_told(install: Install) -> None:
+    install("yardnet", MODEL, **{"replayfleet.models": {"yard": "yardnet:Net"}})
+    spec = make_spec("fleet", "fedavg", yard_task(), preset="tiny", overrides={}, run_seed=3)
+    assert task_of(spec) == yard_task()
+    with pytest.raises(ValueError, match=r"architecture is 'yart', no task model .*; did you mean 'yard'\?"):
+        yard_task("yart")
+    extensions.added.cache_clear()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(extensions, "added", lambda group: {})
+        with pytest.raises(SettingsError, match="architecture is 'yard', no task model of ours or of an installed"):
+            task_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("Net = 3", "can't be used: 3 makes no module"),
+        ("def Net(task): return 1 / 0", r"can't be built \(ZeroDivisionError"),
+        (MODEL.replace("self.head(self.features(images))", "self.features(images)"), r"expected \(2, 3\) twice"),
+        (MODEL.replace("task.num_classes", "2"), r"of \(2, 2\), \(2, 2\), \(2, 8\); expected \(2, 3\) twice"),
+        (MODEL.replace("def features", "def feature"), r"can't be built \(AttributeError"),
+        (
+            MODEL.replace(
+                "self.scale = Scale()",
+                "self.scale = Scale(); self.register_buffer('seen', torch.zeros(1), persistent=False)",
+            ),
+            "has buffers that its state_dict leaves out: seen",
+        ),
+    ],
+)
+def test_what_is_no_task_model_is_refused_when_it_is_built(install: Install, code: str, problem: str) -> None:
+    install("yardnet", code, **{"replayfleet.models": {"yard": "yardnet:Net"}})
+    task = yard_task()
+    with pytest.raises(SettingsError, match=f"task model 'yard' of yardnet 1.0 .*{problem}|{problem}"):
+        build_task_model(task)

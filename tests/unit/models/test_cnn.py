@@ -70,5 +70,5 @@ def test_a_cosine_head_looks_at_directions_alone() -> None:
 def test_a_task_says_its_network_only_where_it_isnt_the_usual_one() -> None:
     assert "architecture" not in plain_task(TASK)
     assert plain_task(replace(TASK, architecture="cnn"))["architecture"] == "cnn"
-    with pytest.raises(ValueError, match="architecture is 'vgg', expected one of"):
+    with pytest.raises(ValueError, match="architecture is 'vgg', no task model of ours"):
         replace(TASK, architecture="vgg")
