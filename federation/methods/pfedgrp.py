@@ -64,7 +64,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         aggregation_learning_rate: step size on the weights.
         aggregation_momentum: of Eq. 3's descent.
         aggregation_patience: end Eq. 3's descent after this many epochs without progress; 0 runs all epochs.
-        dp_noise_multiplier: train sub-generators with DP-SGD and this much noise, over ``dp_max_grad_norm``; 0 without.
+        dp_noise_multiplier: train sub-generators with DP-SGD and this much noise, over ``dp_max_grad_norm``, or learn
+            Gaussians from moments with as much, over what one image can change of them; 0 without.
             Needs the extra ``[dp]`` where sub-generators are trained. ``docs/privacy.md`` says what it promises.
         dp_max_grad_norm: to which one sample's gradient is clipped.
         dp_delta: for which epsilon is told.
@@ -111,10 +112,10 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         checks.within(0.0, math.inf, self, ["dp_max_epsilon"])
         if self.dp_noise_multiplier != 0:
             checks.at_least(1, self, ["sub_generator_epochs", "ddpm_epochs"])
-            if self.sub_generator not in {"wgan-gp", "ddpm"}:
+            if self.sub_generator == "pca-mixture":
                 raise ValueError(
-                    f"dp_noise_multiplier is set, but {self.sub_generator!r} isn't trained with DP-SGD; "
-                    "expected sub_generator 'wgan-gp' or 'ddpm'"
+                    "dp_noise_multiplier is set, but what is in which cluster of 'pca-mixture' isn't hidden; "
+                    "expected sub_generator 'pca-gaussian', 'wgan-gp' or 'ddpm'"
                 )
             checks.within(*privacy.NOISE, self, ["dp_noise_multiplier"])
             checks.within(*privacy.DELTA, self, ["dp_delta"])
@@ -253,10 +254,9 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
 
     def _affords(self, one: Retraining) -> bool:
         """Whether a sub-generator may be trained, at full length, without passing ``dp_max_epsilon``."""
-        kind = self.sub_generator_kind()
-        if kind.privacy is None or not self.dp_max_epsilon:
+        planned = self.sub_generator_kind().planned(len(one.images), one.num_epochs)
+        if planned is None or not self.dp_max_epsilon:
             return True
-        planned = kind.privacy.planned(len(one.images), kind.batch_size, one.num_epochs)
         history = privacy.composed(one.start.history, planned)
         return privacy.epsilon_of(history, self.dp_delta) <= self.dp_max_epsilon
 

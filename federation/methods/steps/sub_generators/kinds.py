@@ -10,7 +10,9 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.pace import ShouldStop, never
+from replayfleet.federation.methods.kit.privacy import Trained, composed
 from replayfleet.federation.methods.kit.records import Parameters, Sampler
+from replayfleet.federation.methods.kit.seeding import noise_generator
 from replayfleet.federation.methods.steps.dp_sgd import DpSgd
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.sub_generators.ddpm import (
@@ -19,7 +21,13 @@ from replayfleet.federation.methods.steps.sub_generators.ddpm import (
     new_denoiser,
     train_denoiser,
 )
-from replayfleet.federation.methods.steps.sub_generators.gaussian import check_mixture, learned, new_mixture
+from replayfleet.federation.methods.steps.sub_generators.gaussian import (
+    check_mixture,
+    learned,
+    new_mixture,
+    pooled,
+)
+from replayfleet.federation.methods.steps.sub_generators.private_moments import NUM_STEPS, private_moments
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import (
     GanSchedule,
     SubGenerator,
@@ -58,6 +66,9 @@ class SubGeneratorKind(Protocol):
         should_stop: ShouldStop = never,
     ) -> SubGenerator:
         """Return it after training on images (B, C, H, W); ``start`` is left untouched."""
+
+    def planned(self, num_samples: int, num_epochs: int) -> Trained | None:
+        """Return what a training at full length costs; None where nothing is hidden."""
 
     def sampler(self) -> Sampler:
         """Return what runs it in PyTorch."""
@@ -110,6 +121,9 @@ class WganGp:
             privacy=self.privacy,
         )
 
+    def planned(self, num_samples: int, num_epochs: int) -> Trained | None:
+        return None if self.privacy is None else self.privacy.planned(num_samples, self.batch_size, num_epochs)
+
     def sampler(self) -> Sampler:
         return eager_sampler(self.spec)
 
@@ -156,6 +170,9 @@ class Ddpm:
         )
         return train_denoiser(self.spec, self.width, start, images, schedule, rng)
 
+    def planned(self, num_samples: int, num_epochs: int) -> Trained | None:
+        return None if self.privacy is None else self.privacy.planned(num_samples, self.batch_size, num_epochs)
+
     def sampler(self) -> Sampler:
         return denoising_sampler(self.spec, self.width, self.num_sampling_steps)
 
@@ -168,7 +185,10 @@ class Ddpm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """A mixture of Gaussians, learned in one step and in closed form, whatever the number of epochs."""
+    """A mixture of Gaussians, learned in one step and in closed form, whatever the number of epochs.
+
+    One with privacy has a single component: whose image is in which cluster would have to be hidden too.
+    """
 
     spec: MixtureSpec
     batch_size: int = 2**30
@@ -192,7 +212,15 @@ class Mixture:
         should_stop: ShouldStop = never,
     ) -> SubGenerator:
         del num_epochs, should_stop
-        return learned(self.spec, start, images, rng)
+        if self.privacy is None:
+            return learned(self.spec, start, images, rng)
+        fresh = private_moments(images, self.spec.num_dims, self.privacy, noise_generator(rng))
+        mechanism = Trained(self.privacy.noise_multiplier, 1.0, NUM_STEPS)
+        return SubGenerator(pooled(self.spec, [start.generator], [fresh]), {}, composed(start.history, mechanism))
+
+    def planned(self, num_samples: int, num_epochs: int) -> Trained | None:
+        """All samples take part in each of two steps, whatever the epochs."""
+        return None if self.privacy is None else Trained(self.privacy.noise_multiplier, 1.0, NUM_STEPS)
 
     def sampler(self) -> Sampler:
         return eager_sampler(self.spec)
