@@ -5,6 +5,7 @@ Everything here is a function of what the store holds, so a round that a crash i
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.kit.travel import published
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
     BlobReader,
@@ -204,13 +206,21 @@ class Aggregation:
     ) -> _Attempt:
         began = time.perf_counter()
         new_state, downloads = self._aggregated(round_index, before, uploads)
-        aggregated = time.perf_counter()
+        initial = functools.cache(self._initial)
+        new_state, downloads, rounded = published(
+            self._method,
+            self._answers,
+            new_state,
+            downloads,
+            lambda c: self._method.download_for(before, c, initial()),
+        )
+        aggregated_at = time.perf_counter()
         kept: dict[str, str] = {}
-        drafts = self._publisher.drafts(downloads, round_index + 1, former, kept)
+        drafts = self._publisher.drafts(downloads, round_index + 1, former, kept, rounded)
         stored = store_artefacts(new_state.pack(), self._blobs)
-        published = time.perf_counter()
+        published_at = time.perf_counter()
         weights = _weights(downloads)
-        return _Attempt(stored, new_state, drafts, kept, weights, aggregated - began, published - aggregated)
+        return _Attempt(stored, new_state, drafts, kept, weights, aggregated_at - began, published_at - aggregated_at)
 
     def _aggregated(self, round_index: int, before: Any, uploads: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """Return the method's new state and downloads, on the CPU wherever they were computed."""

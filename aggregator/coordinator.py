@@ -21,7 +21,14 @@ from replayfleet.aggregator.sync.uploads import UploadDesk
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
-from replayfleet.federation.wire.protocol.messages import Announcement, Presence, Report, RolledBack, client_mark
+from replayfleet.federation.wire.protocol.messages import (
+    ENCODINGS,
+    Announcement,
+    Presence,
+    Report,
+    RolledBack,
+    client_mark,
+)
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 ANNOUNCE_EVERY_S = 10.0
@@ -389,4 +396,5 @@ def announcement(
         excluded=b"".join(sorted(client_mark(client) for client in parts.store.roll.excluded())[:MAX_HOLDS]),
         paused=rounds.is_paused,
         rests_s=rounds.rests_s(now),
+        decodes=ENCODINGS,
     )

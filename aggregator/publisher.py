@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -12,12 +12,20 @@ import msgspec
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.travel import Rounded
 from replayfleet.federation.service.artefact_codec import BlobWriter, encode_parameters
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 
 TASK_GRAPH = "graph/task"
 SUB_GENERATOR_GRAPH = "graph/sub-generator"
+
+
+class Blobs(BlobWriter, Protocol):
+    """What publishing needs of a blob store."""
+
+    def pack(self, digest: str, base: str, steps: Mapping[str, float]) -> None:
+        """Keep a blob as its difference from another, in whole steps."""
 
 
 class Exporter(Protocol):
@@ -47,7 +55,7 @@ class Publisher:
         graphs: the graphs' entries, already in ``blobs``.
     """
 
-    def __init__(self, fleet: str, blobs: BlobWriter, exporter: Exporter, graphs: tuple[BlobEntry, ...]) -> None:
+    def __init__(self, fleet: str, blobs: Blobs, exporter: Exporter, graphs: tuple[BlobEntry, ...]) -> None:
         self._fleet = fleet
         self._blobs = blobs
         self._exporter = exporter
@@ -59,6 +67,7 @@ class Publisher:
         round_index: int,
         former: Mapping[str, Manifest] | None = None,
         kept: dict[str, str] | None = None,
+        rounded: Sequence[Rounded] = (),
     ) -> dict[str, Manifest]:
         """Return a manifest for each client, still without a version; blobs that all of several get are shared.
 
@@ -67,6 +76,7 @@ class Publisher:
             round_index: the round that they are for.
             former: what clients serve now; one whose own new model can't be served goes on with that.
             kept: is told who does, and why.
+            rounded: what of the downloads was rounded, so that it may travel as a difference.
 
         Raises:
             ArtefactRejected: A task model can't be served, and isn't one client's alone or there is no former one.
@@ -84,6 +94,10 @@ class Publisher:
                 drafts[client] = draft(instead)
                 if kept is not None:
                     kept[client] = f"its new model can't be served, the former one stays: {error}"
+        for one in rounded:
+            if one.base is not None:
+                entry, base = (written.entry("", parameters) for parameters in (one.parameters, one.base))
+                self._blobs.pack(entry.digest, base.digest, one.steps)
         return _with_shared_marked(drafts)
 
     def _draft(

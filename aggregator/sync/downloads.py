@@ -239,7 +239,9 @@ class DownloadDesk:
             version=self._rounds.index,
             blobs=tuple(entry for entry in entries if entry.digest in missing),
         )
-        self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now)
+        packs = all(self._packs(client) for client in live)
+        bases = frozenset.intersection(*map(frozenset, held)) if packs else None
+        self._parts.courier.send(EVERYBODY, manifest, sorted(missing), now, bases=bases)
         return missing
 
     def _shared_concluded(self, event: Concluded) -> None:
@@ -254,13 +256,20 @@ class DownloadDesk:
         if event.verdict.accepted and self._parts.presence.knows(event.peer):
             self._parts.store.hold(event.peer, digests_of(event.manifest))
 
+    def _packs(self, client_id: str) -> bool:
+        """Whether a client says that it takes packed blobs."""
+        presence = self._parts.presence.last(client_id)
+        return presence is not None and "packed" in presence.decodes
+
     def _offer(self, manifest: Manifest, now: float, already_sent: frozenset[str] = frozenset()) -> None:
         client_id = manifest.client_id
         skip = self._parts.store.holdings(client_id) | already_sent
         missing = dict.fromkeys(entry.digest for entry in manifest.blobs if entry.digest not in skip)
         try:
             presence, signed = self._parts.presence.last(client_id), self._parts.releases.signed(manifest)
-            self._parts.courier.send(client_id, signed, tuple(missing), now, presence.boot_id if presence else "")
+            boot = presence.boot_id if presence else ""
+            bases = skip if self._packs(client_id) else None
+            self._parts.courier.send(client_id, signed, tuple(missing), now, boot, bases)
         except OSError as error:
             _log.warning("download not offered", client=client_id, reason=error, next="trying again")
             self._offer_later(client_id, now)

@@ -8,7 +8,7 @@ from typing import Literal
 from replayfleet.federation.service.waits import Wait
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import HEARTBEAT_S, MAX_TEXT
-from replayfleet.federation.wire.protocol.messages import Presence
+from replayfleet.federation.wire.protocol.messages import ENCODINGS, Presence
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Will
 
@@ -82,6 +82,7 @@ class PresenceClock:
                 self._trains,
                 "" if self.wait is None else self.wait.reason.value,
                 "" if self.wait is None else self.wait.text[:MAX_TEXT],
+                ENCODINGS,
             )
         )
 

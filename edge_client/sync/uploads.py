@@ -25,6 +25,7 @@ class UploadDesk:
         self._commit: TrainingCommit | None = None
         self._counts = False
         self._offered_at = 0.0
+        self._packs = False
         self.problem = ""
         """Why the upload is offered again; empty if it is not."""
         self.bytes_on_wire = 0
@@ -49,6 +50,7 @@ class UploadDesk:
 
     def heard(self, word: Announcement, now: float) -> None:
         """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it."""
+        self._packs = "packed" in word.decodes
         commit = self._commit
         if commit is None or word.round != commit.round or word.state not in {"open", "aggregating"}:
             return
@@ -67,7 +69,8 @@ class UploadDesk:
         known = {entry.digest for entry in held.blobs} if held is not None else set()
         missing = [entry.digest for entry in commit.upload if entry.digest not in known]
         try:
-            parts.courier.send(parts.client_id, self._manifest(commit), tuple(dict.fromkeys(missing)), now)
+            bases = known if self._packs else None
+            parts.courier.send(parts.client_id, self._manifest(commit), tuple(missing), now, bases=bases)
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
             return

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit import checks, packing, travel
 from replayfleet.federation.methods.kit.records import ClientId, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.lockstep import Descend, InStep, TrainTaskModel
@@ -35,6 +35,8 @@ class TaskMethod(InStep):
         momentum: of SGD.
         weight_decay: of SGD.
         precision: of the training, ``float32`` or ``bfloat16``.
+        models_travel_as: ``float32``: as they are; ``float16``; or ``int8``: as a difference from a model that the
+            other end holds (``docs/bytes.md``).
     """
 
     stores_data: ClassVar[bool] = False
@@ -52,10 +54,12 @@ class TaskMethod(InStep):
     momentum: float = 0.9
     weight_decay: float = 0.01
     precision: str = "float32"
+    models_travel_as: str = "float32"
 
     def __post_init__(self) -> None:
         checks.task_kind(self)
         checks.task_model_settings(self)
+        checks.one_of(travel.MODELS, self, "models_travel_as")
         if isinstance(self, RobustSettings):
             self.check_robust()
 

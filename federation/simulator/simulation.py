@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,10 @@ from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.kit.travel import published, remainder_among, sent, with_remainder
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps.memory import sampler_of
-from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
+from replayfleet.federation.methods.steps.screening import TaskAnswers, answers_of, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.torch_setup import prepare_torch
@@ -31,6 +33,7 @@ from replayfleet.federation.simulator.measures.accounts import (
     SetSizes,
     TensorAccounts,
     Traffic,
+    packed_sizes,
 )
 from replayfleet.federation.simulator.measures.detection_evaluation import DetectionEvaluation, evaluate_boxes
 from replayfleet.federation.simulator.measures.evaluation import Evaluation, evaluate
@@ -73,6 +76,8 @@ class _State:
     accounts: Accounts
     aggregator_sampler: Sampler
     sizes: SetSizes = field(default_factory=SetSizes)
+    remainders: dict[ClientId, Mapping[str, Parameters]] = field(default_factory=dict)
+    packed: dict[int, int] = field(default_factory=dict)
     records: list[RoundRecord] = field(default_factory=list)
 
 
@@ -210,10 +215,12 @@ class Simulation:
         rng = seeded_generator(self.run_seed, round_index, "aggregator")
         downloads: Mapping[ClientId, Any] = {}
         if uploads:
+            before = state.aggregator
             with spread_by(threads.map):
                 state.aggregator, downloads = self.method.aggregate(
                     state.aggregator, uploads, rng, sampler=state.aggregator_sampler
                 )
+            state.aggregator, downloads = self._published(state, before, downloads)
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s, aggregate_cpu_s = self.clock() - aggregation_started, time.process_time() - cpu_started
 
@@ -328,11 +335,29 @@ class Simulation:
         state: _State,
     ) -> _LocalRound:
         name, index = client
-        state.clients[name], upload = result
+        answers, owed = answers_of(self.method.task), state.remainders.get(name, {})
+        done = sent(self.method, answers, *result, state.downloads[name], owed)
+        state.clients[name], upload, state.remainders[name] = done.state, done.upload, done.remainder
         if self.attack is not None and self._is_hostile(index):
             rng = seeded_generator(self.run_seed, round_index, f"{name}/attack")
             upload = self.attack.upload(upload, state.downloads[name], self.method.task, rng)
-        return _LocalRound(upload, state.accounts.transfer(name, "up", upload.pack()), train_s, meter)
+        traffic = _transferred(state.accounts, name, "up", upload, packed_sizes(done.rounded.values()))
+        return _LocalRound(upload, traffic, train_s, meter)
+
+    def _published(
+        self, state: _State, before: Any, downloads: Mapping[ClientId, Any]
+    ) -> tuple[Any, Mapping[ClientId, Any]]:
+        """Return the aggregator's state and the downloads as they travel."""
+        initial = functools.cache(self._initial_download)
+        aggregator, downloads, rounded = published(
+            self.method,
+            answers_of(self.method.task),
+            state.aggregator,
+            downloads,
+            lambda name: self.method.download_for(before, name, initial()),
+        )
+        state.packed = packed_sizes(rounded)
+        return aggregator, downloads
 
     def _measured(
         self,
@@ -344,7 +369,7 @@ class Simulation:
     ) -> ClientRecord:
         download = state.downloads[name]
         tested = self._tested(round_index, index, download)
-        down = state.accounts.transfer(name, "down", download.pack())
+        down = _transferred(state.accounts, name, "down", download, state.packed)
         held = {
             set_name: state.sizes.of(parameters)
             for set_name, parameters in state.clients[name].pack().parameter_sets.items()
@@ -417,10 +442,20 @@ class Simulation:
         for name, stored in last.clients.items():
             artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
+            state.remainders[name] = remainder_among(artefacts)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
         state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state
+
+
+def _transferred(accounts: Accounts, name: ClientId, direction: str, record: Any, packed: Mapping[int, int]) -> Traffic:
+    """Count a transfer; ``packed`` is by the identity of parameter sets."""
+    artefacts = record.pack()
+    sets = artefacts.parameter_sets.items()
+    return accounts.transfer(
+        name, direction, artefacts, {key: packed[id(own)] for key, own in sets if id(own) in packed}
+    )
 
 
 def _scaled(record: Any, factor: float) -> Any:
@@ -438,5 +473,8 @@ def _scaled(record: Any, factor: float) -> Any:
 
 def _encoded(state: _State, checkpoints: Checkpoints) -> tuple[EncodedArtefacts, dict[ClientId, EncodedArtefacts]]:
     """Store the states of the aggregator and of all clients."""
-    clients = {name: encode_artefacts(client.pack(), checkpoints) for name, client in state.clients.items()}
+    clients = {
+        name: encode_artefacts(with_remainder(client.pack(), state.remainders.get(name, {})), checkpoints)
+        for name, client in state.clients.items()
+    }
     return encode_artefacts(state.aggregator.pack(), checkpoints), clients

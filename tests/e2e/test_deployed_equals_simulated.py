@@ -24,6 +24,7 @@ from replayfleet.edge_client.state_store import StateStore
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.graphs.graph import sub_generator_graph
 from replayfleet.export.running.sampler import onnx_sampler
+from replayfleet.federation.methods.kit import travel
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.artefact_codec import encode_artefacts
@@ -65,16 +66,20 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_rounds(method: str) -> int:
     """Two rounds pass on all that a method carries; in a third pFedGRP trains again what it has."""
-    return 3 if method == "pfedgrp" else 2
+    return 3 if method.partition("+")[0] == "pfedgrp" else 2
 
 
 def spec_of(name: str, data_root: Path) -> FleetSpec:
-    name, _, robust = name.partition("+")
+    name, _, more = name.partition("+")
     task = load_dataset("fashion-mnist", data_root=data_root).task
     method, changes = resolved(name, "tiny")
     overrides = {**(PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}), **changes}
-    if robust:
-        overrides["robust"] = robust
+    if more in travel.MODELS:
+        overrides["models_travel_as"] = more
+        if method == "pfedgrp":
+            overrides["sub_generators_travel_as"] = "float16"
+    elif more:
+        overrides["robust"] = more
     return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
 
 
@@ -230,6 +235,22 @@ def test_robust_averages_of_the_fleet_equal_the_simulators_to_the_bit(
         return broker.session(client_id, on_message=on_message, will=will)
 
     assert deployed(method, data_root, tmp_path, connect, "eager", [2, 0, 1]) == simulated(method, data_root, "eager")
+
+
+@pytest.mark.parametrize("method", ["pfedgrp+int8", "pfedgrp+float16", "fedavg+int8", "der+int8"])
+def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
+    method: str, data_root: Path, tmp_path: Path, served_here: None
+) -> None:
+    broker = MemoryBroker()
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return broker.session(client_id, on_message=on_message, will=will)
+
+    found = deployed(method, data_root, tmp_path, connect, "eager", [0, 1])
+    assert found == simulated(method, data_root, "eager")
+    assert found != simulated(method.partition("+")[0], data_root, "eager")
+    spooled = {path.name.count(".") for path in (tmp_path / "aggregator").rglob("*.packed")}
+    assert spooled >= ({2} if method.endswith("int8") else {1})  # differences, and what stands alone
 
 
 def test_arrival_order_and_duplicated_messages_change_nothing(

@@ -44,7 +44,16 @@ from replayfleet.federation.wire.protocol.messages import (
     Verdict,
     Want,
 )
-from replayfleet.federation.wire.protocol.tensors import compress, decode_arrays, decompress, digest, encode_arrays
+from replayfleet.federation.wire.protocol.packed import pack, unpack
+from replayfleet.federation.wire.protocol.tensors import (
+    compress,
+    decode_arrays,
+    decompress,
+    digest,
+    encode_arrays,
+    folded,
+    unfolded,
+)
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
@@ -54,6 +63,7 @@ from replayfleet.models.specs import DetectionSpec, TaskSpec
 from tests.fuzz.forms import JSON, MSGPACK, PROTOBUF, SAFETENSORS, after, document, taken_apart
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.target import Target, scratch, seeds
+from tests.support.rounded import a_difference, halves
 from tests.support.voices import Plain
 
 FLEET = "street"
@@ -88,6 +98,7 @@ def offer(*parts: BundlePart, **changes: Any) -> Offer:
 def messages() -> list[Message]:
     return [
         offer(BundlePart("ab" * 32, 2000, "zstd"), block_digests=bytes(64)),
+        offer(BundlePart("ab" * 32, 2000, "packed", "cd" * 32), block_digests=bytes(64)),
         Offer("aggregator", "1f" * 16, SERVED, (), 4096, b""),
         Progress("client", "0f" * 16, 3, ((4, 5), (9, 9)), 8),
         Want("aggregator", "0f" * 16, ("ab" * 32,)),
@@ -203,6 +214,19 @@ def _bundles(data: bytes) -> None:
     courier.tick(1e3)
     if "Arrived " not in happened:
         raise MalformedMessage(f"not taken: {sorted(happened)}".replace("[", ""))
+
+
+def _packed_blobs(data: bytes) -> None:
+    """What a frame holds, whatever its checksum: zstd's own damage is the encodings' target."""
+    inside, base, size = taken_apart(data, tuple[bytes, bytes | None, int])
+    if not 0 <= size <= MAX_UNFOLDED_BYTES:
+        raise MalformedMessage("refused from its offer")
+    found = unpack(folded(inside), base, size)
+    assert len(found) == size
+
+
+def _packed(raw: bytes, base: bytes | None, steps: dict[str, float]) -> tuple[bytes, bytes | None, int]:
+    return unfolded(pack(raw, base, steps) or b"", len(raw)), base, len(raw)
 
 
 def _part(raw: bytes, *, honest: bool = True) -> tuple[str, int, bytes, bool]:
@@ -478,6 +502,12 @@ STRANGERS = {
             ]
         ),
         _encodings,
+        (MalformedMessage,),
+        MSGPACK,
+    ),
+    "packed": Target(
+        seeds(lambda: [document([*_packed(*a_difference())]), document([*_packed(halves(), None, {})])]),
+        _packed_blobs,
         (MalformedMessage,),
         MSGPACK,
     ),

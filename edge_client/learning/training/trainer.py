@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import leave_the_compiler_out, prepare_torch
-from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
@@ -71,6 +71,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     import torch
 
     from replayfleet.edge_client.learning.training.pacing import PacedRound
+    from replayfleet.federation.methods.kit import travel
     from replayfleet.federation.methods.kit.packing import sub_generators_among
     from replayfleet.federation.methods.kit.placement import CPU, placed, placed_data, proved_device
     from replayfleet.federation.methods.kit.privacy import account_among
@@ -81,6 +82,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         noise_by,
         seeded_generator,
     )
+    from replayfleet.federation.methods.steps.screening import answers_of
 
     prepare_torch(job.num_threads)
     device, _ = proved_device(job.torch_device)
@@ -91,7 +93,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     samples = read_round_data(job.round_data)
     data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
     download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
-    held, note = _load_state(method, records, blobs, job.spec)
+    held, owed, note = _load_state(method, records, blobs, job.spec)
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
@@ -108,7 +110,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
                 sampler=_sampler(job, blobs, sized, device.type),
                 **more,
             )
-        return placed(made[0], CPU), placed(made[1], CPU)
+        back: dict[int, Any] = {}
+        return placed(made[0], CPU, back), placed(made[1], CPU, back)
 
     (state, upload), max_batch_size = within_memory(
         lambda sized: _else_on_the_cpu(functools.partial(local_round, sized), device),
@@ -118,8 +121,10 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         _bound_on(device),
     )
     train_s = time.monotonic() - began
-    packed, offered = state.pack(), upload.pack()
+    made = travel.sent(method, answers_of(method.task), state, upload, download, owed)
+    packed, offered = travel.with_remainder(made.state.pack(), made.remainder), made.upload.pack()
     kept, sent = encode_artefacts(packed, blobs), encode_artefacts(offered, blobs)
+    _keep_differences(made.rounded, sent.blobs, manifest, download, blobs)
     account = account_among(type(upload), offered.facts)
     records.commit_training(
         TrainingCommit(
@@ -183,18 +188,36 @@ def _bound_on(device: Any) -> Callable[[int], None]:
     return bound
 
 
-def _load_state(method: Any, records: StateStore, blobs: BlobReader, spec: FleetSpec) -> tuple[Any, str]:
-    """Return (the client's state, what an operator should know): the committed one, or a new client's."""
+def _keep_differences(
+    rounded: Mapping[str, Any], sent: Sequence[BlobEntry], manifest: Manifest, download: Any, blobs: DiskBlobStore
+) -> None:
+    """Put what differs by whole steps from a model of the download into the spool, as it travels."""
+    names = {id(parameters): name for name, parameters in download.pack().parameter_sets.items()}
+    held = {entry.name: entry.digest for entry in manifest.blobs}
+    for entry in sent:
+        one = rounded.get(entry.name)
+        if one is not None and one.base is not None:
+            blobs.pack(entry.digest, held[names[id(one.base)]], one.steps)
+
+
+def _load_state(
+    method: Any, records: StateStore, blobs: BlobReader, spec: FleetSpec
+) -> tuple[Any, dict[str, Any], str]:
+    """Return the client's state, what it owes, and what an operator should know: as committed, or a new client's."""
     commit = records.training()
     fresh = method.initial_states()[0]
     if commit is None:
-        return fresh, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
+        return fresh, {}, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
     if not goes_on_under(spec, commit.spec_digest):
-        return fresh, "the fleet's agreement changed, so the earlier state was left behind"
+        return fresh, {}, "the fleet's agreement changed, so the earlier state was left behind"
+    from replayfleet.federation.methods.kit.travel import remainder_among
+
     try:
-        return method.ClientState.unpack(decode_artefacts(commit.state, commit.state_facts, blobs)), ""
+        artefacts = decode_artefacts(commit.state, commit.state_facts, blobs)
+        return method.ClientState.unpack(artefacts), remainder_among(artefacts), ""
     except (ArtefactRejected, KeyError, ValueError) as error:
-        return fresh, f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
+        note = f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
+        return fresh, {}, note
 
 
 def _sampler(job: TrainJob, blobs: BlobReader, method: Any, device_type: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit import checks, packing
+from replayfleet.federation.methods.kit import checks, packing, travel
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.pace import Pace, Stage, steps_per_epoch
 from replayfleet.federation.methods.kit.packing import ALL_CLASSES
@@ -136,6 +136,7 @@ class MemorySettings:
         ddpm_batch_size: samples per step.
         ddpm_learning_rate: of its Adam.
         ddpm_sampling_steps: calls of the denoiser per sample.
+        sub_generators_travel_as: ``float32``: as they are, or ``float16``.
     """
 
     __slots__ = ()
@@ -162,9 +163,11 @@ class MemorySettings:
     ddpm_batch_size: int = 128
     ddpm_learning_rate: float = 2e-4
     ddpm_sampling_steps: int = 20
+    sub_generators_travel_as: str = "float32"
 
     def check_memory(self) -> None:
         """Raise ValueError if a setting is impossible, or contradicts another."""
+        checks.one_of(travel.SUB_GENERATORS, self, "sub_generators_travel_as")
         checks.one_of(("per-class", "single"), self, "generators")
         checks.one_of(SUB_GENERATORS, self, "sub_generator")
         checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "ddpm_epochs"])

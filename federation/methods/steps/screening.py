@@ -8,6 +8,7 @@ with its sign turned, a model moves by 2.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,12 @@ class TaskAnswers:
         with torch.inference_mode():
             answers: Tensor = functional_call(self._module, dict(parameters), (self._pictures,))
         return answers
+
+
+def answers_of(task: AnyTaskSpec) -> Answers:
+    """Return ``TaskAnswers``, made when it is asked for the first time."""
+    made = functools.cache(lambda: TaskAnswers(task))
+    return lambda parameters: made()(parameters)
 
 
 def candidate_of(upload: Any, download: Any) -> Candidate:

@@ -7,7 +7,7 @@ nothing does neither.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
+from replayfleet.federation.methods.kit.travel import Rounded
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
 from replayfleet.federation.wire.protocol.messages import BlobEntry
-from replayfleet.federation.wire.protocol.tensors import digest
+from replayfleet.federation.wire.protocol.packed import pack
+from replayfleet.federation.wire.protocol.tensors import compress, digest
 
 _memcmp = ctypes.CDLL(None).memcmp
 """Half the time of torch.equal, which besides calls 0.0 and -0.0 equal, and NaN unlike itself."""
@@ -56,8 +58,17 @@ class Accounts(Protocol):
     def held(self) -> dict[ClientId, dict[str, str]]:
         """Digests to go on from, as in ``DigestAccounts``; none where nothing can be resumed."""
 
-    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
-        """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now."""
+    def transfer(
+        self, client_id: ClientId, direction: str, artefacts: Artefacts, packed: Mapping[str, int] = {}
+    ) -> Traffic:
+        """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now.
+
+        Args:
+            client_id: whose.
+            direction: ``up`` or ``down``.
+            artefacts: all that is offered.
+            packed: set -> bytes that it takes on its way, for sets that don't travel as they are.
+        """
 
 
 class DigestAccounts:
@@ -71,11 +82,15 @@ class DigestAccounts:
     def __init__(self, held: Mapping[ClientId, Mapping[str, str]] | None = None) -> None:
         self.held: dict[ClientId, dict[str, str]] = {client: dict(sets) for client, sets in (held or {}).items()}
 
-    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
-        """Count a transfer in ``direction`` (``up`` or ``down``) and remember that both ends hold it now."""
-        return self.count(client_id, direction, encode_artefacts(artefacts, DigestOnly()).blobs)
+    def transfer(
+        self, client_id: ClientId, direction: str, artefacts: Artefacts, packed: Mapping[str, int] = {}
+    ) -> Traffic:
+        """Count a transfer, and remember that both ends hold it now; see ``Accounts``."""
+        return self.count(client_id, direction, encode_artefacts(artefacts, DigestOnly()).blobs, packed)
 
-    def count(self, client_id: ClientId, direction: str, offered: Sequence[BlobEntry]) -> Traffic:
+    def count(
+        self, client_id: ClientId, direction: str, offered: Sequence[BlobEntry], packed: Mapping[str, int] = {}
+    ) -> Traffic:
         """Count a transfer of sets that were named before."""
         held = self.held.setdefault(client_id, {})
         known = set(held.values())
@@ -83,7 +98,7 @@ class DigestAccounts:
         held |= {f"{direction}/{entry.name}": entry.digest for entry in offered}
         return Traffic(
             sent=tuple(entry.name for entry in sent.values()),
-            num_bytes=sum(entry.size_bytes for entry in sent.values()),
+            num_bytes=sum(packed.get(entry.name, entry.size_bytes) for entry in sent.values()),
             everything_bytes=sum(entry.size_bytes for entry in offered),
         )
 
@@ -101,7 +116,9 @@ class TensorAccounts:
         """Return nothing: tensors aren't named."""
         return {}
 
-    def transfer(self, client_id: ClientId, direction: str, artefacts: Artefacts) -> Traffic:
+    def transfer(
+        self, client_id: ClientId, direction: str, artefacts: Artefacts, packed: Mapping[str, int] = {}
+    ) -> Traffic:
         """Count a transfer as ``DigestAccounts`` does; of equal sets only one is kept."""
         held = self._held.setdefault(client_id, {})
         known = list(held.values())
@@ -117,7 +134,7 @@ class TensorAccounts:
             offered[name] = parameters if found is None else found
         held |= {f"{direction}/{name}": parameters for name, parameters in offered.items()}
         sizes = {name: self._sizes.of(parameters) for name, parameters in offered.items()}
-        return Traffic(tuple(sent), sum(sizes[name] for name in sent), sum(sizes.values()))
+        return Traffic(tuple(sent), sum(packed.get(name, sizes[name]) for name in sent), sum(sizes.values()))
 
     def _find(self, parameters: Parameters, others: Sequence[Parameters]) -> Parameters | None:
         """Return the one of ``others`` that is equal; contents are compared only if no object is known."""
@@ -146,6 +163,18 @@ class SetSizes:
                 self._by_layout[layout] = len(encode_parameters(parameters))
             self._last = (parameters, self._by_layout[layout])
         return self._last[1]
+
+
+def packed_sizes(rounded: Iterable[Rounded]) -> dict[int, int]:
+    """Return how many bytes rounded sets take on their way, by the identity of their parameters."""
+    return {id(one.parameters): _packed_size(one) for one in rounded}
+
+
+def _packed_size(one: Rounded) -> int:
+    raw = encode_parameters(one.parameters)
+    base = None if one.base is None else encode_parameters(one.base)
+    packed = pack(raw, base, one.steps)
+    return len(compress(raw)[1] if packed is None else packed)
 
 
 def equal_bits(left: Parameters, right: Parameters) -> bool:

@@ -42,6 +42,7 @@ MAX_DEPTH = 16
 MAX_TEXT = 1024
 MAX_PROBE_LOGITS = 1 << 16
 MAX_METRICS = 256
+MAX_ENCODINGS = 16
 MAX_MISSING_RANGES = 256
 MAX_CREDIT = 256
 MAX_COUNTER = 1 << 53
@@ -196,6 +197,9 @@ def _check_offer(offer: Offer) -> None:
     for part in offer.parts:
         check(part.digest in listed, f"part {part.digest[:80]!r} is not a blob of the manifest")
         _within(part.encoded_bytes, 0, MAX_BUNDLE_BYTES, "size of a part")
+        if part.base:
+            check_digest(part.base, "a part's base")
+            check(part.encoding == "packed" and part.base != part.digest, "a part has a base that it can't have")
     total = sum(part.encoded_bytes for part in offer.parts)
     _within(total, 0, MAX_BUNDLE_BYTES, "size of the bundle")
     if offer.answers:
@@ -244,6 +248,7 @@ def _check_presence(presence: Presence) -> None:
     _within(presence.serving_version, -1, MAX_COUNTER, "serving version")
     for what in ("device", "provider", "phase", "reason", "why"):
         _text(getattr(presence, what), what)
+    _decodes(presence.decodes)
 
 
 def _check_report(report: Report) -> None:
@@ -273,6 +278,12 @@ def _check_fleet_spec(spec: FleetSpec) -> None:
     check_values(spec.task, "task fields")
 
 
+def _decodes(names: tuple[str, ...]) -> None:
+    _within(len(names), 0, MAX_ENCODINGS, "number of encodings")
+    for name in names:
+        _text(name, "an encoding's name")
+
+
 def _check_announcement(announcement: Announcement) -> None:
     check_id(announcement.instance, "instance")
     _within(announcement.epoch, 0, MAX_EPOCH, "epoch")
@@ -280,6 +291,7 @@ def _check_announcement(announcement: Announcement) -> None:
         _within(len(marks), 0, MAX_HOLDS * MARK_BYTES, f"size of {what}")
         check(len(marks) % MARK_BYTES == 0, f"{what} is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")
+    _decodes(announcement.decodes)
     _within(announcement.deadline_s, 0.0, 1e9, "deadline")
     _within(len(announcement.roots), 0, MAX_ROOTS, "number of roots")
     for root in announcement.roots:

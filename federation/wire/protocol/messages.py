@@ -153,12 +153,23 @@ def spoken(version: int) -> str:
     return f"{epoch}/{counter}" if epoch else str(counter)
 
 
+Encoding: TypeAlias = Literal["raw", "zstd", "shuffle4-zstd", "packed"]
+
+ENCODINGS: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd", "packed")
+"""What this build decodes. It says so to its peer, who uses no others."""
+
+
 class BundlePart(msgspec.Struct, frozen=True):
-    """One blob inside a bundle: ``encoded_bytes`` bytes, decoded by ``encoding``, yield the blob ``digest``."""
+    """One blob inside a bundle: ``encoded_bytes`` bytes, decoded by ``encoding``, yield the blob ``digest``.
+
+    ``base`` is the digest of the blob from which a packed one differs; empty if it stands alone. Who lacks the base
+    asks with ``Want``, and gets the blob in a form that needs none.
+    """
 
     digest: str
     encoded_bytes: int
-    encoding: Literal["raw", "zstd", "shuffle4-zstd"]
+    encoding: Encoding
+    base: str = ""
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
@@ -229,7 +240,7 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
 
     ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead. One
     that doesn't train only serves: no round waits for it. ``reason`` and ``why`` say what keeps the client from its
-    work; both are empty if nothing does.
+    work; both are empty if nothing does. ``decodes`` names the encodings of blobs that it takes.
     """
 
     client_id: str
@@ -244,6 +255,7 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     trains: bool = True
     reason: str = ""
     why: str = ""
+    decodes: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):
@@ -313,6 +325,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         paused: nobody begins to train until the operator lets the fleet go on, or the round is due; uploads of the open
             round still count.
         rests_s: seconds from now until the round is due and begins by itself; 0 if it is due.
+        decodes: names of the encodings of blobs that the aggregator takes.
     """
 
     instance: str
@@ -326,6 +339,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     excluded: bytes = b""
     paused: bool = False
     rests_s: float = 0.0
+    decodes: tuple[str, ...] = ()
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,15 +20,14 @@ import zstandard
 
 from replayfleet.federation.errors import UNREADABLE, MalformedMessage
 from replayfleet.federation.wire.protocol.limits import MAX_BLOB_BYTES, check
-
-Encoding: TypeAlias = Literal["raw", "zstd", "shuffle4-zstd"]
+from replayfleet.federation.wire.protocol.messages import Encoding
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _NUMPY_NAMES = frozenset({"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ARRAYS = 8192
 _MAX_AXES = 8
-_SAMPLE_BYTES = 64 << 10
+_SAMPLE_BYTES = 4 << 20
 _WORTHWHILE = 0.97
 
 
@@ -68,7 +68,7 @@ def decode_arrays(data: bytes, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, 
         MalformedMessage: Too large, not safetensors, a dtype that does not travel, or shapes that don't fit the bytes.
     """
     check(len(data) <= max_bytes, f"tensors of {len(data)} bytes, expected at most {max_bytes}")
-    _check_header(data)
+    places_of(data, len(data))  # before the library sees the bytes
     try:
         return safetensors.numpy.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -76,19 +76,22 @@ def decode_arrays(data: bytes, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, 
 
 
 def compress(raw: bytes | memoryview) -> tuple[Encoding, bytes | memoryview]:
-    """Return the smallest of the encodings, judged on 64 KiB from the middle; ``raw`` itself where none helps.
+    """Return the smallest of the encodings; ``raw`` itself where none helps.
 
+    Larger blobs are judged by 4 MiB from their middle. Less misleads: by 64 KiB, 28 of 70 blobs of a run were judged
+    wrongly, by 7 % of their size.
     The same bytes always give the same result, so an interrupted transfer finds its blocks again.
     """
     view = memoryview(raw)
     start = max(0, len(view) - _SAMPLE_BYTES) // 8 * 4
     sample = view[start : start + _SAMPLE_BYTES]
-    sizes = {"zstd": len(_zstd(sample)), "shuffle4-zstd": len(_zstd(_shuffle(sample)))}
-    best = min(sizes, key=lambda name: sizes[name])
-    if sizes[best] > _WORTHWHILE * len(sample):
+    tried: dict[Encoding, bytes] = {"zstd": _zstd(sample), "shuffle4-zstd": _zstd(_shuffle(sample))}
+    best = min(tried, key=lambda name: len(tried[name]))
+    if len(tried[best]) > _WORTHWHILE * len(sample):
         return "raw", raw
-    encoded = _zstd(view if best == "zstd" else _shuffle(view))
-    return (cast("Encoding", best), encoded) if len(encoded) < len(view) else ("raw", raw)
+    if len(sample) < len(view):
+        tried[best] = _zstd(view if best == "zstd" else _shuffle(view))
+    return (best, tried[best]) if len(tried[best]) < len(view) else ("raw", raw)
 
 
 def decompress(encoding: str, data: bytes | memoryview, size_bytes: int) -> bytes | memoryview:
@@ -101,14 +104,28 @@ def decompress(encoding: str, data: bytes | memoryview, size_bytes: int) -> byte
         check(len(data) == size_bytes, f"blob of {len(data)} bytes, declared were {size_bytes}")
         return data
     check(encoding in {"zstd", "shuffle4-zstd"}, f"encoding {encoding[:40]!r} is unknown")
-    try:
-        declared = zstandard.frame_content_size(data)
-        check(declared == size_bytes, f"compressed blob unfolds to {declared} bytes, declared were {size_bytes}")
-        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise MalformedMessage(f"compressed blob is damaged: {error}") from error
+    raw = unfolded(data, size_bytes)
     check(len(raw) == size_bytes, f"compressed blob unfolded to {len(raw)} bytes, declared were {size_bytes}")
     return raw if encoding == "zstd" else _unshuffle(raw)
+
+
+def unfolded(data: bytes | memoryview, max_bytes: int) -> bytes:
+    """Return what a zstd frame holds; never allocates more than ``max_bytes``.
+
+    Raises:
+        MalformedMessage: Damaged, larger, or a frame that doesn't say how large.
+    """
+    try:
+        declared = zstandard.frame_content_size(data)
+        check(0 <= declared <= max_bytes, f"compressed blob unfolds to {declared} bytes, declared were {max_bytes}")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedMessage(f"compressed blob is damaged: {error}") from error
+
+
+def folded(data: bytes | memoryview) -> bytes:
+    """Return the zstd frame that ``unfolded`` takes."""
+    return _zstd(data)
 
 
 def _zstd(data: bytes | memoryview) -> bytes:
@@ -127,17 +144,37 @@ def _unshuffle(data: bytes) -> bytes:
     return b"".join((planes.tobytes(), data[words * 4 :]))
 
 
-def _check_header(data: bytes) -> None:
-    """Hold the safetensors header against the bytes that follow it, before the library sees either."""
-    check(len(data) >= 8, f"tensors of {len(data)} bytes have no header")
-    size = int.from_bytes(data[:8], "little")
-    check(size <= min(_MAX_HEADER_BYTES, len(data) - 8), f"tensor header claims {size} bytes")
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one array lies in a blob: ``dtype`` as safetensors spells it, its bytes from ``first`` to ``last``."""
+
+    name: str
+    dtype: str
+    num_axes: int
+    first: int
+    last: int
+
+
+def places_of(head: bytes | memoryview, size_bytes: int) -> list[Place]:
+    """Return where the arrays of a blob lie, in their order, from its first bytes.
+
+    Args:
+        head: safetensors bytes from anywhere, up to the end of their header at least.
+        size_bytes: of the whole blob; the arrays must fill it.
+
+    Raises:
+        MalformedMessage: No header, a dtype that does not travel, or arrays that don't fill the blob.
+    """
+    view = memoryview(head)
+    check(len(view) >= 8, f"tensors of {len(view)} bytes have no header")
+    size = int.from_bytes(view[:8], "little")
+    check(size <= min(_MAX_HEADER_BYTES, len(view) - 8, size_bytes - 8), f"tensor header claims {size} bytes")
     try:
-        header = msgspec.json.decode(memoryview(data)[8 : 8 + size], type=dict[str, _Entry])
+        header = msgspec.json.decode(view[8 : 8 + size], type=dict[str, _Entry])
     except UNREADABLE as error:
         raise MalformedMessage(f"tensor header does not decode: {error}") from error
     check(len(header) <= _MAX_ARRAYS, f"{len(header)} tensors, expected at most {_MAX_ARRAYS}")
-    end = 0
+    end, places = 0, []
     for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
         check(entry.dtype in _ITEM_BYTES, f"tensor {name[:80]!r} is {entry.dtype[:20]!r}, which does not travel")
         check(
@@ -146,5 +183,7 @@ def _check_header(data: bytes) -> None:
         first, last = entry.data_offsets
         expected = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
         check(first == end and last - first == expected, f"tensor {name[:80]!r} does not fit its bytes")
+        places.append(Place(name, entry.dtype, len(entry.shape), 8 + size + first, 8 + size + last))
         end = last
-    check(end == len(data) - 8 - size, f"tensors end at byte {end}, the data at {len(data) - 8 - size}")
+    check(end == size_bytes - 8 - size, f"tensors end at byte {end}, the data at {size_bytes - 8 - size}")
+    return places

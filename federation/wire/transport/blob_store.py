@@ -11,15 +11,17 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.limits import check_digest
-from replayfleet.federation.wire.protocol.tensors import Encoding, compress, digest
+from replayfleet.federation.wire.protocol.messages import Encoding
+from replayfleet.federation.wire.protocol.packed import pack
+from replayfleet.federation.wire.protocol.tensors import compress, digest
 
-_ENCODINGS: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd")
+_WHOLE: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd")
 _BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _STALE_AFTER_S = 7 * 86_400.0
 _STALE_TEMPORARY_S = 3600.0
@@ -34,12 +36,14 @@ class EncodedBlob:
         encoding: how ``path`` decodes to them.
         path: file with the encoded bytes; the blob's own file when they travel raw.
         size_bytes: of that file.
+        base: digest of the blob from which it differs; empty if it stands alone.
     """
 
     digest: str
     encoding: Encoding
     path: Path
     size_bytes: int
+    base: str = ""
 
 
 class DiskBlobStore:
@@ -120,8 +124,30 @@ class DiskBlobStore:
                 removed += 1
         return removed
 
-    def encoded(self, digest: str) -> EncodedBlob:
-        """Return the blob as it travels, compressed once and kept in the spool.
+    def pack(self, digest: str, base: str, steps: Mapping[str, float]) -> None:
+        """Keep a blob in the spool as its difference from another; nothing is kept where it would save nothing.
+
+        Args:
+            digest: of the blob.
+            base: of another one, which receivers hold.
+            steps: of those arrays that were rounded to whole steps from the base's.
+
+        Raises:
+            KeyError: One of the two isn't there.
+            ArtefactRejected: One was damaged; it is removed.
+        """
+        target = self._encoded / f"{digest}.{check_digest(base)}.packed"
+        if digest != base and not target.is_file():
+            packed = pack(self.read(digest), self.read(base), steps)
+            if packed is not None:
+                self._write(target, packed, durable=False)
+
+    def encoded(self, digest: str, bases: Collection[str] | None = None) -> EncodedBlob:
+        """Return the blob as it travels, encoded once and kept in the spool.
+
+        Args:
+            digest: of the blob.
+            bases: digests that the receiver holds; None: it doesn't know what a packed blob is.
 
         Raises:
             KeyError: Not there.
@@ -130,22 +156,31 @@ class DiskBlobStore:
         blob = self.path(digest)
         if not blob.is_file():
             raise KeyError(digest)
-        for encoding in _ENCODINGS:
-            spooled = self._encoded / f"{digest}.{encoding}"
-            if spooled.is_file():
+        for spooled in sorted(self._encoded.glob(f"{digest}.*.packed")) if bases else ():
+            base = spooled.name.split(".")[1]
+            if base in (bases or ()):
+                return EncodedBlob(digest, "packed", spooled, spooled.stat().st_size, base)
+        alone = self._encoded / f"{digest}.packed"
+        if bases is not None and alone.is_file():
+            return EncodedBlob(digest, "packed", alone, alone.stat().st_size)
+        for encoding in _WHOLE:
+            if (self._encoded / f"{digest}.{encoding}").is_file():
                 return self._describe(digest, encoding)
         data = blob.read_bytes()
         if digest not in self._trusted:
             self._verify(digest, data)
-        encoding, encoded = compress(data)
         # Not flushed: if a power cut damages it, the receiver refuses it, and it is made again.
+        if bases is not None and (packed := pack(data, None, {})) is not None:
+            self._write(alone, packed, durable=False)
+            return EncodedBlob(digest, "packed", alone, len(packed))
+        encoding, encoded = compress(data)
         self._write(self._encoded / f"{digest}.{encoding}", b"" if encoding == "raw" else encoded, durable=False)
         return self._describe(digest, encoding)
 
     def distrust(self, digest: str) -> None:
         """A peer says that our bytes don't verify: forget the encoded copy, and the blob if it is damaged."""
-        for encoding in _ENCODINGS:
-            (self._encoded / f"{digest}.{encoding}").unlink(missing_ok=True)
+        for file in self._encoded.glob(f"{digest}.*"):
+            file.unlink(missing_ok=True)
         self._trusted.discard(digest)
         with contextlib.suppress(KeyError, ArtefactRejected):
             self.read(digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -52,6 +52,7 @@ class _Outgoing:
     bundle: Bundle
     sending: Sending
     bytes_on_wire: int = 0
+    packs: bool = False
 
 
 class FleetCourier:
@@ -156,14 +157,21 @@ class FleetCourier:
         self._push_all(now)
         self._incoming.resume(now)
 
-    def send(
-        self, peer: str, manifest: Manifest, presumed_missing: Sequence[str], now: float, answers: str = ""
+    def send(  # the last two have defaults
+        self,
+        peer: str,
+        manifest: Manifest,
+        presumed_missing: Sequence[str],
+        now: float,
+        answers: str = "",
+        bases: Collection[str] | None = None,
     ) -> str:
         """Offer the manifest with a bundle of the blobs that the peer is presumed to lack; returns the transfer's id.
 
         Encodes each blob once (cached in the store's spool), pushes the first window at once, and re-offers after a
         reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one; ``answers``
-        is the boot of the client that it is made for.
+        is the boot of the client that it is made for, ``bases`` the digests that the peer is presumed to hold, so that
+        a difference from them will do, or None for a peer that takes no packed blobs.
 
         Raises:
             KeyError: A blob is not in the store.
@@ -173,7 +181,12 @@ class FleetCourier:
         """
         max_payload = self._links.data.max_payload_bytes
         block_bytes = max(MIN_BLOCK_BYTES, min(BLOCK_BYTES, max_payload - PAYLOAD_RESERVE_BYTES))
-        bundle = Bundle([self._store.encoded(digest) for digest in dict.fromkeys(presumed_missing)], block_bytes)
+        missing = list(dict.fromkeys(presumed_missing))
+        blobs = [
+            self._store.encoded(digest, None if bases is None else {*bases, *missing[:place]})
+            for place, digest in enumerate(missing)
+        ]
+        bundle = Bundle(blobs, block_bytes)
         transfer_id = bundle.transfer_id(manifest)
         current = self._open.get(peer)
         if current is not None and (current.offer.transfer_id, current.offer.manifest) == (transfer_id, manifest):
@@ -189,7 +202,7 @@ class FleetCourier:
             carried = 0
             if current is not None and current.offer.manifest == manifest:
                 carried = current.bytes_on_wire
-            self._open[peer] = _Outgoing(offer, bundle, sending, carried)
+            self._open[peer] = _Outgoing(offer, bundle, sending, carried, packs=bases is not None)
         self._push(peer, now)
         return transfer_id
 
@@ -249,7 +262,9 @@ class FleetCourier:
         try:
             if not wanted:
                 raise KeyError("none of the wanted blobs is in the store")
-            self.send(peer, current.offer.manifest, wanted, now, current.offer.answers)
+            # Whoever lacks a blob may lack its base too: what goes out now stands alone.
+            bases: Collection[str] | None = () if current.packs else None
+            self.send(peer, current.offer.manifest, wanted, now, current.offer.answers, bases)
         except (ArtefactRejected, KeyError, MalformedMessage, OSError) as error:
             return self._fail(peer, error)
         return []

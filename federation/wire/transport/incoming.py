@@ -255,9 +255,8 @@ class Incoming:
 
     def _settle(self, peer: str, current: _Incoming, now: float) -> list[Event]:
         """The bundle is complete: unpack it, then ask for what it didn't carry, or be done."""
-        if not current.unpacked:
-            current.receiving.unpack(self._store)
-            current.unpacked = True
+        current.receiving.unpack(self._store)  # what differs from a blob that wasn't here waits, and is tried again
+        current.unpacked = True
         entries = current.offer.manifest.blobs
         missing = tuple(dict.fromkeys(entry.digest for entry in entries if not self._store.has(entry.digest)))
         if not missing:

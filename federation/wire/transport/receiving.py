@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.wire.protocol.limits import DIGEST_BYTES, MAX_MISSING_RANGES, num_blocks
+from replayfleet.federation.wire.protocol.limits import DIGEST_BYTES, MAX_MISSING_RANGES, check, num_blocks
 from replayfleet.federation.wire.protocol.messages import BundlePart, Offer, Progress, Role
+from replayfleet.federation.wire.protocol.packed import unpack
 from replayfleet.federation.wire.protocol.tensors import decompress, digest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
@@ -115,7 +116,9 @@ class Receiving:
         return Progress(sender, self.offer.transfer_id, self._next_missing, tuple(self._gaps()), self._credit)
 
     def unpack(self, store: DiskBlobStore) -> None:
-        """Decode the wanted blobs into the store, durably, and remove the part file. Call when complete.
+        """Decode the wanted blobs into the store, durably; then remove the part file. Call when complete.
+
+        A part whose base the store lacks waits in the part file: call again when something arrived.
 
         Raises:
             MalformedMessage: A part does not decode to its declared size.
@@ -123,16 +126,22 @@ class Receiving:
             OSError: The disk refuses.
         """
         sizes = {entry.digest: entry.size_bytes for entry in self.offer.manifest.blobs}
+        waiting = []
         for piece, start in self._wanted:
             if piece.encoding == "raw" and 0 < piece.encoded_bytes == self._size == sizes[piece.digest]:
                 _check_digest(piece.digest, self._hash_file())
                 store.adopt(piece.digest, self.part)
                 continue
+            if piece.base and not store.has(piece.base):
+                waiting.append((piece, start))
+                continue
             encoded = os.pread(self._file, piece.encoded_bytes, start) if piece.encoded_bytes else b""
-            raw = decompress(piece.encoding, encoded, sizes[piece.digest])
+            raw = _decoded(piece, encoded, sizes[piece.digest], store)
             _check_digest(piece.digest, digest(raw))
             store.put_verified(piece.digest, raw)
-        self.discard()
+        self._wanted = waiting
+        if not waiting:
+            self.discard()
 
     def close(self) -> None:
         """Let go of the part file, which stays for a later attempt. Idempotent."""
@@ -209,6 +218,16 @@ def _layout(offer: Offer) -> Iterator[tuple[BundlePart, int]]:
     for piece in offer.parts:
         yield piece, place
         place += piece.encoded_bytes
+
+
+def _decoded(piece: BundlePart, encoded: bytes, size_bytes: int, store: DiskBlobStore) -> bytes | memoryview:
+    if piece.encoding != "packed":
+        return decompress(piece.encoding, encoded, size_bytes)
+    if not piece.base:
+        return unpack(encoded, None, size_bytes)
+    found_bytes = store.path(piece.base).stat().st_size
+    check(found_bytes == size_bytes, f"a difference to {size_bytes} bytes, its base has {found_bytes}")
+    return unpack(encoded, store.read(piece.base), size_bytes)
 
 
 def _check_digest(expected: str, found: str) -> None:

@@ -160,7 +160,7 @@ class Bundle:
     """Reads blocks of encoded blobs from their files; holds neither bytes nor open files."""
 
     def __init__(self, blobs: Sequence[EncodedBlob], block_bytes: int) -> None:
-        self.parts = tuple(BundlePart(blob.digest, blob.size_bytes, blob.encoding) for blob in blobs)
+        self.parts = tuple(BundlePart(blob.digest, blob.size_bytes, blob.encoding, blob.base) for blob in blobs)
         self.block_bytes = block_bytes
         self._blobs = tuple(blobs)
         self._ends = list(accumulate(blob.size_bytes for blob in blobs))
@@ -197,7 +197,7 @@ class Bundle:
         """
         text = hashlib.sha256(f"{manifest.direction}/{manifest.fleet}/{manifest.client_id}/{self.block_bytes}".encode())
         for part in self.parts:
-            text.update(f"/{part.digest}.{part.encoding}.{part.encoded_bytes}".encode())
+            text.update(f"/{part.digest}.{part.encoding}{part.base}.{part.encoded_bytes}".encode())
         return text.hexdigest()[:32]
 
 

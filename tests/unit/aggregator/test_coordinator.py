@@ -86,7 +86,10 @@ class Courier:
     def advanced_at(self, _peer: str) -> float:
         return float("-inf")
 
-    def send(self, peer: str, manifest: Manifest, digests: Any, _now: float, answers: str = "") -> None:
+    def send(
+        self, peer: str, manifest: Manifest, digests: Any, _now: float, answers: str = "", bases: Any = None
+    ) -> None:
+        self.bases = bases
         self.sent.append((peer, manifest, tuple(digests)))
 
     def accept(self, peer: str, offer: Offer, _now: float) -> list[Event]:

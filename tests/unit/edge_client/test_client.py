@@ -91,7 +91,7 @@ class Courier:
     def conclude(self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, **why: str) -> None:
         self.verdicts.append((manifest.version, accepted, why.get("reason", "")))
 
-    def send(self, peer: str, manifest: Manifest, presumed_missing: Any, now: float) -> str:
+    def send(self, peer: str, manifest: Manifest, presumed_missing: Any, now: float, **_: Any) -> str:
         self.sent.append(manifest)
         return "f" * 32
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from replayfleet.edge_client.sync.presence import PresenceClock
 from replayfleet.federation.wire.protocol.codec import decode
-from replayfleet.federation.wire.protocol.messages import Presence
+from replayfleet.federation.wire.protocol.messages import ENCODINGS, Presence
 
 
 def said(payload: bytes | None) -> Presence:
@@ -19,7 +19,9 @@ def clock() -> PresenceClock:
 def test_presence_is_said_at_every_change_and_as_a_heartbeat() -> None:
     presence = clock()
     first = said(presence.due("training", 3, 2, now=10.0))
-    assert first == Presence("cam-7", "online", "boot", 1, "jetson", "CPUExecutionProvider", "training", 3, 2)
+    assert first == Presence(
+        "cam-7", "online", "boot", 1, "jetson", "CPUExecutionProvider", "training", 3, 2, decodes=ENCODINGS
+    )
     assert presence.due("training", 3, 2, now=14.9) is None
     assert said(presence.due("training", 3, 2, now=15.0)).sequence == 2
     assert said(presence.due("uploading", 3, 2, now=15.1)).phase == "uploading"

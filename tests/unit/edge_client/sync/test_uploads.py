@@ -34,7 +34,10 @@ class FakeCourier:
         self.sent: list[tuple[Manifest, tuple[str, ...]]] = []
         self.error: Exception | None = None
 
-    def send(self, peer: str, manifest: Manifest, presumed_missing: tuple[str, ...], now: float) -> str:
+    def send(
+        self, peer: str, manifest: Manifest, presumed_missing: tuple[str, ...], now: float, *, bases: Any = None
+    ) -> str:
+        self.bases = bases
         if self.error is not None:
             raise self.error
         self.sent.append((manifest, presumed_missing))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.couriers import FLEET, Clock, End, a_manifest, run
+from support.rounded import a_difference
 
 from replayfleet.federation.errors import MalformedMessage, Reason
 from replayfleet.federation.wire.protocol import topics
@@ -22,6 +23,7 @@ from replayfleet.federation.wire.protocol.messages import (
     RolledBack,
     Verdict,
 )
+from replayfleet.federation.wire.protocol.packed import pack
 from replayfleet.federation.wire.protocol.tensors import compress
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
@@ -608,3 +610,79 @@ def test_a_courier_knows_which_end_it_is(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     with pytest.raises(ValueError, match="own_id"):
         FleetCourier("client", FLEET, SimpleNamespace(), yard.aggregator.store, Plain())
+
+
+def a_download(yard: Yard, *, held: bool, decodes: bool = True) -> tuple[bytes, End]:
+    """Offer a camera a blob that is a difference from another, which it holds or doesn't."""
+    raw, base, steps = a_difference()
+    (cam,) = yard.cams
+    digests = [yard.aggregator.store.put(data) for data in (base, raw)]
+    yard.aggregator.store.pack(digests[1], digests[0], steps)
+    if held:
+        cam.store.put(base)
+    manifest = a_manifest("cam-1", raw, direction="down")
+    bases = {digests[0]} if decodes else None
+    yard.aggregator.courier.send("cam-1", manifest, [digests[1]], yard.clock.now, bases=bases)
+    yard.run(5.0)
+    return raw, cam
+
+
+def test_a_difference_from_what_the_receiver_holds_travels_in_its_place(tmp_path: Path) -> None:
+    raw, cam = a_download(Yard(tmp_path, "cam-1"), held=True)
+    assert cam.store.read(cam.arrived[0].manifest.blobs[0].digest) == raw
+    assert cam.arrived[0].bytes_on_wire < 0.4 * len(raw)
+
+
+def test_who_lacks_the_base_asks_and_gets_the_whole_blob(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    raw, cam = a_download(yard, held=False)
+    assert cam.store.read(cam.arrived[0].manifest.blobs[0].digest) == raw
+    assert len(cam.arrived) == len(yard.aggregator.concluded) == 1
+    assert list(cam.store.parts.iterdir()) == []
+
+
+def test_who_doesnt_say_that_it_takes_packed_blobs_gets_none(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    raw, cam = a_download(yard, held=True, decodes=False)
+    assert cam.arrived[0].bytes_on_wire > 0.7 * len(raw)
+
+
+def test_a_difference_waits_for_a_base_that_comes_with_the_shared_bundle(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    raw, base, steps = a_difference()
+    (cam,) = yard.cams
+    store = yard.aggregator.store
+    digests = [store.put(data) for data in (base, raw)]
+    store.pack(digests[1], digests[0], steps)
+    own = a_manifest("cam-1", raw, base, direction="down", shared=True)
+    yard.aggregator.courier.send("cam-1", own, [digests[1]], yard.clock.now, bases={digests[0]})
+    while cam.work():
+        pass
+    assert not cam.arrived
+    everybody = a_manifest("*", base, direction="down", shared=True)
+    yard.aggregator.courier.send("*", everybody, [digests[0]], yard.clock.now, bases=())
+    yard.run(3.0)
+    assert cam.store.read(digests[1]) == raw
+    own_arrival = next(event for event in cam.arrived if event.peer == "cam-1")
+    assert own_arrival.bytes_on_wire < 0.4 * len(raw)
+
+
+def test_a_difference_that_doesnt_lead_to_its_digest_is_refused_and_made_anew(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    raw, base, steps = a_difference()
+    store = yard.aggregator.store
+    digests = [store.put(data) for data in (base, raw)]
+    store.pack(digests[1], digests[0], steps)
+    (spooled,) = (tmp_path / "aggregator").rglob("*.packed")
+    other, other_base, other_steps = a_difference(seed=5)
+    store.put(other)
+    spooled.write_bytes(pack(other, other_base, other_steps) or b"")
+    (cam,) = yard.cams
+    cam.store.put(base)
+    manifest = a_manifest("cam-1", raw, direction="down")
+    yard.aggregator.courier.send("cam-1", manifest, [digests[1]], yard.clock.now, bases={digests[0]})
+    yard.run(3.0)
+    assert yard.aggregator.concluded[-1].verdict.reason == Reason.WRONG_DIGEST.value
+    yard.aggregator.courier.send("cam-1", manifest, [digests[1]], yard.clock.now, bases={digests[0]})
+    yard.run(3.0)
+    assert cam.store.read(digests[1]) == raw
