@@ -71,7 +71,8 @@ def check_display() -> None:
     toolkit = re.search(r"^\s*GUI:\s*(\S+)", cv2.getBuildInformation(), re.MULTILINE)
     if toolkit is None or toolkit.group(1) == "NONE":
         raise SettingsError(
-            "--show needs an OpenCV with windows (opencv-python, not -headless); or take --studio, --record"
+            "--show needs an OpenCV with windows: pip uninstall opencv-python-headless, then pip install "
+            "'replayfleet[window]'; or take --studio, --record"
         )
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise SettingsError(
