@@ -63,7 +63,7 @@ def test_a_mouse_draws_and_corrects_and_what_it_drew_is_learned(device: Device, 
     page.drag("#boxes", at(30, 30), at(50, 40))  # the model's box, moved
     page.picture(tmp_path / "boxes.png")
     page.drag("#boxes", at(70, 60), at(80, 70))  # its lower right corner
-    assert page.run("at('drawn').textContent").startswith("To be learned: 1 car, 1 bike")
+    assert page.run("at('drawn').textContent").startswith("To be learned: car (1), bike (1)")
     page.click("#done")
     page.wait("now.labels.have === 1")
     found = device.learned()
@@ -87,7 +87,7 @@ def test_keys_alone_do_all_that_a_mouse_does(device: Device, page: Page) -> None
     page.press("u")  # it is there again
     page.press("u")  # it was never added
     page.press("]")
-    assert page.run("at('drawn').textContent").startswith("To be learned: 1 bike, chosen: bike, 48 by 34 pixels")
+    assert page.run("at('drawn').textContent").startswith("To be learned: bike (1), chosen: bike, 48 by 34 pixels")
     page.press("Enter")
     wait_for(page, 2)
     assert np.allclose(device.learned(), [[1, 74, 48, 122, 82]], atol=0.01)

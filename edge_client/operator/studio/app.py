@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from starlette.routing import Route
 
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused, NamedBox
 from replayfleet.edge_client.operator.operator_desk import BoxBody
+from replayfleet.edge_client.operator.studio.studio import boxes_said
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service import pages as shared_pages
 from replayfleet.federation.service.logs import EventLogger
@@ -29,12 +31,16 @@ from replayfleet.federation.wire.transport.broker_address import is_loopback
 MAX_LIVE = 4
 """Live pictures at a time; a further browser is told to wait."""
 PICTURES_PER_S = 10.0
+AGAIN_S = 1.0
+"""A picture without a successor is sent again: Chromium shows each when the next one comes."""
 MAX_BODY_BYTES = 64 * 1024
 """Boxes of one picture; a label holds far fewer."""
 MAX_CONNECTIONS = 40
 _STATIC = Path(__file__).parent / "static"
 _KINDS = {"studio.css": "text/css", "studio.js": "text/javascript", "boxes.js": "text/javascript"}
-_PART = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+_PART = b"Content-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+_BETWEEN = b"--frame\r\n"
+"""Sent behind a picture at once, so that browsers know that it is over."""
 
 log = EventLogger("studio")
 
@@ -131,18 +137,20 @@ class Pages:
 
     async def _pictures(self, camera: str) -> AsyncIterator[bytes]:
         self._num_live += 1
-        last = None
+        last, picture, unsaid_s = -1, b"", 0.0
         try:
+            yield _BETWEEN
             while True:
                 newest = self._studio.newest(camera)
                 if newest is not None and newest[0] != last:
                     last, make = newest
-                    try:
-                        picture = await run_in_threadpool(make)
-                    except FeedbackRefused:  # a device that is away; the page says so
-                        continue
-                    yield _PART % len(picture) + picture + b"\r\n"
+                    with contextlib.suppress(FeedbackRefused):  # a device that is away; the page says so
+                        picture, unsaid_s = await run_in_threadpool(make), AGAIN_S
+                if picture and unsaid_s >= AGAIN_S:
+                    unsaid_s = 0.0
+                    yield _PART % len(picture) + picture + b"\r\n" + _BETWEEN
                 await asyncio.sleep(1 / PICTURES_PER_S)
+                unsaid_s += 1 / PICTURES_PER_S
         finally:
             self._num_live -= 1
 
@@ -155,7 +163,7 @@ class Pages:
         said = _decoder.decode(body)
         boxes = [NamedBox(one.class_name, one.box) for one in said.boxes]
         self._studio.label_boxes(said.camera, said.frame, boxes)
-        return f"learned: {len(boxes) or 'nothing'} to be seen"
+        return f"learned: {boxes_said(len(boxes))}"
 
     def _skip(self, body: bytes) -> str:
         said = _decoder.decode(body)

@@ -134,8 +134,7 @@ class Studio:
             FeedbackRefused: The frame doesn't wait any more, or the boxes can't be used.
         """
         frame = self._found(camera, frame_id)
-        said = f"{len(boxes)} box{'' if len(boxes) == 1 else 'es'}"
-        self._learned(frame, said, self._learn(BoxFeedback(camera, frame_id, tuple(boxes))))
+        self._learned(frame, boxes_said(len(boxes)), self._learn(BoxFeedback(camera, frame_id, tuple(boxes))))
 
     def _found(self, camera: str, frame_id: int) -> Waiting:
         frame = self._frames.find((camera, frame_id), self._clock())
@@ -187,6 +186,11 @@ class Studio:
         if shown is None:
             return None
         return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, _corners(shown), max_bytes)
+
+
+def boxes_said(count: int) -> str:
+    """Return how many boxes were learned, in words."""
+    return {0: "nothing to be seen", 1: "1 box"}.get(count, f"{count} boxes")
 
 
 def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None, max_bytes: int | None = None) -> bytes:

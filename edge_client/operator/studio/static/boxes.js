@@ -170,10 +170,11 @@ class BoxEditor {
       const x = box.left, y = box.top, width = box.right - x, height = box.bottom - y;
       const rect = this.part("rect", { x, y, width, height, "data-index": index }, box);
       rect.classList.toggle("chosen", chosen);
-      const word = this.part("text", { x: x + 5 * unit, y: y + 16 * unit, "font-size": 14 * unit, "stroke-width": 3 * unit });
+      const above = y > 20 * unit ? y - 5 * unit : y + 16 * unit;
+      const word = this.part("text", { x: x + 2 * unit, y: above, "font-size": 14 * unit, "stroke-width": 3 * unit });
       word.textContent = box.name + (box.guessed ? "?" : "");
       const handles = !chosen ? [] : HANDLES.map(([side, end], handle) =>
-        this.part("circle", { cx: box[side], cy: box[end], r: 7 * unit, "data-handle": handle }));
+        this.part("circle", { cx: box[side], cy: box[end], r: Math.max(3 * unit, Math.min(7 * unit, width / 5, height / 5)), "data-handle": handle }));
       return [rect, word, ...handles];
     });
     this.svg.replaceChildren(...drawn);

@@ -42,7 +42,7 @@ function drawEditor({ boxes, chosen, name, before }) {
   if (!findsBoxes()) return;
   const named = {};
   for (const box of boxes) named[box.name] = (named[box.name] || 0) + 1;
-  const count = Object.entries(named).map(([what, many]) => `${many} ${what}`).join(", ");
+  const count = Object.entries(named).map(([what, many]) => `${what} (${many})`).join(", ");
   const box = boxes[chosen];
   const place = box ? `, chosen: ${box.name}, ${Math.round(box.right - box.left)} by ${Math.round(box.bottom - box.top)} pixels` : "";
   const over = boxes.length > now.max_boxes ? `; at most ${now.max_boxes} are learned of one picture` : "";
@@ -184,6 +184,10 @@ function learnBoxes() {
   ask("/api/boxes", { boxes: editor.boxes.map((one) => ({ class: one.name, box: [one.left, one.top, one.right, one.bottom] })) });
 }
 
+at("frozen").addEventListener("load", () => {
+  at("frozen").parentElement.style.aspectRatio = `${at("frozen").naturalWidth} / ${at("frozen").naturalHeight}`;
+  if (findsBoxes()) editor.draw();
+});
 for (const [id, act] of [["skip", skip], ["undo", undo], ["done", learnBoxes], ["add", () => editor.add()], ["remove", () => editor.remove()]]) {
   at(id).addEventListener("click", act);
 }
