@@ -263,5 +263,14 @@ async def _console(folder: Path) -> AsyncIterator[tuple[Console, int]]:
             await draining
 
 
+def missed(result: dict[str, Any]) -> list[str]:
+    """Return what wasn't as promised."""
+    return [
+        f"{name}: {one}"
+        for name, one in result["phases"].items()
+        if one["of_which_answering"] > 0.05 or not one["rounds_committed"] or one.get("p95_ms", 0) > 200
+    ]
+
+
 if __name__ == "__main__":
-    run(measure, __doc__, members=(200, "in the fleet"), for_s=(45.0, "each of five phases"))
+    run(measure, __doc__, failed=missed, members=(200, "in the fleet"), for_s=(45.0, "each of five phases"))

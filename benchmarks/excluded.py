@@ -75,10 +75,10 @@ class Operated:
                 self.said["excluded"] = {name: status[name] for name in ("healthy", "phase", "waits")}
         if 3 in opened and self._once("readmit"):
             self._verb("readmit", LEFT_OUT)
-        if opened and opened[-1] == self._yard.rounds - 1:
-            self.said["serves only"] = {
-                name: self._status(SERVES)[name] for name in ("healthy", "phase", "waits", "serving_version")
-            }
+        if self._open(3, opened) and "serves only" not in self.said:
+            status = self._status(SERVES)
+            if status["serving_version"] > 0:
+                self.said["serves only"] = {name: status[name] for name in ("healthy", "waits", "serving_version")}
 
     def _open(self, index: int, opened: list[int]) -> bool:
         return bool(opened) and opened[-1] >= index
@@ -137,7 +137,7 @@ def missed(result: dict[str, Any]) -> list[str]:
     ]
     wrong += [f"round {index} has an upload of {LEFT_OUT}" for index in (1, 2) if LEFT_OUT in rounds[index]["from"]]
     wrong += [f"round {index} lacks {LEFT_OUT}" for index in (0, 4) if LEFT_OUT not in rounds[index]["from"]]
-    if any(SERVES in one["from"] for one in rounds.values()) or result["serves only"]["serving_version"] < 1:
+    if any(SERVES in one["from"] for one in rounds.values()) or not result.get("serves only", {}).get("healthy", False):
         wrong.append("who only serves doesn't, or trained")
     if result.get("excluded", {}).get("healthy", True):
         wrong.append("who is excluded doesn't say so")

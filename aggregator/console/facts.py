@@ -191,7 +191,7 @@ def _alive(member: MemberView, told: ClientStory) -> Member:
         state, tone = ("offline", "warn" if member.is_awaited else "quiet")
     why = member.wait.text if member.wait is not None else member.phase if member.live else ""
     known = from_story(told)
-    device = " · ".join(filter(None, (member.device, member.provider)))
+    device = _device(member.device, member.provider)
     return Member(
         client=member.client,
         state=state,
@@ -211,7 +211,7 @@ def from_story(told: ClientStory) -> Mapping[str, Any]:
     """Return the fields of a ``Member`` that the journal alone knows."""
     known = [metrics["accuracy"] for _, metrics in told.reports if "accuracy" in metrics]
     return {
-        "device": " · ".join(filter(None, (told.device, told.provider))),
+        "device": _device(told.device, told.provider),
         "accuracy": known[-1] if known else None,
         "change": known[-1] - known[-2] if len(known) > 1 else None,
         "bytes_up": told.bytes_up,
@@ -219,6 +219,10 @@ def from_story(told: ClientStory) -> Mapping[str, Any]:
         "num_troubles": sum(told.troubles.values()),
         "last_trouble": told.last_trouble,
     }
+
+
+def _device(name: str, provider: str) -> str:
+    return " · ".join(filter(None, (name, provider.removesuffix("ExecutionProvider").replace("rt", "RT"))))
 
 
 def _why(version: int, confirmed: int, *, awaited: bool) -> str:

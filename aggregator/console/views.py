@@ -17,8 +17,11 @@ from replayfleet.federation.service import words
 NUM_ROUNDS = 60
 """That charts show; each dot is an element of the page."""
 MAX_LINES = 12
-"""Clients drawn one by one; of more, the mean alone."""
-MAX_MATRIX, MAX_NEAREST = 24, 6
+"""Clients drawn one by one; of more, the mean, the lowest and the highest."""
+MAX_MATRIX, MAX_NUMBERS, MAX_NEAREST = 60, 16, 6
+"""Clients of a matrix, those of one whose cells have room for numbers, and of larger fleets the nearest of each."""
+MAX_ROOMY = 8
+"""Names that get a line each."""
 SHOWS = (
     ("", "all"),
     ("waits", "waited for"),
@@ -83,9 +86,11 @@ def span(seconds: float | None) -> str:
     return f"{minutes}:{int(seconds) % 60:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def told(value: object) -> str:
+def told(value: object, name: str = "") -> str:
     """Return what an event says of something, numbers without digits that nobody reads."""
-    return f"{value:.4g}" if isinstance(value, float) else words.visible(str(value))
+    if isinstance(value, float):
+        return words.percent(value) if "accuracy" in name else f"{value:.4g}"
+    return words.megabytes(value) if name == "bytes" and isinstance(value, int) else words.visible(str(value))
 
 
 def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
@@ -95,6 +100,7 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
     troubled = sum(member.num_troubles > 0 for member in fleet.members)
     wanted, show = asked.get("q", "").lower(), _SHOWN.get(asked.get("show", ""))
     rows = [m for m in fleet.members if wanted in m.client.lower() and (show is None or show(m))]
+    chart, each = _fleet_chart(story, fleet)
     return {
         "title": "Fleet",
         "headline": headline(fleet),
@@ -105,7 +111,8 @@ def fleet_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
             ("Traffic", words.megabytes(up + down), f"{words.megabytes(up)} up, {words.megabytes(down)} down"),
             ("With trouble", f"{troubled} of {len(fleet.members)}", "since the journal begins"),
         ),
-        "chart": _fleet_chart(story, fleet),
+        "chart": chart,
+        "each": each,
         "rows": sorted(rows, key=lambda m: (-(m.is_awaited + 2 * (m.num_troubles > 0)), m.client)),
         "shows": SHOWS,
     }
@@ -128,6 +135,7 @@ def round_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "title": f"Round {fleet.round}",
         "headline": headline(fleet),
         "steps": steps,
+        "roomy": len(fleet.uploaded) <= MAX_ROOMY,
         "now": story.rounds.get(fleet.round) or RoundStory(fleet.round),
         "rounds": before[:30],
     }
@@ -190,6 +198,8 @@ def methods_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
         "round": story.weights_round,
         "matrix": list(weights.items()),
         "sources": sources if is_small else [],
+        "has_numbers": len(sources) <= MAX_NUMBERS,
+        "darkest": 1.0 if len(sources) <= MAX_NUMBERS else max(max(shares.values()) for shares in weights.values()),
         "nearest": [] if is_small else nearest,
         "replays": replays,
     }
@@ -222,21 +232,27 @@ def _client_tiles(member: Member, told: ClientStory) -> tuple[tuple[str, str, st
     )
 
 
-def _fleet_chart(story: Story, fleet: Fleet) -> Chart | None:
+def _fleet_chart(story: Story, fleet: Fleet) -> tuple[Chart | None, str]:
+    """Return it, and what its faint lines are."""
     by_client = {name: dict(_series(told, "accuracy")) for name, told in sorted(story.clients.items())}
     by_client = {name: values for name, values in by_client.items() if values}
     if not by_client:
-        return None
+        return None, ""
     # Of many clients a round is drawn when it is over, not again with each report.
     over = fleet.round if len(by_client) > MAX_LINES and fleet.phase != "finished" else fleet.round + 1
     rounds = _shown_rounds(index for values in by_client.values() for index in values if index < over)
     mean = [_mean([values[index] for values in by_client.values() if index in values]) for index in rounds]
-    each = by_client if len(by_client) <= MAX_LINES else {}
+    each = {name: [values.get(index) for index in rounds] for name, values in by_client.items()}
+    faint = "each client"
+    if len(each) > MAX_LINES:
+        known = [[share for share in shares if share is not None] for shares in zip(*each.values(), strict=True)]
+        lowest, highest = ([of(shares, default=None) for shares in known] for of in (min, max))
+        each, faint = {"lowest": lowest, "highest": highest}, "lowest and highest client"
     lines = (
-        *((name, tuple(values.get(index) for index in rounds), "client") for name, values in each.items()),
+        *((name, tuple(shares), "client") for name, shares in each.items()),
         ("mean of the clients", tuple(mean), "own"),
     )
-    return Chart("fleet", "Accuracy after each round", lines, rounds[0])
+    return Chart("fleet", "Accuracy after each round", lines, rounds[0]), faint
 
 
 def _client_charts(client: str, told: ClientStory) -> list[tuple[str, Chart, list[tuple[str, str]]]]:

@@ -11,9 +11,11 @@ def percent(share: float | None) -> str:
 
 
 def megabytes(size_bytes: float | None) -> str:
-    """Return ``2.7 MB``, or kilobytes where that would round to little."""
+    """Return ``2.7 MB``, or kilobytes or gigabytes where those say it in fewer digits."""
     if size_bytes is None:
         return UNKNOWN
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
 
 

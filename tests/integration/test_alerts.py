@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +18,9 @@ from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.federation.service.health import HealthServer
+from tests.support.prometheus import FOLDER, Prometheus
 
-FOLDER = Path(__file__).parents[2] / "scripts" / "monitoring"
 TOKEN = "0123456789abcdef0123456789abcdef"
-PATIENCE_S = 60.0
 MEMBER = MemberView("cam-1", True, True, False, True, None, True, 0.0, "", "", "", 4, 7, 7, 7, True, False, None)
 VIEW = FleetView("street", "fedavg", True, 4, "open", "running", ("cam-1",), 2, 1, 60.0, (MEMBER,), (), True)
 
@@ -78,7 +74,7 @@ def test_they_fire_in_a_prometheus_that_scrapes_an_aggregator(tmp_path: Path, mo
     )
     metrics.told("client report", {"client": "cam-1", "metrics": {"accuracy": 0.9}})
     server = HealthServer(metrics.registry, token=TOKEN)
-    with prometheus(tmp_path, server.url.removeprefix("http://")) as seen:
+    with Prometheus(tmp_path, server.url.removeprefix("http://"), TOKEN) as seen:
         seen.wait("replayfleet_member_accuracy > 0.8")
         assert seen.firing() == set()
         for index in range(3):
@@ -94,54 +90,3 @@ def test_they_fire_in_a_prometheus_that_scrapes_an_aggregator(tmp_path: Path, mo
         view.clear()
         seen.until_firing({"ReplayfleetAggregatorDown"})
     server.stop()
-
-
-class prometheus:  # noqa: N801
-    """A Prometheus that scrapes ``target`` every 0.2 s and waits for nothing before it alerts; a context."""
-
-    def __init__(self, folder: Path, target: str) -> None:
-        alerts = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
-        (folder / "alerts.yaml").write_text(re.sub(r"\n +for: \w+", "", alerts))
-        (folder / "token").write_text(TOKEN)
-        text = (FOLDER / "prometheus.yaml").read_text(encoding="utf-8").replace("15s", "200ms")
-        text = text.replace("/etc/prometheus/token", str(folder / "token")).replace("aggregator:19110", target)
-        (folder / "prometheus.yaml").write_text(text)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        self._command = [
-            "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-        ]  # fmt: skip
-
-    def __enter__(self) -> prometheus:
-        self._process = subprocess.Popen(self._command)
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def ask(self, path: str) -> Any:
-        assert self._process.poll() is None, "Prometheus ended"
-        try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=10) as answer:
-                return json.load(answer)["data"]
-        except OSError:
-            return None  # it begins
-
-    def wait(self, query: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not (self.ask(f"query?query={query.replace(' ', '%20').replace('>', '%3E')}") or {}).get("result"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
-
-    def firing(self) -> set[str]:
-        found = self.ask("alerts") or {"alerts": []}
-        return {alert["labels"]["alertname"] for alert in found["alerts"] if alert["state"] == "firing"}
-
-    def until_firing(self, names: set[str]) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not names <= (found := self.firing()):
-            assert time.monotonic() < until, names - found
-            time.sleep(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ def events(clients: list[str], num_rounds: int, rejects: str) -> list[dict[str, 
         if index < num_rounds:
             add("round closed", round=index, by="deadline" if index % 3 == 1 else "quorum",
                 uploads=len(clients) - 1, expected=len(clients), open_s=42.0)  # fmt: skip
-            near = {c: {d: 1 / min(len(clients), 5) for d in clients[:5]} for c in clients}
+            near = {c: _weights(clients, place) for place, c in enumerate(clients)}
             add("round committed", round=index, weights=near, aggregate_s=1.5, publish_s=0.2, round_s=44.0)
     return found
+
+
+def _weights(clients: list[str], place: int) -> dict[str, float]:
+    """Return whose models one client's is mixed from: neighbours, who see the same street."""
+    near = {other: math.exp(-abs(place - at) / 2) for at, other in enumerate(clients)}
+    return {other: share / sum(near.values()) for other, share in near.items()}
