@@ -181,7 +181,7 @@ def _check_operator(somebody: Somebody) -> None:
 
 
 def _check_form(somebody: Somebody, form: Mapping[str, str]) -> None:
-    if not somebody.secret or not hmac.compare_digest(somebody.secret, form.get("secret", "")):
+    if not somebody.secret or not hmac.compare_digest(somebody.secret.encode(), form.get("secret", "").encode()):
         raise _Refused(403, "this form is of another session; load the page again")
 
 
@@ -189,7 +189,10 @@ async def _form(request: Request) -> Mapping[str, str]:
     if not is_ours(request):
         raise _Refused(403, "this form was sent by a page of somebody else's")
     text = (await _body(request, MAX_BODY_BYTES)).decode(errors="replace")
-    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
+    except ValueError as error:
+        raise _Refused(400, f"this is no form of ours: {error}") from error
 
 
 async def _body(request: Request, most: int) -> bytes:

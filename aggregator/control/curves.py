@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.limits import MAX_METRIC
 
 REPORTED = (
     "accuracy",
@@ -183,4 +183,4 @@ def _parameters(started: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_METRIC

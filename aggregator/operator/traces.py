@@ -28,10 +28,18 @@ def check_traces(url: str) -> str:
     Raises:
         SettingsError: It is none, others on the way could read along, or the packages aren't installed.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise SettingsError(f"--traces {url}: expected a collector's URL, for example http://127.0.0.1:4318/v1/traces")
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
+    expected = "expected a collector's URL, for example http://127.0.0.1:4318/v1/traces"
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        usable = parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError as error:
+        raise SettingsError(f"--traces {url!r} is no URL ({error}); {expected}") from None
+    if parts.username or parts.password:
+        raise SettingsError("--traces: a URL with a password in it; set OTEL_EXPORTER_OTLP_HEADERS instead")
+    if not usable:
+        raise SettingsError(f"--traces {url!r}: {expected}")
+    if parts.scheme == "http" and not is_loopback(host):
         raise SettingsError(f"--traces {url}: off this machine https:// is expected")
     try:
         found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")

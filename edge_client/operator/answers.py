@@ -150,8 +150,7 @@ class AnswerTopic:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_s):
-            with contextlib.suppress(ValueError):  # larger than that broker takes; the next may not be
-                self._send()
+            self._send()
 
     def _send(self) -> None:
         if self._session.problem != self._problem:
@@ -165,12 +164,15 @@ class AnswerTopic:
             self._told.clear()
             self._session.publish(f"{self._topic}/status", ONLINE, retain=True)
         for camera in sorted(self._newest.copy()):
-            shown = self._newest.pop(camera)
-            if self._home_assistant and camera not in self._told:
-                self._told.add(camera)
-                topic = f"{DISCOVERY}/sensor/{self._client}_{camera}/config"
-                self._session.publish(topic, _packed(self._discovery(camera)), retain=True)
-            self._session.publish(f"{self._topic}/cameras/{camera}", _packed(self._said(shown)))
+            with contextlib.suppress(ValueError):  # larger than that broker takes, or not finite; the next may be
+                self._tell(camera, self._newest.pop(camera))
+
+    def _tell(self, camera: str, shown: Shown) -> None:
+        if self._home_assistant and camera not in self._told:
+            self._told.add(camera)
+            topic = f"{DISCOVERY}/sensor/{self._client}_{camera}/config"
+            self._session.publish(topic, _packed(self._discovery(camera)), retain=True)
+        self._session.publish(f"{self._topic}/cameras/{camera}", _packed(self._said(shown)))
 
     def _said(self, shown: Shown) -> dict[str, Any]:
         """Return the message of a picture that was answered."""

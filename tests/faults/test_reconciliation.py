@@ -52,14 +52,21 @@ def goes_on_from(world: World, index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "by_hand", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["restore", "copied back by hand"]
+    ("age", "by_hand"),
+    [
+        (1, False),
+        (5, False),
+        pytest.param(50, False, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param(5, True, marks=pytest.mark.slow),
+    ],
+    ids=["1 round", "5 rounds", "50 rounds", "5 rounds, copied back by hand"],
 )
 def test_a_fleet_goes_on_with_an_aggregator_that_was_restored_some_rounds_old(
-    world: World, tmp_path: Path, by_hand: bool
+    world: World, tmp_path: Path, age: int, by_hand: bool
 ) -> None:
     until_round(world, 1)
     back_up(tmp_path / "aggregator", tmp_path / "backup")
-    until_round(world, 4)
+    world.until(lambda: round_of(world) >= 1 + age, 600)
     killed(world)
     if by_hand:
         shutil.rmtree(tmp_path / "aggregator")

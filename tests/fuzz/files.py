@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
+from replayfleet.aggregator.console.story import Story
+from replayfleet.aggregator.control.curves import points
+from replayfleet.aggregator.control.growing import add_classes
 from replayfleet.aggregator.control.verbs import (
     CloseRound,
     Drain,
@@ -25,23 +30,27 @@ from replayfleet.aggregator.control.verbs import (
 )
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.settings import AggregatorSettings
+from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.edge_client.cameras.uri import parse_sources
 from replayfleet.edge_client.doctor.settings import DoctorSettings
 from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.state_store import HeldDownload, Pace, SentAway, Settled, StateStore, TrainingCommit, Trial
+from replayfleet.export.first_model import initial_parameters
 from replayfleet.export.parameters import Model, read_parameter_file
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.data_dir import MARKER, read_owner
+from replayfleet.federation.service.data_dir import MARKER, claim_data_dir, read_owner
+from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.service.fleet.task import task_kind
 from replayfleet.federation.service.settings import read_settings, read_toml, settings_from
 from replayfleet.federation.streams.annotations import read_class_names, read_coco, read_yolo
 from replayfleet.federation.wire.transport.broker_address import BrokerAddress, Credentials, redacted
 from replayfleet.models.specs import TaskSpec
-from tests.fuzz.forms import JSON, MSGPACK, SAFETENSORS, URIS, document, taken_apart, toml_of
+from tests.fuzz.forms import JSON, JSON_LINES, MSGPACK, SAFETENSORS, URIS, document, taken_apart, toml_of
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.strangers import BLOBS, BOXES, SERVED, SPEC
 from tests.fuzz.target import Target, scratch, seeds
 
+_SMALL = TaskSpec(1, 28, ("a", "b"), architecture="lenet")
 _VERBS = (
     Exclude("cam-1", "a dirty lens"),
     Readmit("cam-1"),
@@ -160,11 +169,60 @@ def _records(data: bytes) -> str:
     return f"{name} {sum(one is not None for one in found)}"
 
 
-def _journals(data: bytes) -> None:
-    written(data, "events.jsonl")
-    for entry in read_journal(scratch()):
-        entry.get("event")
+def _journals(data: bytes) -> str:
+    """Whatever stands in a journal: its numbers are exported, its events told and searched."""
+    folder = written(data, "run/events.jsonl").parent
+    story = Story(folder)
+    story.follow()
+    story.search("round", limit=5)
+    return str(len(list(points(read_journal(folder)))))
 
+
+def _initial_models(data: bytes) -> None:
+    initial_parameters(written(data, "model.safetensors"), _fedavg(), 0)
+
+
+@cache
+def _fedavg() -> Any:
+    return method_of(make_spec("f", "fedavg", _SMALL, preset="tiny", overrides={}, run_seed=0))
+
+
+def _initial_seeds() -> list[bytes]:
+    model = _fedavg().initial_download(torch.Generator().manual_seed(0)).task_parameters
+    return [Model("task", _SMALL, {name: tensor.numpy() for name, tensor in model.items()}).encode()]
+
+
+def _added_classes(data: bytes) -> str:
+    """What an operator calls new classes, in an aggregator's data dir."""
+    names = taken_apart(data, list[str])
+    if any("\0" in name for name in names):
+        raise Unfit  # no command line has it
+    return str(len(add_classes(_growing(), names, "anna", 0.0, only_plan=True).added))
+
+
+@cache
+def _growing() -> Path:
+    folder = scratch() / "growing"
+    claim_data_dir(folder, fleet="f", role="aggregator").close()
+    store = AggregatorStore(folder)
+    store.found(make_spec("f", "fedavg", _SMALL, preset="tiny", overrides={}, run_seed=0), 0.0)
+    store.close()
+    return folder
+
+
+_JOURNAL = b"\n".join(
+    json.dumps({"time": 100.0 + number, "event": event, "client": "cam-1", "round": 1, **fields}).encode()
+    for number, (event, fields) in enumerate(
+        (
+            ("aggregator started", {"fleet": "f", "method": "fedavg", "clients": 2, "spec": {"method": "fedavg"}}),
+            ("round opened", {"expected": 2, "deadline_s": 60.0}),
+            ("upload accepted", {"bytes": 10, "num_samples": 4, "num_filled": 1, "seen": {"0": 3}}),
+            ("upload rejected", {"reason": "not-finite", "detail": "x"}),
+            ("round committed", {"round_s": 1.5, "aggregate_s": 0.5, "weights": {"cam-1": {"cam-1": 1.0}}}),
+            ("client report", {"metrics": {"accuracy": 0.5, "swap_s": 0.25, "bytes_up": 9.0}}),
+        )
+    )
+)
 
 _COCO = {
     "images": [{"id": 1, "width": 640, "height": 480, "file_name": "a.png"}],
@@ -221,8 +279,10 @@ FILES = {
         (),
         MSGPACK,
     ),
-    "journals": Target(
-        seeds(lambda: [b'{"event": "round committed", "round": 1, "at": 0.5}\n{"event": 3}\n']), _journals, ()
+    "journals": Target(seeds(lambda: [_JOURNAL]), _journals, (), JSON_LINES),
+    "initial models": Target(seeds(_initial_seeds), _initial_models, (SettingsError,), SAFETENSORS),
+    "added classes": Target(
+        seeds(lambda: [document(["tram"]), document(["tram", "ferry"])]), _added_classes, (SettingsError,), MSGPACK
     ),
     "verbs": Target(
         seeds(lambda: [msgspec.json.encode(verb) for verb in _VERBS]),

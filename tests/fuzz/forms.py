@@ -62,6 +62,9 @@ def _json(tree: Tree) -> bytes:
 
 
 JSON = Form(json.loads, _json)
+JSON_LINES = Form(
+    lambda data: [json.loads(line) for line in data.splitlines()], lambda tree: b"\n".join(map(_json, tree))
+)
 
 
 def _toml(tree: Tree) -> bytes:

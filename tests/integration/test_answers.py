@@ -129,6 +129,23 @@ def test_home_assistant_finds_every_camera_again_after_a_broker_that_forgot(tmp_
         answers.close()
 
 
+def test_answers_that_no_message_can_hold_keep_no_other_camera_silent(tmp_path: Path) -> None:
+    with mosquitto(tmp_path, "allow_anonymous true") as port, listening(port) as listener:
+        answers = opened(f"mqtt://127.0.0.1:{port}/yard")
+        broken = seen("a-front", 1)
+        assert broken.prediction is not None
+        broken.prediction.answers.confidences[:] = np.nan
+
+        def told() -> bool:
+            answers.watch(broken)
+            answers.watch(seen("b-rear", 2))
+            return bool(listener.of("yard/cameras/b-rear"))
+
+        until(told)
+        answers.close()
+        assert not listener.of("yard/cameras/a-front")
+
+
 def test_a_broker_that_is_away_holds_up_nothing_and_gets_only_what_is_new(tmp_path: Path) -> None:
     with mosquitto(tmp_path, "allow_anonymous true") as port:
         pass

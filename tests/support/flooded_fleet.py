@@ -62,10 +62,24 @@ class Mqtt:
         return MqttSession(self.url, client_id, on_message=on_message, will=will)
 
 
+class Trainee(TinyClient):
+    """Trains for a while, and meanwhile computes nothing here."""
+
+    training_s = 0.0
+    _since: tuple[int, float] = (-1, 0.0)
+
+    def _train(self, now: float) -> None:
+        ready = self.manifest.round if self.manifest is not None else -1
+        if ready != self._since[0]:
+            self._since = ready, now
+        if now - self._since[1] >= self.training_s:
+            super()._train(now)
+
+
 class FloodedFleet:
     """The processes and the clients; one thread pumps."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, training_s: float) -> None:
         self.folder, self.url = folder, url
         self.log = folder / "log"
         command = [sys.executable, "-m", "support.tiny_aggregator_process", str(folder / "aggregator"), url]
@@ -75,7 +89,9 @@ class FloodedFleet:
         self.memory = psutil.Process(self.process.pid)
         broker = Mqtt(url)
         names = ("cam-1", "cam-2", "cam-3", MEMBER)
-        self.clients = {name: TinyClient(broker, name, folder / name) for name in names}
+        self.clients = {name: Trainee(broker, name, folder / name) for name in names}
+        for client in self.clients.values():
+            client.training_s = training_s
         self.clients[MEMBER].dies_in = 0  # never uploads
 
     def pump(self) -> None:
@@ -156,14 +172,14 @@ class FloodedFleet:
 
 
 @contextlib.contextmanager
-def flooded_fleet(folder: Path) -> Iterator[FloodedFleet]:
-    """A broker and a fleet on it, whose first rounds are over."""
+def flooded_fleet(folder: Path, training_s: float = 0.0) -> Iterator[FloodedFleet]:
+    """A broker and a fleet on it, whose first rounds are over; its clients train for ``training_s``."""
     ours = logging.getLogger("replayfleet")
     level = ours.level
     ours.setLevel(logging.ERROR)  # the clients' own; they hear what floods their topics
     try:
         with open_broker(None, log=logging.getLogger("test")) as broker:
-            fleet = FloodedFleet(folder, broker.url)
+            fleet = FloodedFleet(folder, broker.url, training_s)
             try:
                 fleet.until_round(3, 120)
                 yield fleet

@@ -30,6 +30,9 @@ Answers: TypeAlias = Callable[[Parameters], "Tensor | None"]
 MAX_VALUE = 1e6
 """No weight and no statistic of a network on pictures in [-1, 1] comes near."""
 
+MAX_BATCHES = 1 << 40
+"""More mini-batches than BatchNorm has ever counted."""
+
 MAX_SAMPLES_A_ROUND = 10_000_000
 """More labelled samples than a device meets in one round."""
 
@@ -138,7 +141,11 @@ def _impossible(one: Candidate) -> str:
         return f"num_samples is {one.num_samples}, at most {MAX_SAMPLES_A_ROUND} is plausible in one round"
     for name, parameters in sorted(one.artefacts.parameter_sets.items()):
         for key, tensor in parameters.items():
-            if not tensor.is_floating_point() or not tensor.numel():
+            if not tensor.numel():
+                continue
+            if not tensor.is_floating_point():
+                if key.endswith("num_batches_tracked") and not 0 <= int(tensor.max()) <= MAX_BATCHES:
+                    return f"{name}: {key} is {int(tensor.max())}, 0 to {MAX_BATCHES} are plausible"
                 continue
             largest = float(tensor.abs().max())
             if not largest <= MAX_VALUE:
@@ -156,6 +163,7 @@ def _measures(one: Candidate, answers: Answers, max_change: float) -> dict[str, 
     generators = []
     for name, parameters in sorted(one.artefacts.parameter_sets.items()):
         if name in one.gradients:
+            found[name] = _Measured(f"{name}: its norm", _norm(list(parameters.values())), math.inf, 100, 100)
             continue
         matrices = _matrices(parameters)
         starts = [start for base in one.bases.values() if (start := _matrices_like(base, parameters))]

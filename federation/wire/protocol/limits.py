@@ -43,6 +43,10 @@ MAX_TEXT = 1024
 MAX_PROBE_LOGITS = 1 << 16
 MAX_METRICS = 256
 MAX_ENCODINGS = 16
+MAX_METRIC = 1e15
+"""More than any device measures, bytes included; sums of such numbers stay finite."""
+_SHARES = frozenset({"accuracy", "boxes_found", "stream_accuracy"})
+"""Metrics from 0 to 1, by what stands before the ``/``: a fleet's mean is taken of them."""
 MAX_MISSING_RANGES = 256
 MAX_CREDIT = 256
 MAX_COUNTER = 1 << 53
@@ -258,7 +262,8 @@ def _check_report(report: Report) -> None:
     _within(len(report.metrics), 0, MAX_METRICS, "number of metrics")
     for name, value in report.metrics.items():
         _text(name, "metric's name")
-        check(math.isfinite(value), f"metric {name!r} is {value}, expected a finite number")
+        least, most = (0.0, 1.0) if name.split("/", 1)[0] in _SHARES else (-MAX_METRIC, MAX_METRIC)
+        _within(value, least, most, f"metric {name!r}")
 
 
 def _check_rolled_back(told: RolledBack) -> None:

@@ -144,11 +144,12 @@ class Incoming:
     def accept(self, peer: str, offer: Offer, now: float) -> list[Event]:
         """Begin to receive, or go on where an earlier attempt ended; see ``Courier.accept``."""
         pending = self._pending.pop(peer, None)
-        current = self._open.get(peer)
+        current, since = self._open.get(peer), now
         if current is not None:
             if current.offer == offer:
                 self._report(peer, current, now)
                 return []
+            since = current.receiving.progressed_at  # another offer is no progress: nobody holds a place by offers
             self._drop(peer, keep_part=current.offer.transfer_id == offer.transfer_id)
         freed = self._make_room(now)
         if len(self._open) >= self._limits.max_open:
@@ -158,7 +159,7 @@ class Incoming:
             if part.name != _part_name(peer, offer):
                 part.unlink(missing_ok=True)
         early = pending.blocks if pending is not None and pending.offer == offer else {}
-        return freed + self._guarded(peer, lambda: self._begin(peer, offer, early, now), offer)
+        return freed + self._guarded(peer, lambda: self._begin(peer, offer, early, now, since), offer)
 
     def refuse(self, peer: str, offer: Offer, reason: str, detail: str) -> None:
         """Send a negative verdict; repeated when the same is offered again, unless the reason may pass."""
@@ -213,10 +214,13 @@ class Incoming:
             if current.want_at is not None:
                 current.want_at, current.want_again_s = now, WANT_AGAIN_S  # asked when time passes
 
-    def _begin(self, peer: str, offer: Offer, early: dict[int, bytes | memoryview], now: float) -> list[Event]:
+    def _begin(
+        self, peer: str, offer: Offer, early: dict[int, bytes | memoryview], now: float, since: float
+    ) -> list[Event]:
         held = {part.digest for part in offer.parts if self._store.has(part.digest)}
         part = self._store.parts / _part_name(peer, offer)
         receiving = Receiving(offer, part, held, credit=self._credit, now=now)
+        receiving.progressed_at = since
         current = self._open[peer] = _Incoming(offer, receiving)
         if receiving.complete:
             return self._settle(peer, current, now)
@@ -233,7 +237,8 @@ class Incoming:
             return []
         current.receiving.discard()
         carried = current.bytes_on_wire
-        events = self._guarded(peer, lambda: self._begin(peer, offer, {}, now), offer)
+        since = current.receiving.progressed_at
+        events = self._guarded(peer, lambda: self._begin(peer, offer, {}, now, since), offer)
         if peer in self._open:
             self._open[peer].bytes_on_wire += carried
         return events

@@ -107,7 +107,18 @@ def test_what_makes_no_sense_makes_no_span() -> None:
     assert [span.name for span in told.spans()].count("swap") == 1
 
 
-@pytest.mark.parametrize("url", ["ftp://x/v1", "127.0.0.1:4318", "http://", "http://collector.example/v1/traces"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x/v1",
+        "127.0.0.1:4318",
+        "http://",
+        "http://collector.example/v1/traces",
+        "http://[",
+        "http://127.0.0.1:99999",
+        "https://anna:secret@collector.example",
+    ],
+)
 def test_a_url_that_is_none_or_that_others_read(url: str) -> None:
     with pytest.raises(SettingsError, match="--traces"):
         check_traces(url)

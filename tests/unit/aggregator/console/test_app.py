@@ -7,7 +7,7 @@ import pytest
 
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.watch import Watch
-from replayfleet.federation.service.web.access import Access
+from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
 from tests.support.asking import ask
 from tests.support.watched_fleet import watched_fleet
@@ -91,6 +91,17 @@ def test_who_asks_too_often_waits(folder: Path) -> None:
     assert codes.count(200) == 500
     assert codes[-1] == 429
     assert ask(app, "/static/icon.svg", client="10.0.0.2").status == 200
+
+
+def test_a_form_of_somebody_elses_is_refused_whatever_it_holds(folder: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    token = add_token(tokens, "anna", "operator")
+    app = Console(Watch(folder), Rules(frozenset({"127.0.0.1"}), Access(tokens, reading_needs_token=False))).app
+    ours = {"origin": "http://127.0.0.1:8080"}
+    cookie = ask(app, "/login", "POST", body=f"token={token}".encode(), **ours).headers["set-cookie"].split(";")[0]
+    assert ask(app, "/login", "POST", body=b"a=1&" * 30, **ours).status == 400
+    for body in (b"", b"secret=x", "secret=é".encode(), b"secret=%C3%A9"):
+        assert ask(app, "/do", "POST", body=body, cookie=cookie, **ours).status == 403
 
 
 def test_a_data_dir_that_cant_be_read_is_said(tmp_path: Path) -> None:

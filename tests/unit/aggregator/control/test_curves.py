@@ -46,6 +46,8 @@ def test_what_a_client_makes_up_becomes_no_curve() -> None:
         {**report, "metrics": {"../../x": 1.0, "accuracy": float("nan"), "swap_s": "fast", "train_s": True}},
         {**report, "metrics": ["accuracy"]},
         {**report, "round": "0", "metrics": {"accuracy": 1.0}},
+        {**report, "metrics": {"accuracy": 10**400}},
+        *({**report, "client": client, "metrics": {"accuracy": 1.7e308}} for client in "ab"),
         {"event": "upload accepted", "round": 0},
     ]
     assert list(points(hostile)) == []

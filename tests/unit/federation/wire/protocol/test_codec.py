@@ -113,6 +113,8 @@ BAD = {
     "credit": Progress("client", TRANSFER, 3, (), 10_000),
     "transfer id": Progress("client", "abc", 3, (), 8),
     "nan metric": Report("cam-1", 3, 7, {"accuracy": math.nan}),
+    "metric that no sum takes": Report("cam-1", 3, 7, {"train_s": 1.7e308}),
+    "share of more than all": Report("cam-1", 3, 7, {"stream_accuracy/yard": 1.5}),
     "long roll-back": RolledBack("cam-1", 3, 7, 6, "drifted", "y" * 5000),
     "nan deadline": msgspec.structs.replace(an_announcement(), deadline_s=math.nan),
     "nan setting": an_announcement(x=[math.nan]),
