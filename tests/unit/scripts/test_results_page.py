@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from support.demo_journal import baseline_result
+from support.image_sets import write_fashion_mnist
 
 from replayfleet.federation.simulator.result import Result
 from replayfleet.scripts.experiments.raw_results import pack, unpacked
-from replayfleet.scripts.experiments.reproduce import BLOCKS, Block, choice_of, table_of
+from replayfleet.scripts.experiments.reproduce import BLOCKS, Block, choice_of, reproduce, table_of
 from replayfleet.scripts.experiments.results_page import found_in, page_of
 
 ROOT = Path(__file__).parents[3]
@@ -80,3 +82,13 @@ def test_every_block_asks_for_something_that_its_table_can_run(block: Block, tmp
     (mfcl,) = [row for row in table.rows if row.method == "mfcl"] or [None]
     assert mfcl is None or mfcl.set["replay_labels"] == "latents"
     assert msgspec.json.encode(choice.overrides)
+
+
+def test_what_is_left_is_said_and_nothing_is_run(tmp_path: Path):
+    write_fashion_mnist(tmp_path / "data", train_per_class=200, test_per_class=10)
+    words = ["--blocks", "pilot", "--dry-run", "--out", str(tmp_path / "out"), "--data-root", str(tmp_path / "data")]
+    result = CliRunner().invoke(reproduce, words, standalone_mode=False)
+    assert result.return_value == 3
+    assert "pilot  0 of 6 runs done: two clients and ten rounds" in result.output
+    assert "6 runs left: time not known before the first round with --jobs 2" in result.output
+    assert not (tmp_path / "out").exists()
