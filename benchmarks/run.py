@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "deployed_round": ([], ["--clients", "2", "--rounds", "3"]),
     "trust": ([], ["--rounds", "1"]),
     "restart": ([], ["--repeats", "1"]),
+    "recovery": ([], []),
     "transfer": (["--large", "--frozen"], ["--repeats", "1"]),
 }
 """Module -> (options of a real run, options of a smoke run)."""

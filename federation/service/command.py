@@ -13,7 +13,7 @@ import click
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
-from replayfleet.federation.service.disk import disk_errno
+from replayfleet.federation.service.disk import disk_errno, is_damage
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 from replayfleet.federation.service.words import visible
 
@@ -135,18 +135,19 @@ def fail(name: str, error: Exception) -> NoReturn:
 def explained(name: str, error: Exception) -> tuple[str, int]:
     """Return an expected error as (one line, exit code); others are raised."""
     match error:
-        case SettingsError():
-            return str(error), 2
         case ReplayfleetError():
-            return str(error), 1
+            return str(error), 2 if isinstance(error, SettingsError) else 1
         case ModuleNotFoundError():
             return f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1
         case click.ClickException():
             return f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2
         case click.Abort():
             return "stopped", 130
-        case OSError() if disk_errno(error) is not None:
-            return f"{error.filename or 'the disk'}: {error.strerror or error}", 1
+        case Exception() if disk_errno(error) is not None:  # a database's among them
+            place, what = getattr(error, "filename", None), getattr(error, "strerror", None)
+            return f"{place or 'the disk'}: {what or error}", 1
+        case Exception() if is_damage(error):
+            return f"a database is damaged ({error}); put a backup of the data dir in its place", 2
     raise error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, HELP, Program
-from replayfleet.federation.service.command import with_settings
+from replayfleet.federation.service.command import explained, with_settings
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings
 
 
@@ -96,3 +97,23 @@ def test_a_command_without_settings_has_one_group() -> None:
     text = CliRunner().invoke(program, ["status", "--help"]).output
     assert "Options:" in text
     assert "Other:" not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (OSError(28, "No space left on device", "/data/x"), "/data/x: No space left on device", 1),
+        (sqlite3.OperationalError("database or disk is full"), "the disk: database or disk is full", 1),
+        (sqlite3.DatabaseError("database disk image is malformed"), "put a backup of the data dir in its place", 2),
+    ],
+    ids=["file", "database", "damaged database"],
+)
+def test_what_a_disk_does_to_a_command_is_one_line(error: Exception, said: str, code: int) -> None:
+    text, found = explained("aggregator", error)
+    assert said in text
+    assert found == code
+
+
+def test_what_nobody_expected_is_raised() -> None:
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        explained("aggregator", sqlite3.OperationalError("no such table: rounds"))
