@@ -17,7 +17,14 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from replayfleet.export.graphs.simplify import drop_dead_nodes, drop_zero_biases, keep_constants, project_latents
+from replayfleet.export.graphs.simplify import (
+    broadcast_norms,
+    drop_dead_nodes,
+    drop_zero_biases,
+    keep_constants,
+    leave_batches_open,
+    project_latents,
+)
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
 from replayfleet.export.running.runtime import UNUSED_SUFFIXES, Array
@@ -74,6 +81,8 @@ def export_graph(
     model.CopyFrom(program.model_proto)
     drop_zero_biases(model.graph)
     project_latents(model.graph)
+    leave_batches_open(model.graph)
+    broadcast_norms(model.graph)
     keep_constants(model.graph)
     drop_dead_nodes(model.graph)
     for initializer in model.graph.initializer:

@@ -1,6 +1,6 @@
 """Rewrites of an exported graph that keep every initializer's name and value.
 
-The exporter's own optimiser would fold parameters into each other; these three only remove what the exporter added.
+The exporter's own optimiser would fold parameters into each other; these only remove what the exporter added.
 """
 
 from __future__ import annotations
@@ -70,6 +70,59 @@ def _product(latents: str, weight: str, shape: list[int], norm: onnx.NodeProto) 
         helper.make_node("Gemm", [latents, f"{name}_matrix", f"{name}_bias"], [f"{name}_flat"]),
         helper.make_node("Reshape", [f"{name}_flat", f"{name}_map_shape"], [name]),
     ]
+
+
+def leave_batches_open(graph: onnx.GraphProto) -> None:
+    """Let a Reshape that keeps the batch axis say -1 for it, where the exporter would read the input's shape.
+
+    A flattened map is written so; boards run no operator that reads shapes.
+    """
+    producers = _producers(graph)
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        shape = producers.get(node.input[1]) if node.op_type == "Reshape" else None
+        if shape is not None and shape.op_type == "Concat" and _is_batch(shape.input[0], graph, producers):
+            sides = [_integers(producers.get(name)) for name in shape.input[1:]]
+            if all(len(side) == 1 and side[0] > 0 for side in sides):
+                name = f"{node.output[0]}_shape"
+                nodes.append(_constant(name, np.array([-1, *(side[0] for side in sides)])))
+                node.input[1] = name
+        nodes.append(node)
+    replace_nodes(graph, nodes)
+
+
+def broadcast_norms(graph: onnx.GraphProto) -> None:
+    """Let a division by a vector's length broadcast it, where the exporter would expand it to the vector's shape."""
+    producers = _producers(graph)
+    for node in graph.node:
+        expand = producers.get(node.input[1]) if node.op_type == "Div" else None
+        if expand is None or expand.op_type != "Expand":
+            continue
+        clip = producers.get(expand.input[0])
+        norm = producers.get(clip.input[0]) if clip is not None and clip.op_type == "Clip" else None
+        if norm is not None and norm.op_type == "ReduceL2" and norm.input[0] == node.input[0]:
+            node.input[1] = expand.input[0]
+
+
+def _is_batch(name: str, graph: onnx.GraphProto, producers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether this is the number of samples that the graph is asked about."""
+    node = producers.get(name)
+    while node is not None and node.op_type in {"Reshape", "Squeeze", "Unsqueeze"}:
+        node = producers.get(node.input[0])
+    if node is None or node.op_type != "Shape" or node.input[0] != graph.input[0].name:
+        return False
+    bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    return bounds.get("start", 0) == 0 and bounds.get("end") == 1
+
+
+def _integers(node: onnx.NodeProto | None) -> list[int]:
+    """Return what a Constant of integers holds; nothing of any other node."""
+    if node is None or node.op_type != "Constant":
+        return []
+    attribute = node.attribute[0]
+    if attribute.name == "value_ints":
+        return list(attribute.ints)
+    return [int(each) for each in numpy_helper.to_array(attribute.t).ravel()] if attribute.name == "value" else []
 
 
 def drop_dead_nodes(graph: onnx.GraphProto) -> None:

@@ -29,7 +29,7 @@ OPERATORS = frozenset(
     (  # noqa: SIM905 - a column of quotes reads worse
         "Add AveragePool BatchNormalization Cast Clip Concat Constant Conv ConvTranspose DequantizeLinear Div Flatten "
         "Gemm GlobalAveragePool HardSigmoid HardSwish Identity InstanceNormalization LeakyRelu MatMul MaxPool Mul "
-        "QuantizeLinear ReduceMean Relu Reshape Sigmoid Slice Softmax Squeeze Sub Tanh Transpose Unsqueeze"
+        "QuantizeLinear ReduceL2 ReduceMean Relu Reshape Sigmoid Slice Softmax Squeeze Sub Tanh Transpose Unsqueeze"
     ).split()
 )
 """Operators of the standard domain that compute from their inputs alone, in memory bounded by them."""

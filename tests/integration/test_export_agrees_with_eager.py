@@ -96,6 +96,12 @@ def test_the_exported_sub_generator_agrees_with_the_eager_one(spec: TaskSpec):
     agrees(as_if_trained(build_generator(spec)), sub_generator_graph(spec), (LATENT_SIZE,))
 
 
+@pytest.mark.parametrize("architecture", ["cnn", "lenet", "linear", "resnet20-cosine", "resnet20-he"])
+def test_every_other_architecture_can_be_served_too(architecture: str):
+    spec = TaskSpec(3, 32, CLASSES, architecture=architecture)
+    agrees(as_if_trained(build_task_model(spec)), task_graph(spec), spec.image_shape)
+
+
 @pytest.mark.parametrize("spec", [MixtureSpec(SMALL, 32), MixtureSpec(TASKS[1], 8, 4)], ids=["gaussian", "mixture"])
 def test_the_exported_gaussians_agree_with_the_eager_ones(spec: MixtureSpec):
     module, rng = build_generator(spec), torch.Generator().manual_seed(0)
