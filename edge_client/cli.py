@@ -16,7 +16,7 @@ from replayfleet.edge_client.settings import ClientSettings
 from replayfleet.edge_client.studio_command import studio
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
-from replayfleet.federation.service.command import run_command, with_settings
+from replayfleet.federation.service.command import run_command, say, with_settings
 
 
 @click.group(cls=Program, context_settings=HELP)
@@ -35,7 +35,7 @@ def start(settings: ClientSettings) -> None:
     from replayfleet.edge_client.start import start as run
 
     if not run(settings):
-        click.echo("edge-client: stopped before the run was finished; the same command goes on where it was", err=True)
+        say("edge-client", "stopped before the run was finished; the same command goes on where it was")
 
 
 @cli.command()

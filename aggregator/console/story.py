@@ -66,6 +66,7 @@ class RoundStory:
     opened_at: float | None = None
     deadline_s: float | None = None
     num_extended: int = 0
+    closed_at: float | None = None
     closed_by: str | None = None
     uploads: int | None = None
     expected: int | None = None
@@ -231,6 +232,7 @@ class Story:
                 story.accepted[str(event.get("client"))] = event.get("time", 0.0)
             case "round closed":
                 story.closed_by, story.open_s = event.get("by"), event.get("open_s")
+                story.closed_at = event.get("time")
                 story.uploads, story.expected = event.get("uploads"), event.get("expected")
             case "round committed":
                 story.aggregate_s, story.publish_s = event.get("aggregate_s"), event.get("publish_s")

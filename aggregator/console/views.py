@@ -33,7 +33,6 @@ _SHOWN = {
     "trouble": lambda member: member.num_troubles > 0,
     "offline": lambda member: member.state != "online",
 }
-_UNITS = {"_s": words.milliseconds, "bytes_up": words.megabytes, "bytes_down": words.megabytes}
 _FEW = ("own", "fedavg", "stream")
 """Styles of lines that can be told apart."""
 Facts = dict[str, Any]
@@ -129,7 +128,7 @@ def round_page(fleet: Fleet, story: Story, asked: Asked) -> Facts:
     for place, (name, text) in enumerate(zip(("Open", "Aggregating", "Published"), texts, strict=True)):
         state = "now" if place == at and fleet.phase != "finished" else "done" if place < at or at == 2 else "later"
         taken = last.aggregate_s if last and place == 1 else None
-        more = f"{text}; it took {span(taken)} last time" if taken is not None and state == "later" else text
+        more = f"{text}; it took {span(taken)} last time" if taken is not None and state != "done" else text
         steps.append((name, state, more))
     return {
         "title": f"Round {fleet.round}",
@@ -300,9 +299,10 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _measured(name: str, value: float) -> str:
-    for ending, shown in _UNITS.items():
-        if name.endswith(ending):
-            return shown(value)
+    if name.endswith("_s"):
+        return words.milliseconds(value) if value < 1 else span(value)
+    if name in {"bytes_up", "bytes_down"}:
+        return words.megabytes(value)
     if name.split("/")[0] in {"accuracy", "stream_accuracy", "boxes_found"}:
         return words.percent(value)
     return words.spaced(int(value)) if value == int(value) else f"{value:.4g}"

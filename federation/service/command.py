@@ -14,6 +14,7 @@ from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import OptionOfGroup, joined
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.disk import disk_errno, is_damage
+from replayfleet.federation.service.logs import EventLogger, writes_json
 from replayfleet.federation.service.settings import Setting, read_settings, settings_of
 from replayfleet.federation.service.words import visible
 
@@ -128,8 +129,17 @@ def run_command(command: click.Command, name: str, handed: object = None) -> NoR
 def fail(name: str, error: Exception) -> NoReturn:
     """End a program with one line on stderr and its exit code; an error that nobody expected is raised again."""
     text, code = explained(name, error)
-    click.echo(visible(f"{name}: {' '.join(text.split())}"), err=True)
+    say(name, text)
     sys.exit(code)
+
+
+def say(name: str, text: str) -> None:
+    """Tell how a program ends, in one line on stderr: of JSON where its logs are."""
+    line = " ".join(text.split())
+    if writes_json():
+        EventLogger(name).error("ended", reason=line)
+    else:
+        click.echo(visible(f"{name}: {line}"), err=True)
 
 
 def explained(name: str, error: Exception) -> tuple[str, int]:

@@ -124,6 +124,11 @@ def configure_logging(*, as_json: bool = False, level: str = "INFO", stream: Tex
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def writes_json() -> bool:
+    """Whether this process logs JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
 def _kind(record: logging.LogRecord) -> tuple[str, str]:
     """Event and client; of records of others, the text before its values are put in."""
     return (str(record.msg), str(_fields(record).get("client", "")))

@@ -12,7 +12,8 @@ function span(seconds) {
 function times() {
   for (const time of document.querySelectorAll("time")) {
     const at = new Date(time.dateTime), today = at.toDateString() === new Date().toDateString();
-    const text = "until" in time.dataset ? span((at - Date.now()) / 1000) : (today ? clock : day).format(at);
+    const left = (at - Date.now()) / 1000, { until, since } = time.dataset;
+    const text = until !== undefined ? span(left) : since !== undefined ? span(-left) : (today ? clock : day).format(at);
     if (time.textContent !== text) time.textContent = text;
     time.title = at.toLocaleString();
   }

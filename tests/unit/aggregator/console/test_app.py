@@ -7,10 +7,11 @@ import pytest
 
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import POLICY, Rules, host_of
 from tests.support.asking import ask
-from tests.support.watched_fleet import watched_fleet
+from tests.support.watched_fleet import BEGAN, watched_fleet
 
 PAGES = ("/", "/round", "/clients/cam-001", "/clients/cam-002", "/methods", "/journal")
 
@@ -44,6 +45,19 @@ def test_the_page_says_who_is_waited_for_and_who_refuses(folder: Path) -> None:
     assert "2 of 4 uploads are there" in ask(app, "/round").text
     assert "probe-mismatch" in ask(app, "/clients/cam-002").text
     assert "probe-mismatch" not in ask(app, "/clients/cam-001").text
+
+
+def test_the_page_says_since_when_a_round_is_aggregated_and_how_long_it_took_last_time(tmp_path: Path) -> None:
+    folder = watched_fleet(tmp_path / "fleet")
+    store = AggregatorStore(folder)
+    store.close_round(3, BEGAN)
+    store.close()
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(f'{{"time": {BEGAN}, "event": "round closed", "round": 3, "by": "quorum"}}\n')
+    text = ask(console(folder), "/round").text
+    assert (
+        'averages what came; it took 1.50 s last time, and runs for <time datetime="2027-01-15T08:00:00.000Z"' in text
+    )
 
 
 def test_rows_can_be_chosen(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, HELP, Program
-from replayfleet.federation.service.command import explained, with_settings
+from replayfleet.federation.service.command import explained, say, with_settings
+from replayfleet.federation.service.logs import configure_logging
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings
 
 
@@ -117,3 +119,14 @@ def test_what_a_disk_does_to_a_command_is_one_line(error: Exception, said: str, 
 def test_what_nobody_expected_is_raised() -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         explained("aggregator", sqlite3.OperationalError("no such table: rounds"))
+
+
+def test_how_a_program_ends_is_said_in_the_form_of_its_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        configure_logging(as_json=as_json)
+        say("edge-client", "stopped before\nthe end")
+    plain, line = capsys.readouterr().err.splitlines()
+    assert plain == "edge-client: stopped before the end"
+    told = json.loads(line)
+    assert (told["event"], told["reason"], told["logger"]) == ("ended", "stopped before the end", "edge-client")
+    configure_logging()
