@@ -12,7 +12,7 @@ from typing import Any
 from replayfleet.aggregator.rounds import Rounds
 from replayfleet.federation.errors import ArtefactRejected, Reason, UploadRejected
 from replayfleet.federation.methods.kit.records import Method
-from replayfleet.federation.service.artefact_codec import BlobReader, Layout, decode_artefacts, largest_encoding_bytes
+from replayfleet.federation.service.artefact_codec import BlobFiles, Layout, largest_encoding_bytes, open_artefacts
 from replayfleet.federation.wire.protocol.messages import Manifest, Offer
 
 
@@ -124,14 +124,23 @@ class Gate:
                 )
 
 
-def decode_upload(method: Method, manifest: Manifest, store: BlobReader, layout: Layout) -> Any:
-    """Return the method's upload from the blobs of a manifest, every tensor and fact checked.
+def decode_upload(
+    method: Method, manifest: Manifest, store: BlobFiles, layout: Layout, *, must_be_finite: bool = True
+) -> Any:
+    """Return the method's upload from the blobs of a manifest, every tensor and fact checked; its tensors stay there.
+
+    Args:
+        method: of the fleet.
+        manifest: that lists them.
+        store: holds them.
+        layout: of every set that an upload may have.
+        must_be_finite: look at every number; what was admitted once needs that no more, as digests are held.
 
     Raises:
         UploadRejected: A blob has the wrong layout or isn't finite, or the facts are impossible.
     """
     try:
-        artefacts = decode_artefacts(manifest.blobs, manifest.facts, store, layout)
+        artefacts = open_artefacts(manifest.blobs, manifest.facts, store, layout, must_be_finite=must_be_finite)
     except ArtefactRejected as error:
         raise UploadRejected(error.reason, error.detail) from error
     try:

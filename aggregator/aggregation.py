@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,22 +28,22 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import published
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
-    BlobReader,
+    BlobFiles,
     BlobWriter,
+    EncodedOnce,
     Layout,
-    decode_parameters,
-    encode_parameters,
+    StoredParameters,
 )
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_TEXT
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 
 _log = EventLogger("replayfleet.aggregator.aggregation")
 
 
-class Blobs(BlobReader, BlobWriter, Protocol):
+class Blobs(BlobFiles, BlobWriter, Protocol):
     """What aggregation needs of a blob store."""
 
 
@@ -185,13 +186,20 @@ class Aggregation:
 
     def _decoded(self, uploads: Mapping[str, Manifest]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the uploads, and those of which a blob was damaged on our disk since admission read it."""
-        decoded, damaged = {}, {}
-        for client_id in sorted(uploads):
+
+        def decoded(client_id: str) -> Any:
             try:
-                decoded[client_id] = decode_upload(self._method, uploads[client_id], self._blobs, self._layout)
-            except (UploadRejected, KeyError) as error:  # noqa: PERF203
-                damaged[client_id] = f"the aggregator's own copy is damaged: {error}"
-        return decoded, damaged
+                return decode_upload(self._method, uploads[client_id], self._blobs, self._layout, must_be_finite=False)
+            except (UploadRejected, KeyError) as error:
+                return error
+
+        # After a restart all are verified again, which takes hashing, and that releases the interpreter.
+        with ThreadPoolExecutor(max(1, torch.get_num_threads())) as threads:
+            found = dict(zip(sorted(uploads), threads.map(decoded, sorted(uploads)), strict=True))
+        damaged = {
+            c: f"the aggregator's own copy is damaged: {e}" for c, e in found.items() if isinstance(e, Exception)
+        }
+        return {client_id: one for client_id, one in found.items() if client_id not in damaged}, damaged
 
     def _screened(self, uploads: Mapping[str, Any], before: Any) -> dict[str, str]:
         initial = self._initial()
@@ -216,8 +224,9 @@ class Aggregation:
         )
         aggregated_at = time.perf_counter()
         kept: dict[str, str] = {}
-        drafts = self._publisher.drafts(downloads, round_index + 1, former, kept, rounded)
-        stored = store_artefacts(new_state.pack(), self._blobs)
+        once = EncodedOnce(self._blobs)
+        drafts = self._publisher.drafts(downloads, round_index + 1, former, kept, rounded, once)
+        stored = store_artefacts(new_state.pack(), self._blobs, once)
         published_at = time.perf_counter()
         weights = _weights(downloads)
         return _Attempt(stored, new_state, drafts, kept, weights, aggregated_at - began, published_at - aggregated_at)
@@ -284,23 +293,28 @@ def upload_layout(method: Method) -> Layout:
     return layout
 
 
-def store_artefacts(artefacts: Artefacts, blobs: BlobWriter) -> StoredArtefacts:
-    """Put artefacts that stay in this process into the store; unlike a manifest's, their facts have no size limit."""
-    entries = []
-    for name in sorted(artefacts.parameter_sets):
-        data = encode_parameters(artefacts.parameter_sets[name])
-        entries.append(BlobEntry(name, blobs.put(data), len(data)))
-    return StoredArtefacts(tuple(entries), blobs.put(msgspec.msgpack.encode(dict(artefacts.facts))))
+def store_artefacts(artefacts: Artefacts, blobs: BlobWriter, once: EncodedOnce | None = None) -> StoredArtefacts:
+    """Put artefacts that stay in this process into the store; unlike a manifest's, their facts have no size limit.
+
+    Args:
+        artefacts: what to store.
+        blobs: where.
+        once: knows what of it is there already; None for nothing.
+    """
+    once, sets = once or EncodedOnce(blobs), artefacts.parameter_sets
+    entries = tuple(once.entry(name, sets[name]) for name in sorted(sets))
+    return StoredArtefacts(entries, blobs.put(msgspec.msgpack.encode(dict(artefacts.facts))))
 
 
-def restore_artefacts(stored: StoredArtefacts, blobs: BlobReader) -> Artefacts:
-    """Return what ``store_artefacts`` stored.
+def restore_artefacts(stored: StoredArtefacts, blobs: BlobFiles) -> Artefacts:
+    """Return what ``store_artefacts`` stored; its sets stay on disk, and names of one blob share one set.
 
     Raises:
         ArtefactRejected: A blob is damaged.
         KeyError: A blob is gone.
     """
-    sets = {entry.name: decode_parameters(entry.name, blobs.read(entry.digest)) for entry in stored.blobs}
+    shared = {entry.digest: StoredParameters(entry, blobs) for entry in stored.blobs}
+    sets = {entry.name: shared[entry.digest] for entry in stored.blobs}
     return Artefacts(sets, msgspec.msgpack.decode(blobs.read(stored.facts), type=dict[str, Any]))
 
 

@@ -13,7 +13,7 @@ from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.travel import Rounded
-from replayfleet.federation.service.artefact_codec import BlobWriter, encode_parameters
+from replayfleet.federation.service.artefact_codec import BlobWriter, EncodedOnce
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 
@@ -68,6 +68,7 @@ class Publisher:
         former: Mapping[str, Manifest] | None = None,
         kept: dict[str, str] | None = None,
         rounded: Sequence[Rounded] = (),
+        once: EncodedOnce | None = None,
     ) -> dict[str, Manifest]:
         """Return a manifest for each client, still without a version; blobs that all of several get are shared.
 
@@ -77,11 +78,12 @@ class Publisher:
             former: what clients serve now; one whose own new model can't be served goes on with that.
             kept: is told who does, and why.
             rounded: what of the downloads was rounded, so that it may travel as a difference.
+            once: knows which sets are on disk already; None for none.
 
         Raises:
             ArtefactRejected: A task model can't be served, and isn't one client's alone or there is no former one.
         """
-        written = _Written(self._blobs, self._exporter)
+        written = _Written(once or EncodedOnce(self._blobs), self._exporter)
         drafts = {}
         for client in sorted(downloads):
             draft = functools.partial(self._draft, client, downloads[client], round_index, written)
@@ -162,23 +164,12 @@ def export_graphs(blobs: BlobWriter, exporter: Exporter) -> tuple[BlobEntry, ...
 
 
 class _Written:
-    """Encodes each parameter set once, however many clients get it.
+    """Encodes and probes each parameter set once, however many clients get it."""
 
-    Sets are told apart by identity, which holds while the downloads they came from are alive.
-    """
-
-    def __init__(self, blobs: BlobWriter, exporter: Exporter) -> None:
-        self._blobs = blobs
+    def __init__(self, once: EncodedOnce, exporter: Exporter) -> None:
+        self.entry = once.entry
         self._exporter = exporter
-        self._entries: dict[int, tuple[Parameters, BlobEntry]] = {}
         self._probes: dict[str, Probe] = {}
-
-    def entry(self, name: str, parameters: Parameters) -> BlobEntry:
-        if id(parameters) not in self._entries:
-            data = encode_parameters(parameters)
-            self._entries[id(parameters)] = (parameters, BlobEntry(name, self._blobs.put(data), len(data)))
-        _, entry = self._entries[id(parameters)]
-        return BlobEntry(name, entry.digest, entry.size_bytes)
 
     def probe(self, parameters: Parameters) -> Probe:
         digest = self.entry("", parameters).digest

@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     "precisions": ([], ["--train", "64", "--test", "100", "--repeats", "2"]),
     "local_round": ([], ["--settings", "tiny", "--repeats", "1"]),
     "aggregation": ([], ["--repeats", "1"]),
+    "streaming": ([], ["--updates", "10"]),
     "traffic": ([], ["--settings", "tiny", "--rounds", "6"]),
     "simulated_round": ([], ["--clients", "2", "--rounds", "3", "--repeats", "1"]),
     "simulated_clients": ([], ["--epochs", "1", "--repeats", "1"]),

@@ -12,8 +12,8 @@ from replayfleet.edge_client.serving.messages import Load, comparable
 from replayfleet.edge_client.serving.slot import Model
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.runtime import OnnxModel
-from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.wire.protocol.tensors import decode_arrays
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
+from replayfleet.federation.wire.protocol.tensors import arrays_in
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 
@@ -43,10 +43,13 @@ def load_model(load: Load) -> LoadedModel:
     """
     blobs = DiskBlobStore(Path(load.blobs))
     try:
-        graph, parameters = blobs.read(load.graph), blobs.read(load.parameters)
+        # Mapped, as nothing changes a blob: read, decoded and joined it would be copied page by page three times.
+        graph, parameters = blobs.read(load.graph), arrays_in(blobs.mapped(load.parameters))
     except KeyError as missing:
         raise ArtefactRejected(Reason.LOAD_FAILED, f"blob {missing} is not on disk") from missing
-    model = OnnxModel(graph, decode_arrays(parameters), num_threads=load.num_threads, providers=load.providers)
+    except MalformedMessage as error:
+        raise ArtefactRejected(Reason.MALFORMED, str(error)) from error
+    model = OnnxModel(graph, parameters, num_threads=load.num_threads, providers=load.providers, lent=True)
     said = {key: comparable(fact) for key, fact in own_facts(model.metadata).items()}
     for key, expected in load.facts.items():
         if said.get(key, expected) != expected:  # same shapes, other classes: it would answer, and be wrong

@@ -39,10 +39,11 @@ class OnnxModel:
     Args:
         graph: an ONNX file's bytes, of which nothing is trusted: no file is ever read on its behalf.
         parameters: name -> array for exactly the tensors that the graph leaves open; extra entries are accepted only
-            if their names end in ``.num_batches_tracked``. Copied.
+            if their names end in ``.num_batches_tracked``. Copied, unless they are lent.
         num_threads: threads of one ``run``. They sleep between runs: training shares the cores.
         providers: execution providers, best first. The first one must run; the others take what it can't.
         arena: keep freed memory for the next run. Off suits models that run seldom, such as sub-generators.
+        lent: nobody changes the arrays any more, so they aren't copied.
 
     Raises:
         ArtefactRejected: (load-failed) The graph is refused (see ``inspect_graph``), doesn't fit the parameters, or
@@ -57,11 +58,12 @@ class OnnxModel:
         num_threads: int,
         providers: Sequence[Provider] = CPU,
         arena: bool = True,
+        lent: bool = False,
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}, expected at least 1")
         summary = inspect_graph(graph)
-        supplied = _fitting(summary.parameters, parameters)
+        supplied = _fitting(summary.parameters, parameters, lent=lent)
         self.metadata: Mapping[str, str] = summary.metadata
         chosen = _with_options(providers)
         first, settings = chosen[0]
@@ -184,8 +186,8 @@ def _session_options(num_threads: int, arena: bool) -> Any:
     return options
 
 
-def _fitting(layouts: Mapping[str, TensorLayout], parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of the parameters that the graph leaves open, in its order."""
+def _fitting(layouts: Mapping[str, TensorLayout], parameters: Mapping[str, Array], *, lent: bool) -> dict[str, Array]:
+    """Return the parameters that the graph leaves open, in its order: copies, unless they are lent."""
     missing = [name for name in layouts if name not in parameters]
     if missing:
         raise _load_failed(f"graph needs parameter {missing[0]!r}, which is missing ({len(missing)} in all)")
@@ -199,7 +201,7 @@ def _fitting(layouts: Mapping[str, TensorLayout], parameters: Mapping[str, Array
             raise _load_failed(
                 f"parameter {name!r} is {array.shape} {array.dtype.name}, graph needs {layout.shape} {layout.dtype}"
             )
-        supplied[name] = np.array(array, order="C", copy=True)
+        supplied[name] = np.ascontiguousarray(array) if lent else np.array(array, order="C", copy=True)
     return supplied
 
 

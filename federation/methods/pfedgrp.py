@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from replayfleet.federation.methods import pfedgrp_records as grp
 from replayfleet.federation.methods.kit import checks, packing, privacy
@@ -32,7 +33,7 @@ from replayfleet.federation.methods.steps.memory import (
     retrainings,
     with_replay,
 )
-from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalise_all
+from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, nearest, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
 from replayfleet.federation.methods.steps.sub_generators.kinds import SubGeneratorKind
@@ -63,6 +64,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         aggregation_batch_size: samples per step of Eq. 3's descent.
         aggregation_learning_rate: step size on the weights.
         aggregation_momentum: of Eq. 3's descent.
+        aggregation_neighbours: mix each client's model with those of so many others whose classes are most like its
+            own; 0 mixes with all, as the paper does, at a cost that grows with their number.
         aggregation_patience: end Eq. 3's descent after this many epochs without progress; 0 runs all epochs.
         dp_noise_multiplier: train sub-generators with DP-SGD and this much noise, over ``dp_max_grad_norm``, or learn
             Gaussians from moments with as much, over what one image can change of them; 0 without.
@@ -92,6 +95,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
     aggregation_batch_size: int = 64
     aggregation_learning_rate: float = 0.01
     aggregation_momentum: float = 0.9
+    aggregation_neighbours: int = 0
     aggregation_patience: int = 0
     mix_absent: bool = False
     dp_noise_multiplier: float = 0.0
@@ -105,7 +109,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         checks.one_of(("replay", "earlier-classes"), self, "alignment_on")
         checks.one_of(("average", "personalised"), self, "start_from")
         checks.one_of(("own", "average"), self, "aggregation_filter")
-        checks.at_least(0, self, ["aggregation_patience"])
+        checks.at_least(0, self, ["aggregation_patience", "aggregation_neighbours"])
         checks.at_least(1, self, ["replay_per_client", "aggregation_epochs", "aggregation_batch_size"])
         checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate"])
         checks.within(0.0, 1.0, self, ["aggregation_momentum"])
@@ -184,16 +188,17 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             return mixed_ids.index(client_id), self._client_replay(clients[client_id], average, own_rng, sampler)
 
         replays = each(replay, [(client_id, split_generator(rng)) for client_id in replayed])
+        near = None
+        if self.aggregation_neighbours:
+            near = nearest([clients[client_id].seen for client_id in mixed_ids], self.aggregation_neighbours)
         # Eq. 3, for each client on its own replay
         mixtures = personalise_all(
-            self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng), trusted
+            self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng), trusted, near
         )
         shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
         even = grp.Personalised(average, shares)
         for client_id, mixture in zip(replayed, mixtures, strict=True):
-            exact = mixture.weights.to(torch.float64)
-            weights = dict(zip(mixed_ids, mixture.weights.tolist(), strict=True))
-            mixed = grp.Personalised(weighted_average(models, exact / exact.sum()), weights)
+            mixed = self._mixed(mixed_ids, models, mixture.weights)
             chosen = self._chosen(client_id, clients[client_id], mixed, even, sampler, rng)
             clients[client_id] = clients[client_id].personalised_with(chosen)
         for client_id in set(mixed_ids) - set(replayed):
@@ -265,6 +270,16 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             return None
         histories = {class_id: own.history for class_id, own in state.sub_generators.items()}
         return privacy.Account.of(histories, self.dp_delta)
+
+    def _mixed(self, client_ids: Sequence[ClientId], models: Sequence[Parameters], weights: Tensor) -> grp.Personalised:
+        """Return the models in these shares, of whom those of 0 aren't looked at. ``weights``: (N,)."""
+        places, exact = weights.nonzero().flatten().tolist(), weights.to(torch.float64)
+        shares = (exact / exact.sum())[places]
+        told = places if self.aggregation_neighbours else range(len(client_ids))
+        return grp.Personalised(
+            weighted_average([models[place] for place in places], shares),
+            {client_ids[place]: float(weights[place]) for place in told},
+        )
 
     def _average(self, models: Sequence[Parameters]) -> tuple[Parameters, tuple[int, ...]]:
         """Return omega_g, and the places of those models that may take part in others' mixtures."""

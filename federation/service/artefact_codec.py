@@ -5,16 +5,22 @@ Torch is imported when a tensor is touched, so that a device can serve without i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import mmap
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
 from replayfleet.federation.wire.protocol.messages import BlobEntry
-from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
+from replayfleet.federation.wire.protocol.tensors import Table, encode_arrays, table_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 
 HEADER_ALLOWANCE_BYTES = 64 << 10
@@ -36,6 +42,13 @@ class BlobWriter(Protocol):
 
     def put(self, data: bytes) -> str:
         """Store bytes durably; returns their digest."""
+
+
+class BlobFiles(BlobReader, Protocol):
+    """A blob store whose blobs are files."""
+
+    def mapped(self, digest: str) -> mmap.mmap:
+        """Return the verified bytes, mapped into memory: private, so that writing changes no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +86,96 @@ def decode_parameters(
     """
     import torch
 
-    try:
-        arrays = decode_arrays(data)
-    except MalformedMessage as error:
-        raise ArtefactRejected(Reason.MALFORMED, f"{name}: {error}") from error
-    parameters = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    if layout is not None:
-        _check_layout(name, parameters, layout)
-        parameters = {key: parameters[key] for key in layout}
-    for key, tensor in parameters.items() if must_be_finite else ():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ArtefactRejected(Reason.NOT_FINITE, f"{name}: tensor {key!r} has values that are NaN or infinite")
-    return parameters
+    table = _table(name, data, layout)
+    copied = np.frombuffer(data, np.uint8, offset=table.start).copy()
+    if must_be_finite:
+        _check_finite(name, table, copied)
+    return {key: torch.from_numpy(table.view(key, copied)) for key in layout or table.places}
 
 
-def encode_artefacts(artefacts: Artefacts, store: BlobWriter) -> EncodedArtefacts:
+class StoredParameters(Mapping[str, "Tensor"]):
+    """A parameter set that stays in its blob's file, mapped into memory only while one of its tensors is in use.
+
+    So a thousand uploads take no more memory than those that are looked at, and whoever stores one again finds its
+    digest here in place of encoding it.
+
+    Args:
+        entry: the blob, and the set's name for messages.
+        store: holds it.
+        layout: as in ``decode_parameters``; None for what was checked before.
+        must_be_finite: refuse values that are NaN or infinite.
+
+    Raises:
+        ArtefactRejected: As ``decode_parameters``.
+        KeyError: The blob is not in the store.
+    """
+
+    __slots__ = ("_data", "_names", "_store", "_table", "entry")
+
+    def __init__(
+        self, entry: BlobEntry, store: BlobFiles, layout: Parameters | None = None, *, must_be_finite: bool = False
+    ) -> None:
+        self.entry, self._store = entry, store
+        self._data: weakref.ref[mmap.mmap] | None = None
+        data = store.mapped(entry.digest)
+        self._table = _table(entry.name, memoryview(data), layout)
+        self._names: Mapping[str, object] = self._table.places if layout is None else layout
+        if must_be_finite:
+            _check_finite(entry.name, self._table, np.frombuffer(data, np.uint8, offset=self._table.start))
+
+    def __getitem__(self, name: str) -> Tensor:
+        import torch
+
+        data = None if self._data is None else self._data()
+        if data is None:
+            data = self._store.mapped(self.entry.digest)
+            self._data = weakref.ref(data)
+        # The tensor holds the array, and the array the mapping.
+        return torch.from_numpy(self._table.view(name, np.frombuffer(data, np.uint8, offset=self._table.start)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class EncodedOnce:
+    """Puts parameter sets into a store, each once however often it is asked for; one that came from there not again.
+
+    Sets are told apart by identity, so it holds them.
+
+    Args:
+        store: where they go.
+    """
+
+    def __init__(self, store: BlobWriter) -> None:
+        self._store = store
+        self._known: dict[int, tuple[Parameters, BlobEntry]] = {}
+
+    def entry(self, name: str, parameters: Parameters) -> BlobEntry:
+        """Return what a manifest says of a set that is on disk now.
+
+        Raises:
+            MalformedMessage: A dtype does not travel.
+        """
+        if isinstance(parameters, StoredParameters):
+            return BlobEntry(name, parameters.entry.digest, parameters.entry.size_bytes)
+        if id(parameters) not in self._known:
+            data = encode_parameters(parameters)
+            self._known[id(parameters)] = (parameters, BlobEntry(name, self._store.put(data), len(data)))
+        _, entry = self._known[id(parameters)]
+        return BlobEntry(name, entry.digest, entry.size_bytes)
+
+
+def encode_artefacts(artefacts: Artefacts, store: BlobWriter | EncodedOnce) -> EncodedArtefacts:
     """Put every parameter set into the store and return what a manifest says about them.
 
     Raises:
         MalformedMessage: A dtype or a fact does not travel.
     """
-    blobs = []
-    for name in sorted(artefacts.parameter_sets):
-        data = encode_parameters(artefacts.parameter_sets[name])
-        blobs.append(BlobEntry(name, store.put(data), len(data)))
-    return EncodedArtefacts(tuple(blobs), encode_facts(artefacts.facts))
+    once, sets = store if isinstance(store, EncodedOnce) else EncodedOnce(store), artefacts.parameter_sets
+    return EncodedArtefacts(tuple(once.entry(name, sets[name]) for name in sorted(sets)), encode_facts(artefacts.facts))
 
 
 def decode_own(blobs: Sequence[BlobEntry], facts: bytes, store: BlobReader) -> Artefacts:
@@ -131,6 +209,35 @@ def decode_artefacts(
         ArtefactRejected: A set is unknown, malformed or not finite, or the facts are malformed.
         KeyError: A blob is not in the store.
     """
+
+    def read(entry: BlobEntry, expected: Parameters | None) -> Parameters:
+        return decode_parameters(entry.name, store.read(entry.digest), expected, must_be_finite=must_be_finite)
+
+    return _decoded(blobs, facts, layout, read)
+
+
+def open_artefacts(
+    blobs: Sequence[BlobEntry],
+    facts: bytes,
+    store: BlobFiles,
+    layout: Layout | None = None,
+    *,
+    must_be_finite: bool = True,
+) -> Artefacts:
+    """Return as ``decode_artefacts`` what a manifest lists, its sets left on disk: ``StoredParameters``."""
+
+    def read(entry: BlobEntry, expected: Parameters | None) -> Parameters:
+        return StoredParameters(entry, store, expected, must_be_finite=must_be_finite)
+
+    return _decoded(blobs, facts, layout, read)
+
+
+def _decoded(
+    blobs: Sequence[BlobEntry],
+    facts: bytes,
+    layout: Layout | None,
+    read: Callable[[BlobEntry, Parameters | None], Parameters],
+) -> Artefacts:
     from replayfleet.federation.methods.kit.records import Artefacts
 
     try:
@@ -146,8 +253,7 @@ def decode_artefacts(
                 raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter set {entry.name!r} is not known to this method")
         if entry.name in parameter_sets:
             raise ArtefactRejected(Reason.MALFORMED, f"parameter set {entry.name!r} is listed twice")
-        data = store.read(entry.digest)
-        parameter_sets[entry.name] = decode_parameters(entry.name, data, expected, must_be_finite=must_be_finite)
+        parameter_sets[entry.name] = read(entry, expected)
     return Artefacts(parameter_sets, decoded_facts)
 
 
@@ -156,17 +262,31 @@ def largest_encoding_bytes(layout: Parameters) -> int:
     return HEADER_ALLOWANCE_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in layout.values())
 
 
-def _check_layout(name: str, parameters: Parameters, layout: Parameters) -> None:
-    missing, unexpected = sorted(layout.keys() - parameters.keys()), sorted(parameters.keys() - layout.keys())
+def _check_finite(name: str, table: Table, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    key = table.not_finite(data)
+    if key is not None:
+        raise ArtefactRejected(Reason.NOT_FINITE, f"{name}: tensor {key!r} has values that are NaN or infinite")
+
+
+def _table(name: str, data: bytes | memoryview, layout: Parameters | None) -> Table:
+    """Return where a set's tensors lie, which are those of the layout if there is one."""
+    try:
+        table = table_of(data)
+    except MalformedMessage as error:
+        raise ArtefactRejected(Reason.MALFORMED, f"{name}: {error}") from error
+    if layout is None:
+        return table
+    missing, unexpected = sorted(layout.keys() - table.places.keys()), sorted(table.places.keys() - layout.keys())
     if missing or unexpected:
         what = f"tensor {missing[0]!r} is missing" if missing else f"tensor {unexpected[0]!r} is unexpected"
         more = len(missing) + len(unexpected) - 1
         raise ArtefactRejected(Reason.WRONG_LAYOUT, f"{name}: {what}" + (f", and {more} more differ" if more else ""))
     for key, expected in layout.items():
-        tensor = parameters[key]
-        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        dtype, shape, *_ = table.places[key]
+        if shape != expected.shape or f"torch.{dtype.name}" != str(expected.dtype):
             raise ArtefactRejected(
                 Reason.WRONG_LAYOUT,
-                f"{name}: tensor {key!r} is {tuple(tensor.shape)} {tensor.dtype}, "
+                f"{name}: tensor {key!r} is {shape} torch.{dtype.name}, "
                 f"expected {tuple(expected.shape)} {expected.dtype}",
             )
+    return table

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from replayfleet.aggregator import serving
 from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH, Publisher, export_graphs
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.export.running.artefact import check_probe
@@ -50,6 +51,20 @@ def test_parameters_that_are_not_finite_are_never_published(method: Any, exporte
     parameters[name] = torch.full_like(parameters[name], float("nan"))
     with pytest.raises(ArtefactRejected, match="not-finite"):
         exporter.probe(parameters)
+
+
+def test_a_graph_is_compared_with_the_trained_model_once(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, opened = OnnxExporter(method, TASK).graphs(), []
+    real = serving.OnnxModel
+    monkeypatch.setattr(serving, "OnnxModel", lambda *args, **how: opened.append(args) or real(*args, **how))
+    models = [method.initial_download(seeded_generator(seed, 0, "initial")).task_parameters for seed in (1, 2, 3)]
+    fresh = OnnxExporter(method, TASK)
+    fresh.use(graphs)
+    probes = [fresh.probe(parameters) for parameters in models]
+    assert len(opened) == 1
+    for parameters, probe in zip(models, probes, strict=True):  # and what wasn't compared holds all the same
+        arrays = {name: tensor.numpy() for name, tensor in parameters.items()}
+        check_probe(real(graphs[TASK_GRAPH], arrays, num_threads=1).run, probe, TASK.image_shape, TASK.output_shape)
 
 
 def test_a_method_without_sub_generators_gets_no_graph_for_them():

@@ -132,3 +132,12 @@ def test_with_the_client_all_of_them_end_whatever_ends_it(tmp_path: Path) -> Non
         server = worker.parent()
         client.kill()
     until(lambda: not worker.is_running() and not server.is_running())
+
+
+def test_what_is_made_ready_ahead_of_a_fork_leaves_no_thread_of_its_own() -> None:
+    """Threads don't survive a fork, and what they held stays locked in the children."""
+    code = (
+        "import os, onnxruntime; from replayfleet.edge_client.serving import worker; "
+        "before = os.listdir('/proc/self/task'); worker.prepare(); print(before == os.listdir('/proc/self/task'))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code]).strip() == b"True"

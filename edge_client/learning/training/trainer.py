@@ -40,7 +40,7 @@ from replayfleet.edge_client.learning.training.job import (
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, goes_on_under, spec_digest
 from replayfleet.federation.children import Parent
 from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
-from replayfleet.federation.service.artefact_codec import BlobReader, decode_artefacts, encode_artefacts
+from replayfleet.federation.service.artefact_codec import BlobFiles, EncodedOnce, encode_artefacts, open_artefacts
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
@@ -92,7 +92,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     method: Any = method_of(job.spec)
     samples = read_round_data(job.round_data)
     data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
-    download = method.Download.unpack(decode_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
+    download = method.Download.unpack(open_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
     held, owed, note = _load_state(method, records, blobs, job.spec)
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
@@ -123,7 +123,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     train_s = time.monotonic() - began
     made = travel.sent(method, answers_of(method.task), state, upload, download, owed)
     packed, offered = travel.with_remainder(made.state.pack(), made.remainder), made.upload.pack()
-    kept, sent = encode_artefacts(packed, blobs), encode_artefacts(offered, blobs)
+    # Once for both: what is kept is sent too, and some of it is as it came.
+    kept, sent = map(functools.partial(encode_artefacts, store=EncodedOnce(blobs)), (packed, offered))
     _keep_differences(made.rounded, sent.blobs, manifest, download, blobs)
     account = account_among(type(upload), offered.facts)
     records.commit_training(
@@ -200,9 +201,7 @@ def _keep_differences(
             blobs.pack(entry.digest, held[names[id(one.base)]], one.steps)
 
 
-def _load_state(
-    method: Any, records: StateStore, blobs: BlobReader, spec: FleetSpec
-) -> tuple[Any, dict[str, Any], str]:
+def _load_state(method: Any, records: StateStore, blobs: BlobFiles, spec: FleetSpec) -> tuple[Any, dict[str, Any], str]:
     """Return the client's state, what it owes, and what an operator should know: as committed, or a new client's."""
     commit = records.training()
     fresh = method.initial_states()[0]
@@ -213,14 +212,14 @@ def _load_state(
     from replayfleet.federation.methods.kit.travel import remainder_among
 
     try:
-        artefacts = decode_artefacts(commit.state, commit.state_facts, blobs)
+        artefacts = open_artefacts(commit.state, commit.state_facts, blobs)
         return method.ClientState.unpack(artefacts), remainder_among(artefacts), ""
     except (ArtefactRejected, KeyError, ValueError) as error:
         note = f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
         return fresh, {}, note
 
 
-def _sampler(job: TrainJob, blobs: BlobReader, method: Any, device_type: str) -> Any:
+def _sampler(job: TrainJob, blobs: BlobFiles, method: Any, device_type: str) -> Any:
     graphs = [entry for entry in job.manifest.blobs if entry.name == SUB_GENERATOR_GRAPH]
     if job.sampler == "onnx" and graphs and device_type == "cpu":
         from replayfleet.export.running.sampler import onnx_sampler

@@ -16,6 +16,9 @@ _SMALL = 1 << 12
 _BLOCK = 1 << 18
 """Elements that are summed over all sets before the next ones, so that their float64 sum stays in a core's cache."""
 
+_AT_HAND = 64
+"""Sets that are summed before the next ones are looked at: those that lie on a disk are in memory only meanwhile."""
+
 
 def weighted_average(parameter_sets: Sequence[Parameters], weights: Tensor) -> dict[str, Tensor]:
     """Return ``sum_i weights[i] * parameter_sets[i]``, key by key.
@@ -34,11 +37,21 @@ def weighted_average(parameter_sets: Sequence[Parameters], weights: Tensor) -> d
     Raises:
         ValueError: The sets disagree on keys, shapes or dtypes, or the weights are not a distribution.
     """
-    check_equal_layouts(parameter_sets)
+    if not parameter_sets:
+        raise ValueError("nothing to average: no parameter sets")
     check_distribution(weights, len(parameter_sets))
     heaviest = parameter_sets[int(torch.argmax(weights))]
     shares: list[float] = weights.tolist()
-    return combined(parameter_sets, lambda tensors: _weighted_sum(tensors, shares), lambda name: heaviest[name].clone())
+    first = dict(parameter_sets[0])
+    groups = _groups(first)
+    totals = [torch.zeros_like(_joined(first, names), dtype=torch.float64) for names in groups]
+    for start in range(0, len(parameter_sets), _AT_HAND):
+        at_hand = [dict(parameters) for parameters in parameter_sets[start : start + _AT_HAND]]
+        check_equal_layouts([first, *at_hand], start - 1)
+        for names, total in zip(groups, totals, strict=True):
+            _add_weighted(total, [_joined(parameters, names) for parameters in at_hand], shares[start:])
+    sums = [total.to(first[names[0]].dtype) for names, total in zip(groups, totals, strict=True)]
+    return _separated(first, groups, sums, lambda name: heaviest[name].clone())
 
 
 def combined(
@@ -50,43 +63,53 @@ def combined(
 
     Args:
         parameter_sets: the N sets.
-        combine: N floating tensors of one shape with at least one axis -> a new one; each entry from its own N alone.
+        combine: N floating tensors (P,) -> a new one; each entry from its own N alone.
         integers: name of an integer buffer -> its value.
     """
     first = parameter_sets[0]
-    made: dict[str, Tensor] = {}
-    side_by_side: defaultdict[tuple[torch.dtype, torch.device], list[str]] = defaultdict(list)
+    groups = _groups(first)
+    made = [combine([_joined(parameters, names) for parameters in parameter_sets]) for names in groups]
+    return _separated(first, groups, made, integers)
+
+
+def _groups(first: Parameters) -> list[list[str]]:
+    """Return the names of a set's floating tensors: each large one alone, small ones of a kind together."""
+    alone, together = [], defaultdict[tuple[torch.dtype, torch.device], list[str]](list)
     for name, example in first.items():
-        if not example.is_floating_point():
-            made[name] = integers(name)
-        elif example.numel() <= _SMALL:
-            side_by_side[example.dtype, example.device].append(name)
-        else:
-            made[name] = combine([parameters[name] for parameters in parameter_sets])
-    for names in side_by_side.values():
-        joined = combine([_joined(parameters, names) for parameters in parameter_sets])
-        pieces = joined.split([first[name].numel() for name in names])
-        made |= {name: piece.clone().view(first[name].shape) for name, piece in zip(names, pieces, strict=True)}
-    return {name: made[name] for name in first}
+        if example.is_floating_point() and example.numel() > _SMALL:
+            alone.append([name])
+        elif example.is_floating_point():
+            together[example.dtype, example.device].append(name)
+    return [*alone, *together.values()]
 
 
 def _joined(parameters: Parameters, names: Sequence[str]) -> Tensor:
-    tensors = (parameters[name] for name in names)
-    return torch.cat([tensor if tensor.ndim == 1 else tensor.reshape(-1) for tensor in tensors])
+    flat = [parameters[name].reshape(-1) for name in names]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
-def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Return the sum in the tensors' dtype: element by element in float64 and in the order given, block by block."""
-    example = tensors[0]
-    total = torch.zeros(example.shape, dtype=torch.float64, device=example.device)
+def _separated(
+    first: Parameters, groups: Sequence[Sequence[str]], joined: Sequence[Tensor], integers: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
+    """Return the set whose groups ``joined`` are, with ``first``'s names and shapes in its order."""
+    made: dict[str, Tensor] = {}
+    for names, whole in zip(groups, joined, strict=True):
+        pieces = whole.split([first[name].numel() for name in names])
+        for name, piece in zip(names, pieces, strict=True):
+            own = piece if len(names) == 1 else piece.clone()  # a view would keep all of its group
+            made[name] = own.view(first[name].shape)
+    return {name: made[name] if name in made else integers(name) for name in first}
+
+
+def _add_weighted(total: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
+    """Add to a float64 ``total``: element by element and in the order given, block by block."""
     buffer: Tensor | None = None
-    for start, end in blocks(example):
+    for start, end in blocks(total):
         block = total[start:end]
         buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
         widened = buffer[: len(block)]
-        for share, tensor in zip(shares, tensors, strict=True):
+        for share, tensor in zip(shares, tensors, strict=False):
             block.add_(widened.copy_(tensor[start:end]), alpha=share)
-    return total.to(example.dtype)
 
 
 def blocks(tensor: Tensor, copies: int = 1) -> Iterator[tuple[int, int]]:
@@ -107,12 +130,17 @@ def check_distribution(weights: Tensor, num_sets: int) -> None:
         )
 
 
-def check_equal_layouts(parameter_sets: Sequence[Parameters]) -> None:
-    """Raise ValueError unless there is at least one set and all have the first one's keys, shapes and dtypes."""
+def check_equal_layouts(parameter_sets: Sequence[Parameters], number: int = 0) -> None:
+    """Raise ValueError unless there is at least one set and all have the first one's keys, shapes and dtypes.
+
+    Args:
+        parameter_sets: the sets.
+        number: of the first one, as messages count them.
+    """
     if not parameter_sets:
         raise ValueError("nothing to average: no parameter sets")
     first = {name: (tensor.shape, tensor.dtype) for name, tensor in parameter_sets[0].items()}
-    for index, parameters in enumerate(parameter_sets[1:], start=1):
+    for index, parameters in enumerate(parameter_sets[1:], start=number + 1):
         if parameters.keys() != first.keys():
             odd = sorted(parameters.keys() ^ first.keys())
             raise ValueError(f"parameter set {index} differs from set 0 in keys: {', '.join(odd[:4])}")

@@ -5,9 +5,9 @@ Axes: N clients that mix, M clients that are mixed for, B batch, K classes, P en
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +35,8 @@ TAIL_EPOCHS = 3
 class StackedParameters:
     """N parameter sets as one (N, P) matrix, so that mixing them is one product with the weights.
 
-    Integer buffers have no place in a mixture of an evaluated model and are left out.
+    The matrix is made when it is asked for: of a thousand sets a few are mixed at a time. Integer buffers have no place
+    in a mixture of an evaluated model and are left out.
 
     Raises:
         ValueError: The sets disagree on keys, shapes or dtypes.
@@ -46,17 +47,18 @@ class StackedParameters:
         first = parameter_sets[0]
         self._shapes = {name: tensor.shape for name, tensor in first.items() if tensor.is_floating_point()}
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
-        self.matrix = torch.stack(
-            [torch.cat([parameters[name].flatten() for name in self._shapes]) for parameters in parameter_sets]
-        )
+        self._sets = parameter_sets
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    @functools.cached_property
+    def matrix(self) -> Tensor:
+        return torch.stack([torch.cat([own[name].flatten() for name in self._shapes]) for own in self._sets])
 
     def only(self, places: Sequence[int]) -> StackedParameters:
         """Return those of these places; itself, if they are all."""
-        if len(places) == len(self.matrix):
-            return self
-        fewer = copy.copy(self)
-        fewer.matrix = self.matrix[list(places)]
-        return fewer
+        return self if len(places) == len(self) else StackedParameters([self._sets[place] for place in places])
 
     def mix(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``sum_n weights[n] * parameters[n]`` as views of one vector; differentiable. ``weights``: (N,)."""
@@ -176,6 +178,7 @@ def personalise_all(
     search: WeightSearch,
     rng: torch.Generator,
     trusted: Sequence[int] | None = None,
+    near: Sequence[Sequence[int]] | None = None,
 ) -> list[Mixture]:
     """Return Eq. 3's mixture for each of M (own index, replay); the N models are stacked once for all.
 
@@ -189,20 +192,42 @@ def personalise_all(
         rng: draws the order of samples.
         trusted: which of the N may take part in everybody's mixture, rising; None means all. In its own client's a
             model always may: that harms nobody else. The others' weights are 0.
+        near: for each of the N clients those of whom its mixture may take; None means all.
     """
-    shared_places = tuple(trusted if trusted is not None else range(len(stacked.matrix)))
+    shared_places = tuple(trusted if trusted is not None else range(len(stacked)))
     shared = stacked.only(shared_places)
 
     def weights(client: tuple[int, Replay, torch.Generator]) -> Mixture:
         own_index, replay, own_rng = client
-        places = tuple(sorted({*shared_places, own_index}))
+        allowed = shared_places if near is None else set(shared_places).intersection(near[own_index])
+        places = tuple(sorted({*allowed, own_index}))
         members = shared if places == shared_places else stacked.only(places)
         mixture = personalised_weights(spec, members, places.index(own_index), replay, search, own_rng)
-        spread = torch.zeros(len(stacked.matrix))
+        spread = torch.zeros(len(stacked))
         spread[list(places)] = mixture.weights
         return replace(mixture, weights=spread)
 
     return each(weights, [(own_index, replay, split_generator(rng)) for own_index, replay in replays])
+
+
+def nearest(counts: Sequence[Mapping[int, int]], number: int) -> list[tuple[int, ...]]:
+    """Return for each client the others whose classes are most alike, rising: by total variation of their shares.
+
+    Eq. 3 asks for a model that is good at the client's own classes, so those who met the same have most to give.
+
+    Args:
+        counts: class id -> samples, of N clients.
+        number: how many others; of clients equally near the first.
+    """
+    classes = sorted({class_id for own in counts for class_id in own})
+    met = torch.tensor([[own.get(class_id, 0) for class_id in classes] for own in counts], dtype=torch.float64)
+    shares = met / met.sum(dim=1, keepdim=True).clamp_min(1)
+    found = []
+    for place, own in enumerate(shares):
+        apart = (shares - own).abs().sum(dim=1)
+        apart[place] = math.inf
+        found.append(tuple(sorted(apart.argsort(stable=True)[: min(number, len(counts) - 1)].tolist())))
+    return found
 
 
 @torch.no_grad()

@@ -8,9 +8,10 @@ with its sign turned, a model moves by 2.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -26,6 +27,9 @@ from replayfleet.models.specs import AnyTaskSpec
 
 Answers: TypeAlias = Callable[[Parameters], "Tensor | None"]
 """A parameter set -> what a task model with it answers to a fixed input; None: it is no task model's."""
+
+Squares: TypeAlias = "dict[int, tuple[Parameters, dict[str, float]]]"
+"""Of models that clients began with, by identity: each and the squared norms of its matrices."""
 
 MAX_VALUE = 1e6
 """No weight and no statistic of a network on pictures in [-1, 1] comes near."""
@@ -111,6 +115,7 @@ def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_chang
         max_change: how far a task model's matrices may move in one round, in their norm.
     """
     known: dict[int, tuple[Parameters, Tensor | None]] = {}
+    sizes: Squares = {}
 
     def remembered(parameters: Parameters) -> Tensor | None:  # most clients began with the same model
         if id(parameters) not in known:
@@ -119,20 +124,35 @@ def screen(candidates: Mapping[ClientId, Candidate], answers: Answers, max_chang
 
     found = {client_id: reason for client_id, one in candidates.items() if (reason := _impossible(one))}
     measured = {
-        client_id: _measures(one, remembered, max_change)
+        client_id: _measures(one, remembered, max_change, sizes)
         for client_id, one in candidates.items()
         if client_id not in found
     }
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for own in measured.values():
+        for key, one in own.items():
+            if not math.isnan(one.value):
+                bisect.insort(values[key], one.value)
     for client_id, own in measured.items():
         for key, one in own.items():
-            others = [theirs[key].value for c, theirs in measured.items() if c != client_id and key in theirs]
             limit = one.alone
-            if len(others) >= _ENOUGH:
-                limit = min(one.alone, max(one.floor, one.times * statistics.median(others)))
+            if len(values[key]) > _ENOUGH:
+                limit = min(one.alone, max(one.floor, one.times * _median_of_others(values[key], one.value)))
             if not one.value <= limit:  # NaN fails
                 found[client_id] = f"{one.what} is {one.value:.3g}, at most {limit:.3g} is plausible"
                 break
     return dict(sorted(found.items()))
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float:
+    """Return the median of rising values without one that is ``own``."""
+    place = bisect.bisect_left(ordered, own)
+
+    def other(index: int) -> float:
+        return ordered[index + (index >= place)]
+
+    middle, is_odd = divmod(len(ordered) - 1, 2)
+    return other(middle) if is_odd else (other(middle - 1) + other(middle)) / 2
 
 
 def _impossible(one: Candidate) -> str:
@@ -155,7 +175,7 @@ def _impossible(one: Candidate) -> str:
     return ""
 
 
-def _measures(one: Candidate, answers: Answers, max_change: float) -> dict[str, _Measured]:
+def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Squares) -> dict[str, _Measured]:
     """Return what is compared with others', by a key that tells like from like."""
     found: dict[str, _Measured] = {}
     if one.num_samples is not None:
@@ -166,15 +186,13 @@ def _measures(one: Candidate, answers: Answers, max_change: float) -> dict[str, 
             found[name] = _Measured(f"{name}: its norm", _norm(list(parameters.values())), math.inf, 100, 100)
             continue
         matrices = _matrices(parameters)
-        starts = [start for base in one.bases.values() if (start := _matrices_like(base, parameters))]
+        starts = [base for base in one.bases.values() if _is_like(base, parameters)]
         if name.startswith("sub-generator/"):
             generators.append(_norm(list(matrices.values())))
         elif starts and matrices:
-            changes = [{key: _change(matrices[key], start[key]) for key in matrices} for start in starts]
-            wholes = [_change_of_all(matrices, start) for start in starts]
-            nearest = wholes.index(min(wholes))
-            found[name] = _Measured(f"{name}: its change in this round", wholes[nearest], max_change, max_change / 2, 4)
-            for key, change in changes[nearest].items():
+            nearest = min((_changes(matrices, start, sizes) for start in starts), key=lambda changes: changes[""])
+            found[name] = _Measured(f"{name}: its change in this round", nearest.pop(""), max_change, max_change / 2, 4)
+            for key, change in nearest.items():
                 what = f"{name}: the change of {key} in this round"
                 found[f"{name} {key}"] = _Measured(what, change, 4 * max_change, 1.75, 3)
         said = answers(parameters)
@@ -193,20 +211,23 @@ def _matrices(parameters: Parameters) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in parameters.items() if tensor.is_floating_point() and tensor.ndim > 1}
 
 
-def _matrices_like(base: Parameters, parameters: Parameters) -> dict[str, Tensor]:
-    """Return the base's matrices if it is a model of the same layout, else nothing."""
-    if base.keys() != parameters.keys() or any(base[key].shape != parameters[key].shape for key in base):
-        return {}
-    return _matrices(base)
+def _is_like(base: Parameters, parameters: Parameters) -> bool:
+    """Whether it is a model of the same layout."""
+    return base.keys() == parameters.keys() and all(base[key].shape == parameters[key].shape for key in base)
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.to(torch.float64).square().sum())
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.to(torch.float64).square().sum()) for tensor in tensors))
+    return math.sqrt(sum(map(_square, tensors)))
 
 
-def _change(after: Tensor, before: Tensor) -> float:
-    return _norm([after - before]) / max(_norm([before]), 1e-12)
-
-
-def _change_of_all(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
-    return _norm([after[key] - before[key] for key in after]) / max(_norm(list(before.values())), 1e-12)
+def _changes(matrices: Mapping[str, Tensor], base: Parameters, sizes: Squares) -> dict[str, float]:
+    """Return by how much of its norm each matrix moved from ``base``, and under the empty name all together."""
+    if id(base) not in sizes:  # most clients began with the same model
+        sizes[id(base)] = (base, {key: _square(base[key]) for key in matrices})
+    moved, before = {key: _square(matrices[key] - base[key]) for key in matrices}, sizes[id(base)][1]
+    squares = {"": (sum(moved.values()), sum(before.values()))} | {key: (moved[key], before[key]) for key in matrices}
+    return {key: math.sqrt(change) / max(math.sqrt(size), 1e-12) for key, (change, size) in squares.items()}

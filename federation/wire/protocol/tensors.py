@@ -6,25 +6,38 @@ of float32 parameters resemble each other, their mantissas don't. A trained task
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-import safetensors
-import safetensors.numpy
 import zstandard
 
 from replayfleet.federation.errors import UNREADABLE, MalformedMessage
 from replayfleet.federation.wire.protocol.limits import MAX_BLOB_BYTES, check
 from replayfleet.federation.wire.protocol.messages import Encoding
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_NUMPY_NAMES = frozenset({"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "I32": np.dtype("<i4"),
+    "F16": np.dtype("<f2"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+"""In the order in which safetensors lays arrays out, so that each begins at a multiple of its item's size."""
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_RANKS = {name: rank for rank, name in enumerate(_DTYPES)}
 _MAX_HEADER_BYTES = 1 << 20
+_KNOWN_HEADER_BYTES = 64 << 10
 _MAX_ARRAYS = 8192
 _MAX_AXES = 8
 _SAMPLE_BYTES = 4 << 20
@@ -37,7 +50,35 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def digest(raw: bytes | memoryview) -> str:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where the arrays of a blob lie, in their order.
+
+    Attributes:
+        start: the first byte behind the header.
+        places: name -> (dtype, shape, first byte, the byte behind the last), bytes counted from ``start``.
+        floats: (dtype, first, behind the last) of what lies there in floating point, neighbours together.
+    """
+
+    start: int
+    places: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], int, int]]
+    floats: tuple[tuple[np.dtype[Any], int, int], ...]
+
+    def view(self, name: str, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return one array as a view of ``data``, the bytes from ``start`` on as uint8."""
+        dtype, shape, first, last = self.places[name]
+        view = data[first:last].view(dtype).reshape(shape)
+        return view if view.flags.aligned else view.copy()
+
+    def not_finite(self, data: np.ndarray[Any, Any]) -> str | None:
+        """Return the name of an array that holds NaN or infinity; None if there is none."""
+        if all(bool(np.isfinite(data[first:last].view(dtype)).all()) for dtype, first, last in self.floats):
+            return None
+        names = (name for name, (dtype, *_) in self.places.items() if dtype.kind == "f")
+        return next(name for name in names if not bool(np.isfinite(self.view(name, data)).all()))
+
+
+def digest(raw: bytes | memoryview | mmap.mmap) -> str:
     """Return the sha256 of decoded bytes as 64 hexadecimal digits: the blob's id everywhere."""
     return hashlib.sha256(raw).hexdigest()
 
@@ -49,12 +90,20 @@ def encode_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
         MalformedMessage: An array's dtype does not travel.
     """
     for name, array in arrays.items():
-        if array.dtype.newbyteorder("=").name not in _NUMPY_NAMES:
-            raise MalformedMessage(
-                f"array {name!r} is {array.dtype}, expected one of {', '.join(sorted(_NUMPY_NAMES))}"
-            )
-    plain = {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in sorted(arrays)}
-    return safetensors.numpy.save(plain)
+        if array.dtype.newbyteorder("<") not in _NAMES:
+            known = ", ".join(sorted(dtype.name for dtype in _NAMES))
+            raise MalformedMessage(f"array {name!r} is {array.dtype}, expected one of {known}")
+    plain = {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in arrays.items()}
+    ordered = sorted(plain, key=lambda name: (_RANKS[_NAMES[plain[name].dtype]], name.encode()))
+    header, place = {}, 0
+    for name in ordered:
+        array, first = plain[name], place
+        place += array.nbytes
+        header[name] = _Entry(_NAMES[array.dtype], list(arrays[name].shape), (first, place))
+    described = msgspec.json.encode(header)
+    described += b" " * (-len(described) % 8)
+    # One join: as fast as memory takes it, where the library copies every array twice.
+    return b"".join([len(described).to_bytes(8, "little"), described, *(plain[name].data for name in ordered)])
 
 
 def decode_arrays(data: bytes, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, np.ndarray[Any, Any]]:
@@ -67,12 +116,38 @@ def decode_arrays(data: bytes, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, 
     Raises:
         MalformedMessage: Too large, not safetensors, a dtype that does not travel, or shapes that don't fit the bytes.
     """
+    return arrays_in(bytearray(data), max_bytes=max_bytes)
+
+
+def arrays_in(data: bytearray | mmap.mmap, *, max_bytes: int = MAX_BLOB_BYTES) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays as views of ``data``.
+
+    Raises:
+        MalformedMessage: As ``decode_arrays``.
+    """
+    table = table_of(memoryview(data), max_bytes=max_bytes)
+    whole = np.frombuffer(data, np.uint8, offset=table.start)
+    return {name: table.view(name, whole) for name in table.places}
+
+
+def table_of(data: bytes | memoryview, *, max_bytes: int = MAX_BLOB_BYTES) -> Table:
+    """Return where the arrays lie; the header of one layout is parsed once.
+
+    Raises:
+        MalformedMessage: As ``decode_arrays``.
+    """
     check(len(data) <= max_bytes, f"tensors of {len(data)} bytes, expected at most {max_bytes}")
-    places_of(data, len(data))  # before the library sees the bytes
-    try:
-        return safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise MalformedMessage(f"tensors don't decode: {error}") from error
+    return _table_in(data, len(data))
+
+
+def _table_in(head: bytes | memoryview, size_bytes: int) -> Table:
+    check(len(head) >= 8, f"tensors of {len(head)} bytes have no header")
+    size = int.from_bytes(head[:8], "little")
+    check(size <= min(_MAX_HEADER_BYTES, len(head) - 8, size_bytes - 8), f"tensor header claims {size} bytes")
+    header = bytes(head[8 : 8 + size])
+    table, end = _known_table(header) if size <= _KNOWN_HEADER_BYTES else _parsed(header)
+    check(end == size_bytes - 8 - size, f"tensors end at byte {end}, the data at {size_bytes - 8 - size}")
+    return table
 
 
 def compress(raw: bytes | memoryview) -> tuple[Encoding, bytes | memoryview]:
@@ -165,25 +240,37 @@ def places_of(head: bytes | memoryview, size_bytes: int) -> list[Place]:
     Raises:
         MalformedMessage: No header, a dtype that does not travel, or arrays that don't fill the blob.
     """
-    view = memoryview(head)
-    check(len(view) >= 8, f"tensors of {len(view)} bytes have no header")
-    size = int.from_bytes(view[:8], "little")
-    check(size <= min(_MAX_HEADER_BYTES, len(view) - 8, size_bytes - 8), f"tensor header claims {size} bytes")
+    table = _table_in(head, size_bytes)
+    return [
+        Place(name, _NAMES[dtype], len(shape), table.start + first, table.start + last)
+        for name, (dtype, shape, first, last) in table.places.items()
+    ]
+
+
+def _parsed(header: bytes) -> tuple[Table, int]:
+    """Return the table that a header describes, and the byte at which its arrays end."""
     try:
-        header = msgspec.json.decode(view[8 : 8 + size], type=dict[str, _Entry])
+        entries = msgspec.json.decode(header, type=dict[str, _Entry])
     except UNREADABLE as error:
         raise MalformedMessage(f"tensor header does not decode: {error}") from error
-    check(len(header) <= _MAX_ARRAYS, f"{len(header)} tensors, expected at most {_MAX_ARRAYS}")
-    end, places = 0, []
-    for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
-        check(entry.dtype in _ITEM_BYTES, f"tensor {name[:80]!r} is {entry.dtype[:20]!r}, which does not travel")
+    check(len(entries) <= _MAX_ARRAYS, f"{len(entries)} tensors, expected at most {_MAX_ARRAYS}")
+    end, places = 0, {}
+    floats: list[tuple[np.dtype[Any], int, int]] = []
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        check(entry.dtype in _DTYPES, f"tensor {name[:80]!r} is {entry.dtype[:20]!r}, which does not travel")
         check(
             len(entry.shape) <= _MAX_AXES and min(entry.shape, default=0) >= 0, f"tensor {name[:80]!r} has a bad shape"
         )
-        first, last = entry.data_offsets
-        expected = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
+        dtype, (first, last) = _DTYPES[entry.dtype], entry.data_offsets
+        expected = math.prod(entry.shape) * dtype.itemsize
         check(first == end and last - first == expected, f"tensor {name[:80]!r} does not fit its bytes")
-        places.append(Place(name, entry.dtype, len(entry.shape), 8 + size + first, 8 + size + last))
-        end = last
-    check(end == size_bytes - 8 - size, f"tensors end at byte {end}, the data at {size_bytes - 8 - size}")
-    return places
+        places[name], end = (dtype, tuple(entry.shape), first, last), last
+        if dtype.kind == "f" and floats and floats[-1][0] == dtype and floats[-1][2] == first:
+            floats[-1] = (dtype, floats[-1][1], last)
+        elif dtype.kind == "f":
+            floats.append((dtype, first, last))
+    return Table(8 + len(header), places, tuple(floats)), end
+
+
+_known_table = functools.lru_cache(maxsize=64)(_parsed)
+"""A fleet's models have a few layouts, and each one's header is the same to the byte."""

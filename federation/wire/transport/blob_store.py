@@ -7,6 +7,7 @@ flushed. The spool holds what can be made again: encoded blobs on their way out,
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import tempfile
@@ -57,7 +58,7 @@ class DiskBlobStore:
         self._temporary = spool / "tmp"
         for directory in (self.parts, self._encoded, self._temporary):
             directory.mkdir(parents=True, exist_ok=True)
-        self._trusted: set[str] = set()
+        self._trusted: dict[str, tuple[int, ...]] = {}  # digest -> what its file looked like when it was verified
         _remove_older(self._temporary, _STALE_TEMPORARY_S)
         _remove_older(self.parts, _STALE_AFTER_S)
 
@@ -81,7 +82,7 @@ class DiskBlobStore:
         if not target.is_file():
             self._make_folder(target)
             self._write(target, data)
-        self._trusted.add(digest)
+        self._trust(digest)
 
     def adopt(self, digest: str, file: Path) -> None:
         """Move a file whose digest the caller has just computed into the store: durable, and without a copy."""
@@ -94,20 +95,36 @@ class DiskBlobStore:
             self._make_folder(target)
             file.replace(target)
             _flush_directory(target.parent)
-        self._trusted.add(digest)
+        self._trust(digest)
 
     def read(self, digest: str) -> bytes:
-        """Return the bytes, verified again.
+        """Return the bytes, verified unless this process did and the file is the same since.
 
         Raises:
             KeyError: Not there.
             ArtefactRejected: The file was damaged; it is removed, so it will be fetched again.
         """
-        path = self.path(digest)
         try:
-            data = path.read_bytes()
+            data = self.path(digest).read_bytes()
         except FileNotFoundError:
             raise KeyError(digest) from None
+        self._verify(digest, data)
+        return data
+
+    def mapped(self, digest: str) -> mmap.mmap:
+        """Return the bytes as ``read`` does, mapped into memory; writing there changes no file.
+
+        Raises:
+            KeyError: Not there.
+            ArtefactRejected: The file was damaged, and is removed, so it will be fetched again; or it is empty.
+        """
+        try:
+            with self.path(digest).open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+        except ValueError as error:
+            raise ArtefactRejected(Reason.MALFORMED, f"blob {digest[:12]} is empty") from error
         self._verify(digest, data)
         return data
 
@@ -120,7 +137,7 @@ class DiskBlobStore:
         for path in list(self._blobs()):
             if path.name not in keep:
                 path.unlink(missing_ok=True)
-                self._trusted.discard(path.name)
+                self._trusted.pop(path.name, None)
                 removed += 1
         return removed
 
@@ -166,9 +183,7 @@ class DiskBlobStore:
         for encoding in _WHOLE:
             if (self._encoded / f"{digest}.{encoding}").is_file():
                 return self._describe(digest, encoding)
-        data = blob.read_bytes()
-        if digest not in self._trusted:
-            self._verify(digest, data)
+        data = self.read(digest)
         # Not flushed: if a power cut damages it, the receiver refuses it, and it is made again.
         if bases is not None and (packed := pack(data, None, {})) is not None:
             self._write(alone, packed, durable=False)
@@ -181,7 +196,7 @@ class DiskBlobStore:
         """A peer says that our bytes don't verify: forget the encoded copy, and the blob if it is damaged."""
         for file in self._encoded.glob(f"{digest}.*"):
             file.unlink(missing_ok=True)
-        self._trusted.discard(digest)
+        self._trusted.pop(digest, None)
         with contextlib.suppress(KeyError, ArtefactRejected):
             self.read(digest)
 
@@ -189,15 +204,21 @@ class DiskBlobStore:
         path = self.path(digest) if encoding == "raw" else self._encoded / f"{digest}.{encoding}"
         return EncodedBlob(digest, encoding, path, path.stat().st_size)
 
-    def _verify(self, expected: str, data: bytes) -> None:
+    def _verify(self, expected: str, data: bytes | mmap.mmap) -> None:
+        if expected in self._trusted and self._trusted[expected] == _look(self.path(expected)):
+            return
         found = digest(data)
         if found != expected:
-            self._trusted.discard(expected)
+            self._trusted.pop(expected, None)
             self.path(expected).unlink(missing_ok=True)
             raise ArtefactRejected(
                 Reason.WRONG_DIGEST, f"blob {expected[:12]} reads as {found[:12]}; removed, it will be fetched again"
             )
-        self._trusted.add(expected)
+        self._trust(expected)
+
+    def _trust(self, digest: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._trusted[digest] = _look(self.path(digest))
 
     def _blobs(self) -> Iterator[Path]:
         for directory in self._root.iterdir():
@@ -222,6 +243,11 @@ class DiskBlobStore:
             raise
         if durable:
             _flush_directory(target.parent)
+
+
+def _look(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:

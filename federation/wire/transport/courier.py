@@ -122,7 +122,8 @@ class FleetCourier:
             log.warning("message dropped topic=%s bytes=%d error=%s", topic[:200], len(payload), error)
             return []
         self.counters["bytes_received"] += len(payload)
-        return self._dispatch(address.peer, message, now)
+        events = self._dispatch(address.peer, message, now)
+        return self._incoming.turns() + events  # who waits comes before whoever offers now
 
     def follow(self, instance: str) -> None:
         """Name the aggregator's process: its verdicts carry that name, and a client counts those of no other."""
@@ -168,10 +169,11 @@ class FleetCourier:
     ) -> str:
         """Offer the manifest with a bundle of the blobs that the peer is presumed to lack; returns the transfer's id.
 
-        Encodes each blob once (cached in the store's spool), pushes the first window at once, and re-offers after a
-        reconnect until a verdict comes. A newer manifest to the same peer replaces an unfinished older one; ``answers``
-        is the boot of the client that it is made for, ``bases`` the digests that the peer is presumed to hold, so that
-        a difference from them will do, or None for a peer that takes no packed blobs.
+        Encodes each blob once (cached in the store's spool), pushes a first window at once (a client no more than a
+        block, until it is asked) and re-offers after a reconnect until a verdict comes. A newer manifest to the same
+        peer replaces an unfinished older one; ``answers`` is the boot of the client that it is made for, ``bases`` the
+        digests that the peer is presumed to hold, so that a difference from them will do, or None for a peer that takes
+        no packed blobs.
 
         Raises:
             KeyError: A blob is not in the store.
@@ -198,7 +200,9 @@ class FleetCourier:
             size = len(encode(offer)) + OVERHEAD_BYTES
             if size > max_payload:
                 raise MalformedMessage(f"offer of {size} bytes, the broker takes {max_payload}; nothing was sent")
-            sending = Sending(bundle.num_blocks, credit=self._credit, now=now, shared=peer == EVERYBODY)
+            # Of a thousand clients the aggregator receives from a few at a time, and what it didn't ask for is lost.
+            asks = self._role == "client" and bundle.num_blocks > 1
+            sending = Sending(bundle.num_blocks, credit=self._credit, now=now, shared=peer == EVERYBODY, asks=asks)
             carried = 0
             if current is not None and current.offer.manifest == manifest:
                 carried = current.bytes_on_wire

@@ -35,13 +35,15 @@ class TransferLimits:
     Attributes:
         max_bundle_bytes: encoded bytes of one bundle.
         max_blob_bytes: decoded bytes of one blob.
-        max_open: transfers being received at a time, one of each peer; more are refused as busy while these progress.
+        max_open: transfers being received at a time, one of each peer; others wait for their turn.
+        max_waiting: peers whose offers wait; more are refused as busy.
         give_up_s: a transfer from which nothing is heard for so long is dropped; its part file stays.
     """
 
     max_bundle_bytes: int = 256 << 20
     max_blob_bytes: int = 256 << 20
     max_open: int = 64
+    max_waiting: int = 16_384
     give_up_s: float = 600.0
 
 
@@ -100,6 +102,7 @@ class Incoming:
         self._limits = limits
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
         self._open: dict[str, _Incoming] = {}
+        self._waiting: OrderedDict[str, Offer] = OrderedDict()
         self._concluded: OrderedDict[tuple[str, str, int, int], Verdict] = OrderedDict()
 
     def on_offer(self, peer: str, offer: Offer, now: float) -> list[Event]:
@@ -118,7 +121,7 @@ class Incoming:
             if not self._beyond_limits(peer, offer):
                 return self._replace_bundle(peer, current, offer, now)
             return []
-        if self._beyond_limits(peer, offer):
+        if self._waiting.get(peer) == offer or self._beyond_limits(peer, offer):
             return []
         pending = self._pending.get(peer)
         if pending is None or pending.offer != offer:
@@ -153,13 +156,22 @@ class Incoming:
             self._drop(peer, keep_part=current.offer.transfer_id == offer.transfer_id)
         freed = self._make_room(now)
         if len(self._open) >= self._limits.max_open:
-            self.refuse(peer, offer, Reason.BUSY.value, f"{len(self._open)} transfers are open; offer again later")
+            if len(self._waiting) >= self._limits.max_waiting and peer not in self._waiting:
+                self.refuse(peer, offer, Reason.BUSY.value, f"{len(self._waiting)} others wait; offer again later")
+            else:
+                self._waiting[peer] = offer  # a newer offer has the earlier one's turn
             return freed
+        self._waiting.pop(peer, None)
         for part in self._store.parts.glob(f"{_file_stem(peer)}.*.part"):
             if part.name != _part_name(peer, offer):
                 part.unlink(missing_ok=True)
         early = pending.blocks if pending is not None and pending.offer == offer else {}
         return freed + self._guarded(peer, lambda: self._begin(peer, offer, early, now, since), offer)
+
+    def turns(self) -> list[Event]:
+        """Return the offers whose turn has come, for the service to decide on again: its round may have closed."""
+        free = self._limits.max_open - len(self._open)
+        return [Offered(peer, self._waiting.pop(peer)) for peer in list(self._waiting)[: max(0, free)]]
 
     def refuse(self, peer: str, offer: Offer, reason: str, detail: str) -> None:
         """Send a negative verdict; repeated when the same is offered again, unless the reason may pass."""
@@ -176,6 +188,7 @@ class Incoming:
         current = self._open.get(peer)
         if current is not None and current.offer.transfer_id == transfer_id:
             self._drop(peer)
+        self._waiting.pop(peer, None)
         verdict = self._verdict(transfer_id, manifest, accepted, reason, detail)
         if reason not in TRANSIENT:
             self._concluded[_key(peer, manifest, transfer_id)] = verdict
@@ -196,14 +209,17 @@ class Incoming:
                 events += self._guarded(peer, lambda p=peer, c=current: self._settle(p, c, now))  # type: ignore[misc]
             elif current.receiving.report_due(now):
                 self._report(peer, current, now)
+        if self._waiting:
+            events += self._make_room(now) + self.turns()
         return events
 
     def forget(self, only: str | None = None) -> None:
         """Let go of every transfer, or of those with one peer and of what they came to; part files stay."""
         if only is not None:  # what was said of them may not hold any more: the service is asked again
             self._concluded = OrderedDict((key, said) for key, said in self._concluded.items() if key[0] != only)
-        for peer in [peer for peer in (*self._pending, *self._open) if only in {None, peer}]:
+        for peer in [peer for peer in (*self._pending, *self._open, *self._waiting) if only in {None, peer}]:
             self._pending.pop(peer, None)
+            self._waiting.pop(peer, None)
             if peer in self._open:
                 self._drop(peer, keep_part=True)
 

@@ -1,6 +1,6 @@
 """The sender's view of a transfer: when to send which block (``Sending``), and what stands in it (``Bundle``).
 
-The sender pushes a first window at once. From then on the receiver sets the pace: blocks below
+An aggregator pushes a first window at once, a client what is small. Then the receiver sets the pace: blocks below
 ``next_missing + credit`` may travel. An ``Offer`` sent again asks "what do you have?"; the ``Progress`` that answers it
 is the truth, and what it doesn't show counts as lost. So every loss and every crash ends in the same question.
 """
@@ -51,15 +51,17 @@ class Sending:
     Args:
         num_blocks: of the bundle; 0 if the peer lacks nothing.
         credit: blocks in flight beyond the first that is missing.
+        asks: no block travels before the receiver says what it wants: it may let us wait.
         shared: several receivers; the slow ones don't hold up the others, and stragglers ask with ``Want`` later.
         now: seconds on any monotonic clock.
     """
 
-    def __init__(self, num_blocks: int, *, credit: int, now: float, shared: bool = False) -> None:
+    def __init__(self, num_blocks: int, *, credit: int, now: float, shared: bool = False, asks: bool = False) -> None:
         self.num_blocks = num_blocks
         self.num_resent = 0
         self._credit = credit
         self._shared = shared
+        self._asks = asks
         self._receivers: dict[str, _Receiver] = {}
         self._cursor = 0
         self._lost: set[int] = set()
@@ -124,6 +126,8 @@ class Sending:
         return Step(offer, list(self._take(now)))
 
     def _take(self, now: float) -> Iterator[int]:
+        if self._asks and not self._receivers:
+            return
         credits_ = [receiver.credit for receiver in self._receivers.values() if not receiver.concluded]
         limit = min(self._floor(now) + min([self._credit, *credits_]), self.num_blocks)
         resent = sorted(index for index in self._lost if index < limit) if self._lost else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.methods.steps.screening import candidate_of, screen
 from replayfleet.federation.methods.steps.task_model import judge_with
+from replayfleet.federation.service import artefact_codec
 from replayfleet.federation.service.artefact_codec import encode_artefacts
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
@@ -40,6 +42,11 @@ class Blobs(dict):
 
     def read(self, name: str) -> bytes:
         return self[name]
+
+    def mapped(self, name: str) -> mmap.mmap:
+        found = mmap.mmap(-1, len(self[name]))
+        found[:] = self[name]
+        return found
 
 
 class EagerExporter:
@@ -297,3 +304,13 @@ def test_a_gpu_that_fails_costs_no_round_and_nobody_quarantine(caplog: pytest.Lo
     assert asked == [NAME, "cpu"]
     assert (there.state, there.drafts, there.quarantined) == (here.state, here.drafts, {})
     assert "GPU failed" in caplog.text
+
+
+def test_what_all_clients_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg's average stands in the state and in the download of every client: it was encoded for each of them."""
+    encoded: list[object] = []
+    real = artefact_codec.encode_parameters
+    uploads = fleet("fedavg").uploads
+    monkeypatch.setattr(artefact_codec, "encode_parameters", lambda each: encoded.append(each) or real(each))
+    fleet("fedavg").aggregate(uploads)
+    assert len(encoded) == len(uploads) + 1

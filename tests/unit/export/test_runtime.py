@@ -44,6 +44,12 @@ def test_changing_the_callers_array_afterwards_changes_nothing():
     np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
 
 
+def test_lent_arrays_are_not_copied():
+    model = OnnxModel(matrix_product(), {"w": WEIGHT}, num_threads=1, lent=True)
+    assert all(value._numpy_obj is WEIGHT for value in model._values)
+    np.testing.assert_array_equal(model.run(X), X @ WEIGHT)
+
+
 def test_arrays_in_another_memory_order_are_taken_by_value():
     model = load({"w": np.asfortranarray(WEIGHT)})
     np.testing.assert_array_equal(model.run(np.asfortranarray(X)), X @ WEIGHT)

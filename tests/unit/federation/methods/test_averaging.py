@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from replayfleet.federation.methods.steps import averaging
 from replayfleet.federation.methods.steps.averaging import weighted_average
 
 
@@ -54,3 +55,22 @@ def test_sets_with_other_keys_shapes_or_dtypes_are_refused() -> None:
         weighted_average([good, {"w": torch.ones(2, dtype=torch.float64)}], weights)
     with pytest.raises(ValueError, match="no parameter sets"):
         weighted_average([], torch.empty(0))
+
+
+def test_sets_are_summed_in_their_order_however_few_are_at_hand_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = torch.Generator().manual_seed(0)
+    sizes = {"large": (70, 70), "small": (5,), "scalar": ()}
+    sets = [{name: torch.randn(size, generator=rng) for name, size in sizes.items()} for _ in range(7)]
+    weights = torch.rand(7, generator=rng, dtype=torch.float64)
+    weights /= weights.sum()
+    at_once = weighted_average(sets, weights)
+    monkeypatch.setattr(averaging, "_AT_HAND", 2)
+    in_turns = weighted_average(sets, weights)
+    assert all(torch.equal(at_once[name], in_turns[name]) for name in sizes)
+
+
+def test_a_set_of_another_layout_is_named_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(averaging, "_AT_HAND", 2)
+    sets = [{"w": torch.ones(2)}] * 4 + [{"w": torch.ones(3)}]
+    with pytest.raises(ValueError, match="parameter set 4"):
+        weighted_average(sets, torch.full((5,), 0.2))

@@ -133,8 +133,10 @@ def test_diffusion_models_train_where_their_images_are() -> None:
 
 @pytest.mark.parametrize("planted", [lambda n: torch.zeros(n), lambda n: torch.ones(n) / n])
 def test_a_tensor_without_a_device_is_found(planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    weigh = averaging._weighted_sum
-    monkeypatch.setattr(averaging, "_weighted_sum", lambda tensors, shares: weigh(tensors, shares) + planted(1))
+    weigh = averaging._add_weighted
+    monkeypatch.setattr(
+        averaging, "_add_weighted", lambda total, tensors, shares: weigh(total.add_(planted(1)), tensors, shares)
+    )
     with virtual_device(), pytest.raises(RuntimeError, match=f"same device, found cpu and {NAME}"):
         rounds_on(DEVICE, method_named("fedavg"), [toy_data({0: 6, 1: 6})] * 4)
 

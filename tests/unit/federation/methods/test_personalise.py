@@ -7,6 +7,7 @@ from replayfleet.federation.methods.steps.averaging import project_to_simplex, w
 from replayfleet.federation.methods.steps.personalise import (
     StackedParameters,
     WeightSearch,
+    nearest,
     personalise_all,
     personalised_weights,
 )
@@ -47,8 +48,8 @@ def test_projection_gives_the_nearest_point_of_the_simplex() -> None:
     assert bool((projected >= 0).all())
     others = torch.rand(200, 6, generator=torch.Generator().manual_seed(1))
     others /= others.sum(dim=1, keepdim=True)
-    nearest = (points - projected).norm(dim=1)
-    assert bool((torch.cdist(points, others).min(dim=1).values >= nearest - 1e-6).all())
+    least = (points - projected).norm(dim=1)
+    assert bool((torch.cdist(points, others).min(dim=1).values >= least - 1e-6).all())
 
 
 def test_mixing_the_stack_equals_the_weighted_average(experts: list[dict[str, torch.Tensor]]) -> None:
@@ -210,5 +211,32 @@ def test_trusting_everybody_changes_no_bit(experts: list[dict[str, torch.Tensor]
     found = [
         personalise_all(TOY, stacked, replays, SEARCH, torch.Generator().manual_seed(0), trusted)
         for trusted in (None, (0, 1, 2))
+    ]
+    assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
+
+
+def test_the_nearest_are_those_who_met_the_same_classes_in_the_same_shares() -> None:
+    met = [{0: 10, 1: 10}, {0: 500, 1: 500}, {2: 5}, {0: 1, 2: 1}, {0: 1, 2: 1}]
+    assert nearest(met, 1) == [(1,), (0,), (3,), (4,), (3,)]
+    assert nearest(met, 2) == [(1, 3), (0, 3), (3, 4), (0, 4), (0, 3)]
+    assert nearest(met, 9)[2] == (0, 1, 3, 4)
+
+
+def test_a_mixture_takes_of_the_near_alone_and_nobody_stacks_the_others(experts: list[dict[str, torch.Tensor]]) -> None:
+    replay = replay_of({2: 12, 3: 12})
+    stacked = StackedParameters(experts)
+    rng = torch.Generator().manual_seed(0)
+    (found,) = personalise_all(TOY, stacked, [(0, replay)], SEARCH, rng, None, [(2,), (0,), (1,)])
+    assert found.weights[1].item() == 0.0  # though it alone knows these classes
+    assert found.weights.sum().item() == pytest.approx(1.0)
+    assert "matrix" not in vars(stacked)
+
+
+def test_having_everybody_near_changes_no_bit(experts: list[dict[str, torch.Tensor]]) -> None:
+    replays = [(place, replay_of({0: 12, 2: 12})) for place in range(3)]
+    all_near = nearest([{0: 1}, {1: 1}, {2: 1}], 2)
+    found = [
+        personalise_all(TOY, StackedParameters(experts), replays, SEARCH, torch.Generator().manual_seed(0), None, near)
+        for near in (None, all_near)
     ]
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,18 @@ def test_the_personalised_model_is_the_mixture_by_the_weights_that_are_told(monk
         assert list(downloads[client].weights.values()) == pytest.approx(weights)
         mixed = weighted_average(models, torch.tensor(weights, dtype=torch.float64))
         assert all(torch.allclose(value, mixed[name]) for name, value in downloads[client].personalised.items())
+
+
+def test_with_neighbours_a_model_is_mixed_of_the_nearest_and_tells_of_nobody_else() -> None:
+    uploads = uploads_of(0, {"a": {0: 8, 1: 8}, "b": {2: 8}, "c": {0: 8, 1: 8}})
+    method = dataclasses.replace(WAITING, aggregation_neighbours=1)
+    _, downloads = after(method, AggregatorState(), uploads)
+    assert set(downloads["a"].weights) <= {"a", "c"}
+    assert sum(downloads["a"].weights.values()) == pytest.approx(1.0)
+    models = [uploads[client].task_parameters for client in "ac"]
+    shares = torch.tensor([downloads["a"].weights.get(client, 0.0) for client in "ac"], dtype=torch.float64)
+    mixed = weighted_average(models, shares / shares.sum())
+    assert all(torch.allclose(value, mixed[name]) for name, value in downloads["a"].personalised.items())
 
 
 def test_an_absent_clients_old_model_takes_no_part_in_the_others(

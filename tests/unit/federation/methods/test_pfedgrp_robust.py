@@ -62,7 +62,7 @@ def test_everybody_starts_from_the_robust_average_and_mixes_no_hostile_model(
     trusted = []
 
     def watched(*arguments: Any) -> list[Mixture]:
-        trusted.append(arguments[-1])
+        trusted.append(arguments[5])
         return personalise_all(*arguments)
 
     monkeypatch.setattr("replayfleet.federation.methods.pfedgrp.personalise_all", watched)

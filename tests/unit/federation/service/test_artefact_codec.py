@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.service import artefact_codec
 from replayfleet.federation.service.artefact_codec import (
+    EncodedOnce,
+    StoredParameters,
     decode_artefacts,
     decode_parameters,
     encode_artefacts,
     encode_parameters,
     largest_encoding_bytes,
 )
+from replayfleet.federation.wire.protocol.messages import BlobEntry
+from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 SET = {"b.weight": torch.randn(3, 2), "a.count": torch.tensor(5), "a.flag": torch.tensor([True, False])}
 
@@ -79,3 +87,75 @@ def test_facts_that_are_no_map_are_malformed():
     with pytest.raises(ArtefactRejected) as caught:
         decode_artefacts((), b"\x93\x01\x02\x03", Blobs())
     assert caught.value.reason is Reason.MALFORMED
+
+
+def stored(folder: Path, **how: object) -> tuple[StoredParameters, DiskBlobStore]:
+    store, data = DiskBlobStore(folder), encode_parameters(SET)
+    return StoredParameters(BlobEntry("task", store.put(data), len(data)), store, **how), store  # type: ignore[arg-type]
+
+
+def test_a_stored_set_is_the_set_in_the_layouts_order(tmp_path: Path) -> None:
+    found, _ = stored(tmp_path, layout={name: tensor.to("meta") for name, tensor in SET.items()})
+    assert list(found) == list(SET)
+    assert equal(dict(found), SET)
+
+
+def test_a_stored_set_is_in_memory_only_while_one_of_its_tensors_is(tmp_path: Path) -> None:
+    found, store = stored(tmp_path)
+    held: list[weakref.ref[object]] = []
+    mapped = store.mapped
+
+    def watched(digest: str) -> object:
+        data = mapped(digest)
+        held.append(weakref.ref(data))
+        return data
+
+    store.mapped = watched  # type: ignore[assignment]
+    first = found["b.weight"]
+    second = found["a.count"]
+    assert len(held) == 1  # both lie in one mapping
+    del first
+    assert held[0]() is not None
+    del second
+    gc.collect()
+    assert held[0]() is None
+    assert found["a.count"].item() == 5
+
+
+def test_what_lies_in_a_store_is_neither_encoded_nor_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, store = stored(tmp_path)
+    monkeypatch.setattr(artefact_codec, "encode_parameters", lambda parameters: pytest.fail("encoded again"))
+    encoded = encode_artefacts(Artefacts({"mine": found}), store)
+    assert encoded.blobs == (BlobEntry("mine", found.entry.digest, found.entry.size_bytes),)
+
+
+def test_one_set_under_many_names_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[object] = []
+    real = artefact_codec.encode_parameters
+    monkeypatch.setattr(artefact_codec, "encode_parameters", lambda each: encoded.append(each) or real(each))
+    once = EncodedOnce(Blobs())
+    entries = {once.entry(f"clients/{number}/task", SET).digest for number in range(10)}
+    assert (len(entries), len(encoded)) == (1, 1)
+
+
+def test_a_file_that_changed_since_it_was_verified_is_verified_again(tmp_path: Path) -> None:
+    found, store = stored(tmp_path)
+    path = store.path(found.entry.digest)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ArtefactRejected, match="it will be fetched again"):
+        found["b.weight"]
+
+
+def test_writing_into_a_stored_set_changes_no_file(tmp_path: Path) -> None:
+    found, store = stored(tmp_path)
+    found["b.weight"].zero_()
+    assert store.read(found.entry.digest) == encode_parameters(SET)
+
+
+def test_a_stored_set_with_numbers_that_are_none_is_refused_by_name(tmp_path: Path) -> None:
+    store, data = DiskBlobStore(tmp_path), encode_parameters({**SET, "b.weight": torch.tensor([1.0, float("nan")])})
+    entry = BlobEntry("task", store.put(data), len(data))
+    with pytest.raises(ArtefactRejected, match=r"task: tensor 'b\.weight' has values"):
+        StoredParameters(entry, store, must_be_finite=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import zstandard
 
 from replayfleet.federation.errors import MalformedMessage
@@ -31,6 +32,20 @@ def test_arrays_come_back_to_the_bit_and_in_their_shape():
         assert back[name].dtype == array.dtype
         assert back[name].shape == array.shape
         assert np.array_equal(back[name], array)
+
+
+def test_the_bytes_are_those_of_the_library():
+    kinds = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    arrays = {f'{kind} "\\é': np.arange(3).astype(kind) for kind in kinds} | some_arrays() | {"scalar": np.float32(1)}
+    assert encode_arrays(arrays) == safetensors.numpy.save({name: np.asarray(each) for name, each in arrays.items()})
+    assert encode_arrays({}) == safetensors.numpy.save({})
+
+
+def test_an_array_at_an_odd_place_is_read_like_any_other():
+    odd = b'{"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}'
+    found = decode_arrays(len(odd).to_bytes(8, "little") + odd + b"\x07" + np.float32(2.5).tobytes())
+    assert (found["a"].item(), found["b"].item()) == (7, 2.5)
+    assert found["b"].flags.aligned
 
 
 def test_equal_arrays_give_equal_bytes_whatever_their_order_and_layout():

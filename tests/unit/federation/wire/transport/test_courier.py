@@ -168,8 +168,26 @@ def test_a_client_counts_the_verdict_of_the_aggregator_that_it_follows_and_of_no
     assert kinds(cam) == ["Concluded"]
 
 
+def test_who_comes_while_all_places_are_taken_waits_for_a_turn_and_sends_nothing_before(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1", "cam-2", "cam-3", limits=TransferLimits(max_open=1))
+    first, second, third = yard.cams
+    yard.aggregator.concluding = False
+    for cam, name in ((first, "cam-1"), (second, "cam-2"), (third, "cam-3")):
+        cam.offer(name, os.urandom(2 * BLOCK))
+        yard.run()
+    assert [event.peer for event in yard.aggregator.arrived] == ["cam-1"]
+    assert yard.aggregator.courier.counters["duplicates"] == 0  # no block came that nobody had asked for
+    assert not second.concluded
+    yard.aggregator.concluding = True
+    arrived = yard.aggregator.arrived[0]
+    yard.aggregator.courier.conclude("cam-1", arrived.manifest, arrived.transfer_id, accepted=True)
+    yard.run()
+    assert [event.peer for event in yard.aggregator.arrived] == ["cam-1", "cam-2", "cam-3"]
+    assert all(cam.concluded[0].verdict.accepted for cam in yard.cams)
+
+
 def test_busy_is_not_remembered(tmp_path: Path) -> None:
-    yard = Yard(tmp_path, "cam-1", "cam-2", limits=TransferLimits(max_open=1))
+    yard = Yard(tmp_path, "cam-1", "cam-2", limits=TransferLimits(max_open=1, max_waiting=0))
     first, second = yard.cams
     yard.aggregator.concluding = False
     first.offer("cam-1", b"first")
@@ -344,6 +362,7 @@ def test_a_peer_that_keeps_sending_wrong_blocks_is_cut_off(tmp_path: Path) -> No
     (cam,) = yard.cams
     cam.offer("cam-1", os.urandom(30 * BLOCK))
     yard.aggregator.work(1)
+    cam.work()
     for topic, payload in [*yard.aggregator.inbox] * 4:
         yard.aggregator.act(yard.aggregator.courier.handle(topic, payload[:-1] + b"?", 0.0))
     assert kinds(yard.aggregator) == ["Offered", "Failed"]

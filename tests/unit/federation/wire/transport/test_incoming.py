@@ -15,7 +15,7 @@ from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Fai
 from tests.support.offers import blob, blocks_of, digest_of, offer_of
 
 DATA, OTHER = blob(1, 2500), blob(2, 900)
-LIMITS = TransferLimits(max_bundle_bytes=4000, max_blob_bytes=3000, max_open=2, give_up_s=60.0)
+LIMITS = TransferLimits(max_bundle_bytes=4000, max_blob_bytes=3000, max_open=2, max_waiting=0, give_up_s=60.0)
 
 
 class End:
