@@ -11,7 +11,9 @@ import gzip
 import importlib
 import io
 import math
+import mmap
 import struct
+import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
 
 _MAX_BYTES = 1 << 31
 """Larger headers are taken for damage before anything is allocated."""
+_PIECE_BYTES = 1 << 20
+"""Of a file while it is decompressed; what is smaller stays in memory."""
 
 
 def read_idx_set(
@@ -119,10 +123,30 @@ def _parse(stream: BinaryIO, path: Path, num_axes: int) -> NDArray[np.uint8]:
     size_bytes = math.prod(shape)
     if size_bytes > _MAX_BYTES:
         raise SettingsError(f"{path} claims {size_bytes} bytes, more than any set this project knows; fetch it again")
-    data = stream.read(size_bytes + 1)
+    data = _kept(stream, size_bytes + 1)
     if len(data) != size_bytes:
         found = f"only {len(data)}" if len(data) < size_bytes else "more"
         raise SettingsError(
             f"{path} is damaged: its header promises {size_bytes} bytes, it has {found}; fetch it again"
         )
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+
+
+def _kept(stream: BinaryIO, max_bytes: int) -> bytes | mmap.mmap:
+    """Return what follows in ``stream``, at most ``max_bytes``: large images in a file without a name, mapped.
+
+    A client looks at a few images in a round. Those that it doesn't look at take none of its memory so.
+    """
+    first = stream.read(min(_PIECE_BYTES, max_bytes))
+    if len(first) < _PIECE_BYTES:
+        return first
+    try:
+        unnamed = tempfile.TemporaryFile()  # noqa: SIM115  # below
+    except OSError:  # nowhere to write, as on a board whose disk is read-only
+        return first + stream.read(max_bytes - len(first))
+    with unnamed as file:
+        file.write(first)
+        while piece := stream.read(min(_PIECE_BYTES, max_bytes - file.tell())):
+            file.write(piece)
+        file.flush()
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

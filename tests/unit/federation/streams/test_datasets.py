@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import mmap
 import subprocess
 import sys
 import types
@@ -27,7 +28,7 @@ from support.image_sets import (
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams import datasets
 from replayfleet.federation.streams.datasets import DATASETS, load_dataset
-from replayfleet.federation.streams.files import picture_files
+from replayfleet.federation.streams.files import idx_sets, picture_files
 from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
@@ -52,6 +53,22 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, packed: bool, subf
     assert (found.train.images[:, 3, 5, 0] == 10 * found.train.labels).all()
     assert found.task.image_shape == (1, 28, 28)
     assert found.task.generator_width == 16
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_large_images_lie_in_a_file_and_are_the_same(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fashion_mnist(tmp_path, packed=packed)
+    in_memory = load_dataset("fashion-mnist", data_root=tmp_path).train.images
+    monkeypatch.setattr(idx_sets, "_PIECE_BYTES", 1000)
+    mapped = load_dataset("fashion-mnist", data_root=tmp_path).train.images
+    assert isinstance(mapped, np.ndarray)
+    owner = mapped
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    assert isinstance(owner.obj if isinstance(owner, memoryview) else owner, mmap.mmap)
+    assert np.array_equal(in_memory, mapped)
 
 
 def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -110,7 +127,11 @@ def test_an_image_size_that_a_set_does_not_have_is_refused(tmp_path: Path):
         (lambda _: gzip.compress(idx_bytes(np.zeros((60, 32, 32)))), r"expected \(N, 28, 28\)"),
     ],
 )
-def test_a_damaged_idx_file_is_refused_by_name(tmp_path: Path, damage: Callable[[bytes], bytes], complaint: str):
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 1000])
+def test_a_damaged_idx_file_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[bytes], bytes], complaint: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(idx_sets, "_PIECE_BYTES", piece_bytes)
     write_fashion_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
