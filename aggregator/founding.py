@@ -20,6 +20,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
 from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.incoming import TransferLimits
 
 _log = EventLogger("aggregator")
 
@@ -35,6 +36,7 @@ class Fleet:
         exporter: graphs and probes.
         rules: when rounds close.
         caps: what one upload may cost.
+        max_transfers: uploads that are received at a time.
         max_change: how far a model may move in one round.
         claim: how this aggregator comes to lead it.
         torch_device: where the method computes.
@@ -47,6 +49,7 @@ class Fleet:
     exporter: Exporter
     rules: RoundRules
     caps: Caps = field(default_factory=Caps)
+    max_transfers: int = TransferLimits().max_open
     max_change: float = MAX_CHANGE
     claim: Claim = Claim.SOLE
     torch_device: str = "cpu"

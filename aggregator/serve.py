@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 
+from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.operator.journal import Listener
@@ -51,6 +52,8 @@ def serve(settings: AggregatorSettings) -> bool:
         sampler_of(method),
         OnnxExporter(method, task),
         settings.rules(),
+        caps=Caps(max_clients=settings.max_clients),
+        max_transfers=settings.max_transfers,
         max_change=settings.max_change,
         claim=settings.claim(),
         torch_device=str(device),

@@ -44,6 +44,7 @@ from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
 from replayfleet.federation.wire.transport.seal import Voices
 
@@ -116,6 +117,7 @@ class AggregatorService:
                 self.loop,
                 blobs,
                 Voices(releases.signer, ring),
+                limits=TransferLimits(max_open=fleet.max_transfers),
             ),
             aggregation=Aggregation(
                 fleet.spec,

@@ -85,6 +85,14 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             ROUNDS,
         ),
     ] = MAX_CHANGE
+    max_clients: Annotated[
+        int, Meta(ge=1, le=100_000), Option("The fleet takes so many clients; a stranger beyond is refused.", ADVANCED)
+    ] = 1024
+    max_transfers: Annotated[
+        int,
+        Meta(ge=1, le=16_384),
+        Option("Uploads that are received at a time; others wait for their turn and send nothing before.", ADVANCED),
+    ] = 64
     rounds: Annotated[
         int | None, Meta(ge=1), Option("The run ends after this many rounds.", ROUNDS, unset="it serves for ever")
     ] = None

@@ -45,6 +45,7 @@ LEFT_OUT = 4
 """Rounds, the first of which import torch, and export graphs."""
 LIMIT_S = 300.0
 FLEET = "bench"
+_TRAINER = "replayfleet.edge_client.learning.training.trainer"
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _watched(journal: Path, pids: dict[str, int], rounds: int) -> dict[str, Any]
             if event["event"] == "round committed":
                 ends.append(float(event["time"]))
                 if len(ends) in {LEFT_OUT, LEFT_OUT + rounds}:
-                    spent.append({name: _cpu_s(pid) for name, pid in pids.items()})
+                    spent.append(_spent(pids))
         time.sleep(0.005)
     return _costs(ends, spent[0], spent[1], rounds)
 
@@ -163,8 +164,8 @@ def _until_it_listens(port: int) -> None:
 def _costs(ends: list[float], before: dict[str, float], after: dict[str, float], rounds: int) -> dict[str, Any]:
     parts: dict[str, float] = {}
     for name in after:
-        part = "clients" if name.startswith("cam-") else name
-        parts[part] = parts.get(part, 0.0) + (after[name] - before[name]) / rounds
+        part = "clients" if name.startswith("cam-") else name.partition(" ")[0]
+        parts[part] = parts.get(part, 0.0) + (after[name] - before.get(name, 0.0)) / rounds
     ends = ends[LEFT_OUT - 1 :]
     return {
         "rounds_s": [later - sooner for sooner, later in itertools.pairwise(ends)],
@@ -173,14 +174,18 @@ def _costs(ends: list[float], before: dict[str, float], after: dict[str, float],
     }
 
 
-def _cpu_s(pid: int) -> float:
-    """Of a process and its children, also of those that ended."""
-    process = psutil.Process(pid)
-    total = sum(process.cpu_times()[:4])
-    for child in process.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(child.cpu_times()[:4])
-    return float(total)
+def _spent(pids: dict[str, int]) -> dict[str, float]:
+    """Return CPU seconds so far: of each process beside its children, of training and of models by their client."""
+    spent: dict[str, float] = {}
+    for name, pid in pids.items():
+        process = psutil.Process(pid)
+        spent[name] = sum(process.cpu_times()[:4])  # those that ended are in it, or in the fork server's
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                part = "training" if _TRAINER in child.cmdline() else "models" if name.startswith("cam-") else name
+                key = name if part == name else f"{part} {name}"
+                spent[key] = spent.get(key, 0.0) + sum(child.cpu_times()[:4])
+    return spent
 
 
 def _installed(folder: Path) -> str:
