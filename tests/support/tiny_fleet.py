@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from support.tiny_method import TASK, TinyDownload, TinyMethod
 
+from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.rounds import RoundRules
@@ -33,6 +34,7 @@ from replayfleet.federation.wire.protocol.messages import (
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
+from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import (
     Arrived,
     Concluded,
@@ -191,8 +193,15 @@ class TinyFleet:
 
     jobs: type[Jobs] = InlineJobs
 
-    def __init__(self, tmp_path: Path, client_ids: tuple[str, ...] = ("cam-1", "cam-2", "cam-3"), **rules: Any) -> None:
-        self.tmp_path = tmp_path
+    def __init__(
+        self,
+        tmp_path: Path,
+        client_ids: tuple[str, ...] = ("cam-1", "cam-2", "cam-3"),
+        caps: int = Caps().max_clients,
+        transfers: int = TransferLimits().max_open,
+        **rules: Any,
+    ) -> None:
+        self.tmp_path, self.caps, self.transfers = tmp_path, caps, transfers
         tmp_path.mkdir(exist_ok=True)
         self.now = 100.0
         self.broker = MemoryBroker()
@@ -211,7 +220,14 @@ class TinyFleet:
         folder = self.tmp_path / "aggregator"
         folder.mkdir(exist_ok=True)
         fleet = Fleet(
-            spec or tiny_spec(), TinyMethod(), lambda parameters: None, TinyExporter(), self.rules, claim=self.claim
+            spec or tiny_spec(),
+            TinyMethod(),
+            lambda parameters: None,
+            TinyExporter(),
+            self.rules,
+            caps=Caps(max_clients=self.caps),
+            max_transfers=self.transfers,
+            claim=self.claim,
         )
         self.service = AggregatorService(
             fleet,
