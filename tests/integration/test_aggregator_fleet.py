@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -319,9 +320,9 @@ def test_what_was_broadcast_is_not_sent_again_one_by_one(fleet: TinyFleet, monke
     sent: list[tuple[str, int, set[str]]] = []
     send = fleet.service._parts.courier.send
 
-    def noted(peer: str, manifest: Manifest, digests: Sequence[str], now: float, boot_id: str = "") -> str:
+    def noted(peer: str, manifest: Manifest, digests: Sequence[str], now: float, *more: Any, **how: Any) -> str:
         sent.append((peer, manifest.round, set(digests)))
-        return send(peer, manifest, digests, now, boot_id)
+        return send(peer, manifest, digests, now, *more, **how)
 
     monkeypatch.setattr(fleet.service._parts.courier, "send", noted)
     fleet.run()
