@@ -277,7 +277,7 @@ class ClientService:
             self.client.on_message(topic, payload, now)
             return
         try:
-            if payload[:1] == bytes([SEALED]):
+            if payload[:1] == bytes([SEALED]) or self._asked is not _shares_nothing:  # who has a key, signs
                 self._asked(payload, now)
                 return
             self.desk.take(payload)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import msgspec
 import numpy as np
 
 from replayfleet.aggregator.console.app import Console
@@ -15,12 +16,14 @@ from replayfleet.aggregator.console.watch import Watch
 from replayfleet.aggregator.control.membership import Plan
 from replayfleet.edge_client.flow import Answers, Inputs, LabelProgress, Picture, Prediction, Shown
 from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, FeedbackRefused, TakeBack
+from replayfleet.edge_client.operator.operator_desk import BoxBody
 from replayfleet.edge_client.operator.studio.app import Pages
 from replayfleet.edge_client.operator.studio.studio import Known, Studio
+from replayfleet.edge_client.operator.studio.words import Answer, Question, decode_answer, decode_question
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import COOKIE, Rules
-from tests.fuzz.forms import MSGPACK, document, taken_apart
+from tests.fuzz.forms import JSON, MSGPACK, document, taken_apart
 from tests.fuzz.mutation import Unfit
 from tests.fuzz.target import Target, scratch, seeds
 from tests.support.asking import ask
@@ -158,7 +161,21 @@ def _studio_seeds() -> list[bytes]:
     ]
 
 
+_PAGE = Question(7, "boxes", "ab", "front", 8, boxes=(BoxBody("cat", (1.0, 2.0, 3.0, 4.0)),))
+
 BROWSERS = {
+    "studio questions": Target(
+        seeds(lambda: [msgspec.json.encode(_PAGE), msgspec.json.encode(Question(1, "state"))]),
+        lambda data: decode_question(data).act,
+        (MalformedMessage,),
+        JSON,
+    ),
+    "studio answers": Target(
+        seeds(lambda: [msgspec.msgpack.encode(Answer(7, "ab", state=b"{}", picture=b"x"))]),
+        lambda data: str(len(decode_answer(data).picture)),
+        (MalformedMessage,),
+        MSGPACK,
+    ),
     "console": Target(seeds(_console_seeds), _console_requests, (MalformedMessage,), MSGPACK),
     "studio": Target(seeds(_studio_seeds), _studio_requests, (MalformedMessage,), MSGPACK),
 }

@@ -102,4 +102,9 @@ def test_one_client_serves_two_cameras_and_an_operators_feedback_over_mqtt_is_le
         operator.publish(topic_of("fleet", "feedback", "car-0"), payload)
     fleet.until(lambda: "feedback taken" in caplog.messages)
     assert caplog.messages.count("feedback refused") == 2
+    shared = client.share(None, bytes(32))  # an operator has a key now, and nobody else's word counts
+    operator.publish(topic_of("fleet", "feedback", "car-0"), json.dumps(body).encode())
+    fleet.until(lambda: caplog.messages.count("feedback refused") == 3)
+    shared.close()
+    assert caplog.messages.count("feedback taken") == 1
     assert client.metrics.errors._value.get() == 0
