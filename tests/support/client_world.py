@@ -33,7 +33,7 @@ from tests.support.memory_broker import MemoryBroker
 RATE_HZ = 20.0
 """Pictures of a client's camera; each costs an inference."""
 
-TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1)
+TASK = TaskSpec(1, 28, ("dark", "bright", "left"), generator_width=1, architecture="lenet")
 FEDAVG = {"local_epochs": "1", "batch_size": "8"}
 PFEDGRP = {
     **FEDAVG,

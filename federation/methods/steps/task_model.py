@@ -152,8 +152,7 @@ def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
 
     It maps images (B, C, H, W) to logits (B, K), or to a detector's raw outputs (B, A * (5 + K), Y, X).
     """
-    with torch.device("meta"):
-        module = build_task_model(spec).eval()
+    module = build_task_model(spec, device="meta").eval()
     fixed = dict(parameters)
     batch_size = EVALUATION_BATCH
     if isinstance(spec, DetectionSpec):

@@ -52,6 +52,7 @@ def simulate(fleet_sim: FleetSim, *arguments: Any, out: str = "out"):
     return fleet_sim("nudge", "--settings", "tiny", "--threads", "1", "--out", out, *SIZE, *arguments)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_writes_result_and_chart(fleet_sim: FleetSim, tmp_path: Path):
     code, out, err = simulate(fleet_sim, "--seed", "5")
     assert (code, err) == (0, "")

@@ -49,6 +49,7 @@ def _nudge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "nudge", NudgeMethod)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_measures_every_client_town_by_town(tmp_path: Path):
     job = prepare(options(tmp_path))
     result = job.run(on_round=lambda _: None, on_client=lambda *_: None)

@@ -71,6 +71,7 @@ def boxes(tmp_path: Path) -> BoxDataset:
     return data
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_measures_map_in_all_by_class_and_by_town(tmp_path: Path):
     job = prepare(options(tmp_path))
     result = run(job)

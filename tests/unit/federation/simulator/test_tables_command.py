@@ -71,6 +71,7 @@ def choice(tmp_path: Path, **changes: Any) -> Choice:
     return Choice(**{**given, **changes})
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_table_is_run_and_written_with_the_papers_numbers_beside_ours(table: Table, tmp_path: Path):
     code, out, err = table("1", "--methods", "centralized,nudge", "--scenario", "gradual", "--seeds", "0,1", *SIZE)
     assert (code, err) == (0, "")

@@ -211,6 +211,7 @@ def fleet_sim(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 @pytest.mark.parametrize(("number", "method"), [("driving-crops", "fedavg"), ("driving-boxes", "der-fedgp")])
+@pytest.mark.usefixtures("drawn")
 def test_runs_are_made_once_and_written_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str, method: str
 ):
