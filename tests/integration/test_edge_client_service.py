@@ -60,7 +60,7 @@ def test_a_fleet_trains_its_rounds_serves_the_last_model_and_finishes(method: st
         metrics = entry["metrics"]
         assert metrics["num_test"] == 40
         assert 0.0 <= metrics["accuracy"] <= 1.0
-        assert metrics["bytes_up"] > 1e5
+        assert metrics["bytes_up"] > 8e4
         assert metrics["bytes_down"] > 0
         assert metrics["swap_s"] > 0
         assert metrics["train_s"] > 0
