@@ -6,7 +6,9 @@ import errno
 import hmac
 import json
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -143,6 +145,11 @@ class _Server(ThreadingHTTPServer):
         self.service = service
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One who goes away before the answer is no event; anything else stands in the log, in its form."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            log.error("request failed", client=client_address, reason=traceback.format_exc())
 
 
 class _Handler(BaseHTTPRequestHandler):

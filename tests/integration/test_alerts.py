@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
+from support.tiny_fleet import TinyFleet
 
+from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.control import exported
 from replayfleet.aggregator.control.exported import FleetCollector
 from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.federation.service.health import HealthServer
+from replayfleet.federation.wire.protocol.messages import RolledBack
 from tests.support.prometheus import FOLDER, Prometheus
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -90,3 +98,60 @@ def test_they_fire_in_a_prometheus_that_scrapes_an_aggregator(tmp_path: Path, mo
         view.clear()
         seen.until_firing({"ReplayfleetAggregatorDown"})
     server.stop()
+
+
+@contextlib.contextmanager
+def turning(fleet: TinyFleet) -> Iterator[None]:
+    """Let a thread turn a fleet's loop and clients: a tenth of a second of theirs each time."""
+    stop, begun = threading.Event(), threading.Event()
+    fleet.kill_aggregator()  # its database is that of one thread
+
+    def turn() -> None:
+        fleet.new_service().start()
+        begun.set()
+        while not stop.wait(0.01):
+            fleet.now += 0.1
+            fleet.service.loop.pump(0)
+            for client in list(fleet.clients.values()):
+                client.pump(fleet.now)
+        fleet.close()
+
+    turner = threading.Thread(target=turn)
+    turner.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        stop.set()
+        turner.join()
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed (apt install prometheus)")
+def test_they_fire_for_what_happens_to_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = [shutil.disk_usage(tmp_path)._replace(total=10**15, used=0, free=10**15)]  # nobody fills one here
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda folder: disk[0])
+    fleet = TinyFleet(tmp_path / "fleet", ("cam-1", "cam-2", "cam-3"), num_rounds=None, deadline_s=10.0, interval_s=5.0)
+    for client in fleet.clients.values():
+        client.metrics = {"accuracy": 0.9}
+    with turning(fleet):
+        server = HealthServer(fleet.service._parts.metrics.registry, token=TOKEN)
+        with Prometheus(tmp_path, server.url.removeprefix("http://"), TOKEN) as seen:
+            seen.wait("replayfleet_rounds_total > 1 and on() min(replayfleet_member_accuracy) > 0.8")
+            assert seen.firing() == set()
+            disk[0] = disk[0]._replace(free=9 * 10**13)
+            words = ["enroll", "cam-9", "--data-dir", str(tmp_path / "fleet" / "aggregator"), "--host", "localhost"]
+            enrolled = CliRunner().invoke(cli, [*words, "--fleet", "tiny-fleet", "--days", "10"])
+            assert enrolled.exit_code == 0, enrolled.output
+            fleet.clients["cam-1"].metrics = {"accuracy": 0.6}
+            held = fleet.clients["cam-1"].manifest
+            assert held is not None
+            fleet.clients["cam-1"].say("control", RolledBack("cam-1", held.round, held.version, -1, "too-slow"))
+            fleet.kill_client("cam-3")  # no round has all uploads from now on
+            seen.until_firing({
+                "ReplayfleetClientGone", "ReplayfleetRoundsByDeadline", "ReplayfleetRollBacks", "ReplayfleetDiskLow",
+                "ReplayfleetCertificateSoonOver", "ReplayfleetAccuracyFalling",
+            })  # fmt: skip
+            gone = 'ALERTS{alertname="ReplayfleetClientGone", client="%s", alertstate="firing"}'
+            seen.wait(gone % "cam-3")
+            assert not seen.ask(f"query?query={quote(gone % 'cam-1')}")["result"]
+        server.stop()
