@@ -41,6 +41,7 @@ def serve(settings: AggregatorSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The run can't go on; what was accepted is kept.
     """
+    _open_many_files()
     manager = ServiceManager.from_environment()
     manager.begin("building the fleet's models")
     spec = grown_spec(settings.spec(), added_classes(settings.data_dir))
@@ -97,3 +98,12 @@ def serve(settings: AggregatorSettings) -> bool:
             "serving", fleet=settings.fleet, method=settings.method, broker=url, health=health.url, computes_on=device
         )
         return service.run(stop, manager)
+
+
+def _open_many_files() -> None:
+    """Take as many file descriptors as the system gives: each upload that is looked at holds one."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HEADER_ALLOWANCE_BYTES = 64 << 10
 """How much larger than its tensors an encoded parameter set may be."""
 
+_SMALL_BYTES = 32 << 10
+
 Layout = Callable[[str], "Parameters | None"]
 """Name of a parameter set -> tensors (any device) whose names, shapes and dtypes it must have; None: unknown name."""
 
@@ -96,6 +98,8 @@ def decode_parameters(
 class StoredParameters(Mapping[str, "Tensor"]):
     """A parameter set that stays in its blob's file, mapped into memory only while one of its tensors is in use.
 
+    A small one stays in memory: to map it for each tensor would cost more than it takes.
+
     So a thousand uploads take no more memory than those that are looked at, and whoever stores one again finds its
     digest here in place of encoding it.
 
@@ -110,7 +114,7 @@ class StoredParameters(Mapping[str, "Tensor"]):
         KeyError: The blob is not in the store.
     """
 
-    __slots__ = ("_data", "_names", "_store", "_table", "entry")
+    __slots__ = ("_data", "_held", "_names", "_store", "_table", "entry")
 
     def __init__(
         self, entry: BlobEntry, store: BlobFiles, layout: Parameters | None = None, *, must_be_finite: bool = False
@@ -118,6 +122,7 @@ class StoredParameters(Mapping[str, "Tensor"]):
         self.entry, self._store = entry, store
         self._data: weakref.ref[mmap.mmap] | None = None
         data = store.mapped(entry.digest)
+        self._held = bytearray(data) if len(data) <= _SMALL_BYTES else None
         self._table = _table(entry.name, memoryview(data), layout)
         self._names: Mapping[str, object] = self._table.places if layout is None else layout
         if must_be_finite:
@@ -126,7 +131,7 @@ class StoredParameters(Mapping[str, "Tensor"]):
     def __getitem__(self, name: str) -> Tensor:
         import torch
 
-        data = None if self._data is None else self._data()
+        data = self._held if self._held is not None or self._data is None else self._data()
         if data is None:
             data = self._store.mapped(self.entry.digest)
             self._data = weakref.ref(data)

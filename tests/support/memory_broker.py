@@ -46,6 +46,7 @@ class MemoryBroker:
         self.num_delivered = 0
         self._automatic = automatic
         self._sessions: dict[str, MemorySession] = {}
+        self._routes: dict[str, list[MemorySession]] = {}  # topic -> who gets it, until a session or a filter changes
         self._lock = threading.RLock()
         self._waiting: dict[tuple[str, str], deque[bytes]] = {}
         self._turns: deque[tuple[str, str]] = deque()
@@ -96,12 +97,14 @@ class MemoryBroker:
                 else:
                     session.filters.update(earlier.filters)
             self._sessions[session.client_id] = session
+            self._routes.clear()
             session.joined()
         self._pump()
 
     def _leave(self, session: MemorySession, *, gracefully: bool) -> None:
         with self._lock:
             session.left()
+            self._routes.clear()
             if session.clean:
                 self._forget(session.client_id)
             if session.will is not None and not gracefully:
@@ -109,6 +112,7 @@ class MemoryBroker:
 
     def _subscribed(self, session: MemorySession, topics: Sequence[str]) -> None:
         with self._lock:
+            self._routes.clear()
             for topic, payload in self.retained.items():
                 if any(matches(pattern, topic) for pattern in topics):
                     self._enqueue(session.client_id, topic, payload)
@@ -120,9 +124,11 @@ class MemoryBroker:
                 self.retained[topic] = payload
             elif retain:
                 self.retained.pop(topic, None)
-            for session in list(self._sessions.values()):
-                if any(matches(pattern, topic) for pattern in session.filters):
-                    self._enqueue(session.client_id, topic, payload)
+            if topic not in self._routes:
+                every = self._sessions.values()
+                self._routes[topic] = [one for one in every if any(matches(pattern, topic) for pattern in one.filters)]
+            for session in self._routes[topic]:
+                self._enqueue(session.client_id, topic, payload)
         self._pump()
 
     def _enqueue(self, client_id: str, topic: str, payload: bytes) -> None:
@@ -161,6 +167,7 @@ class MemoryBroker:
             del self._waiting[key]
         self._turns = deque(key for key in self._turns if key[0] != client_id)
         session = self._sessions.pop(client_id, None)
+        self._routes.clear()
         if session is not None:
             session.missed.clear()
 
@@ -216,6 +223,7 @@ class MemorySession:
         for topic in topics:
             self._topics.pop(topic, None)
             self.filters.pop(topic, None)
+        self._broker._routes.clear()
         if discard and self._connected:
             self.stop()
             self.start()

@@ -89,17 +89,31 @@ def test_facts_that_are_no_map_are_malformed():
     assert caught.value.reason is Reason.MALFORMED
 
 
+@pytest.fixture(params=[0, 1 << 20])
+def small_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Sets are mapped, or held."""
+    monkeypatch.setattr(artefact_codec, "_SMALL_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.fixture
+def _mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artefact_codec, "_SMALL_BYTES", 0)
+
+
 def stored(folder: Path, **how: object) -> tuple[StoredParameters, DiskBlobStore]:
     store, data = DiskBlobStore(folder), encode_parameters(SET)
     return StoredParameters(BlobEntry("task", store.put(data), len(data)), store, **how), store  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("small_bytes")
 def test_a_stored_set_is_the_set_in_the_layouts_order(tmp_path: Path) -> None:
     found, _ = stored(tmp_path, layout={name: tensor.to("meta") for name, tensor in SET.items()})
     assert list(found) == list(SET)
     assert equal(dict(found), SET)
 
 
+@pytest.mark.usefixtures("_mapped")
 def test_a_stored_set_is_in_memory_only_while_one_of_its_tensors_is(tmp_path: Path) -> None:
     found, store = stored(tmp_path)
     held: list[weakref.ref[object]] = []
@@ -140,6 +154,7 @@ def test_one_set_under_many_names_is_encoded_once(monkeypatch: pytest.MonkeyPatc
     assert (len(entries), len(encoded)) == (1, 1)
 
 
+@pytest.mark.usefixtures("_mapped")
 def test_a_file_that_changed_since_it_was_verified_is_verified_again(tmp_path: Path) -> None:
     found, store = stored(tmp_path)
     path = store.path(found.entry.digest)
@@ -148,6 +163,7 @@ def test_a_file_that_changed_since_it_was_verified_is_verified_again(tmp_path: P
         found["b.weight"]
 
 
+@pytest.mark.usefixtures("small_bytes")
 def test_writing_into_a_stored_set_changes_no_file(tmp_path: Path) -> None:
     found, store = stored(tmp_path)
     found["b.weight"].zero_()
