@@ -30,6 +30,9 @@ MAX_ATTEMPTS = 5
 
 IDLE_S = 10.0
 """A process without a job ends after this: torch takes up to 400 MB, four times as much as all else."""
+SOON_S = 60.0
+"""Where the next job came so soon after the last one, the process waits for it: to import torch again takes two seconds
+of the processor, as much as many a round."""
 
 TRAINER_COMMAND = child_command("replayfleet.edge_client.learning.training.trainer")
 
@@ -145,6 +148,8 @@ class LocalTraining:
         self._deadline_at: float | None = None
         self._paused = False
         self._idle_since: float | None = None
+        self._ended_at: float | None = None
+        self._patience_s = IDLE_S
         self.job: TrainJob | None = None
         self.course: TrainCourse | None = None
         self.problem = ""
@@ -180,6 +185,9 @@ class LocalTraining:
             raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
         self.job, self._deadline_at, self.course, self.problem = job, deadline_at, None, ""
         self._deaths = 0
+        if self._ended_at is not None:
+            apart_s = now - self._ended_at
+            self._patience_s = max(IDLE_S, 2 * apart_s) if apart_s <= SOON_S else IDLE_S
         self.start()
         if self._ready:
             self._submit(now)
@@ -202,7 +210,7 @@ class LocalTraining:
         if isinstance(event, TrainCourse):
             self._heard(event)
             return None
-        self.job, self._idle_since = None, now
+        self.job, self._idle_since, self._ended_at = None, now, now
         self.problem = event.error if isinstance(event, TrainFailed) else ""
         self._backoff.reset()
         return event
@@ -210,7 +218,7 @@ class LocalTraining:
     def tick(self, now: float) -> None:
         """Start the process again when its back-off is over; end one that has been idle for long."""
         idle_since = self._idle_since if self._ready and self.job is None else None
-        if idle_since is not None and now - idle_since >= IDLE_S:
+        if idle_since is not None and now - idle_since >= self._patience_s:
             self.stop()
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None

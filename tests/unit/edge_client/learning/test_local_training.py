@@ -8,6 +8,7 @@ import pytest
 
 from replayfleet.edge_client.learning.local_training import (
     IDLE_S,
+    SOON_S,
     LocalTraining,
     TrainerEvent,
     TrainerExited,
@@ -199,6 +200,24 @@ def test_what_becomes_of_a_round_is_known_until_the_next_and_shortened_rounds_ar
     assert training.course is None
     training.handle(TrainCourse(4, 8.0, 8, done=True), 3.0)
     assert training.num_shortened == 1
+
+
+@pytest.mark.parametrize(("apart_s", "waits_s"), [(40.0, 80.0), (2.0, IDLE_S), (SOON_S + 1, IDLE_S)])
+def test_where_rounds_come_soon_after_each_other_the_process_waits_for_the_next(apart_s: float, waits_s: float) -> None:
+    spawn = Spawner()
+    training = LocalTraining(spawn)
+    training.begin(job(3), 0.0)
+    training.handle(TrainerReady(), 1.0)
+    training.handle(TrainDone(3), 100.0)
+    training.tick(100.0 + IDLE_S)
+    assert spawn.last.stopped  # nothing is known of the pace yet
+    training.begin(job(4), 100.0 + apart_s)
+    training.handle(TrainerReady(), 103.0 + apart_s)
+    training.handle(TrainDone(4), 1000.0)
+    training.tick(999.0 + waits_s)
+    assert not spawn.last.stopped
+    training.tick(1000.0 + waits_s)
+    assert spawn.last.stopped
 
 
 def test_an_idle_process_ends_and_the_next_job_starts_another() -> None:
