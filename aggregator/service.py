@@ -22,6 +22,7 @@ from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.listening import Listening
 from replayfleet.aggregator.operator.journal import Journal, Listener
 from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.operator.thumbnails import CHANNEL, ThumbnailDesk
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
@@ -102,6 +103,8 @@ class AggregatorService:
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
         presence = PresenceTable()
         ring = KeyRing(releases.signer.public_key, self._store, presence.is_live)
+        voices = Voices(releases.signer, ring)
+        self._thumbnails = ThumbnailDesk(folder, voices, lambda name: self._store.signing_key(name) is not None)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
         self._parts = Parts(
             spec=fleet.spec,
@@ -116,7 +119,7 @@ class AggregatorService:
                 fleet.spec.fleet,
                 self.loop,
                 blobs,
-                Voices(releases.signer, ring),
+                voices,
                 limits=TransferLimits(max_open=fleet.max_transfers),
             ),
             aggregation=Aggregation(
@@ -220,7 +223,10 @@ class AggregatorService:
         self.coordinator.start(self._clock())
 
     def on_message(self, topic: str, payload: bytes, now: float) -> None:
-        self.coordinator.on_message(topic, payload, now)
+        if topic.endswith(f"/{CHANNEL}"):
+            self._thumbnails.take(topic, payload, now)
+        else:
+            self.coordinator.on_message(topic, payload, now)
 
     def on_connected(self, now: float) -> None:
         self.coordinator.on_connected(now)

@@ -222,6 +222,12 @@ class ClientService:
         self._asked = shared.hear
         return shared
 
+    def say_thumbnail(self, frame: bytes) -> None:
+        """Send a picture to the aggregator; may be called on any thread. Without a broker it is let go."""
+        topic = topic_of(self._identity.fleet, "thumbnail", self._identity.client_id)
+        if self.loop.connected:
+            self.loop.put("thumbnail", lambda now: self.loop.say(topic, frame))
+
     @property
     def turns(self) -> Mapping[str, int]:
         """What capture, inference and MQTT have done so far, for a watchdog.

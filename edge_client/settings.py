@@ -139,6 +139,14 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
             check=check_studio,
         ),
     ] = ""
+    thumbnails: Annotated[
+        bool,
+        Option(
+            "Send each camera's newest picture every 5 s, at most 240 pixels wide, to the fleet's aggregator, for its "
+            "console. Pictures then leave the device.",
+            CAMERA,
+        ),
+    ] = False
     remote_operator: Annotated[
         str,
         Option(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from replayfleet.edge_client.operator.display.recorder import Recorder
     from replayfleet.edge_client.operator.display.window import Window
     from replayfleet.edge_client.operator.studio.app import StudioServer
+    from replayfleet.edge_client.operator.thumbnails import Thumbnails
     from replayfleet.federation.wire.transport.connecting import Connector
 
 log = EventLogger(__name__)
@@ -149,9 +150,9 @@ def studios(settings: ClientSettings, service: ClientService) -> list[StudioServ
     return opened
 
 
-def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | AnswerTopic]:
+def displays(settings: ClientSettings, service: ClientService) -> list[Recorder | Window | AnswerTopic | Thumbnails]:
     """Open what the operator wants to look at."""
-    opened: list[Recorder | Window | AnswerTopic] = []
+    opened: list[Recorder | Window | AnswerTopic | Thumbnails] = []
     if settings.record is not None:
         from replayfleet.edge_client.operator.display.recorder import Recorder
 
@@ -160,6 +161,11 @@ def displays(settings: ClientSettings, service: ClientService) -> list[Recorder 
         from replayfleet.edge_client.operator.display.window import Window
 
         opened.append(Window(service.legend))
+    if settings.thumbnails:
+        from replayfleet.edge_client.operator.thumbnails import Thumbnails
+
+        log.warning("pictures leave this device", to="the fleet's aggregator", over="the broker")
+        opened.append(Thumbnails(service.say_thumbnail))
     if settings.answers:
         from replayfleet.edge_client.operator.answers import AnswerTopic, Place
 
@@ -205,5 +211,5 @@ def _check_displays(settings: ClientSettings) -> None:
         check_display()
     if settings.studio:
         check_installed("starlette", "uvicorn", "cv2")
-    elif settings.remote_operator:
+    elif settings.remote_operator or settings.thumbnails:
         check_installed("cv2")

@@ -21,6 +21,7 @@ from replayfleet.aggregator.console.samples import Samples
 from replayfleet.aggregator.console.story import Story
 from replayfleet.aggregator.console.views import Asked, Facts, Pages
 from replayfleet.aggregator.console.watch import LOOK_EVERY_S, Watch
+from replayfleet.aggregator.operator.thumbnails import pictures_of
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service import pages as shared_pages
 from replayfleet.federation.service.web.guard import Guard, Rules, who_asks
@@ -61,6 +62,7 @@ class Console:
                 self._page("/methods", "methods.html", views.methods_page),
                 self._page("/journal", "journal.html", views.journal_page),
                 Route("/samples/{client}/{class_id:int}.png", self._sample),
+                Route("/pictures/{client}/{name}.jpg", self._picture),
                 Route("/live", self._live),
                 Route("/static/{name}", self._static),
                 *self._operating.routes,
@@ -80,6 +82,7 @@ class Console:
             asked = {key: value[:MAX_FIELD] for key, value in given}
             common = {"asked": asked, "here": path, "addresses": _ADDRESSES, "somebody": somebody,
                       "has_tokens": self._access.has_tokens, "kept": self._samples.kept,
+                      "pictures": lambda client: pictures_of(self._watch.folder, client),
                       "said": self._operating.take_said(somebody)}  # fmt: skip
 
             def text(fleet: Fleet, story: Story, number: int) -> str | None:
@@ -127,6 +130,13 @@ class Console:
         known = await run_in_threadpool(self._watch.read, lambda fleet, story, number: fleet.held)
         found = (await self._samples.of(client, known)).get(class_id)
         return self._missing(request, None) if found is None else Response(found.png, media_type="image/png")
+
+    async def _picture(self, request: Request) -> Response:
+        client, name = request.path_params["client"], request.path_params["name"]
+        known = await run_in_threadpool(self._watch.read, lambda fleet, *_: {one.client for one in fleet.members})
+        pictures = await run_in_threadpool(pictures_of, self._watch.folder, client) if client in known else []
+        found = next((one for one in pictures if one.name == name), None)
+        return self._missing(request, None) if found is None else Response(found.jpeg, media_type="image/jpeg")
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]

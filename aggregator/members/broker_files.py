@@ -95,6 +95,7 @@ def _topics(fleet: str, member: str) -> list[tuple[str, str]]:
         return [("write", f"{ROOT}/{fleet}/clients/+/feedback"), ("read", f"{ROOT}/{fleet}/clients/+/studio")]
     own = {
         "down": "read", "up": "write", "state": "write", "control": "readwrite", "feedback": "read", "studio": "write",
+        "thumbnail": "write",
     }  # fmt: skip
     return [
         ("read", topic_of(fleet, "round")),

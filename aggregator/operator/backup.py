@@ -20,7 +20,7 @@ from replayfleet.federation.wire.protocol.tensors import digest as digest_of
 BLOBS = "blobs"
 TRIES = 5
 """A running aggregator may collect a blob between our look at its database and the copy; then we look again."""
-_NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, "lock"})
+_NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, "lock", "thumbnails"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from replayfleet.federation.wire.protocol.tensors import (
     folded,
     unfolded,
 )
+from replayfleet.federation.wire.protocol.thumbnails import JPEG, Thumbnail, decode_thumbnail, encode_thumbnail
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
@@ -554,6 +555,12 @@ STRANGERS = {
         decode_question,
         (MalformedMessage,),
         JSON,
+    ),
+    "thumbnails": Target(
+        seeds(lambda: [encode_thumbnail(Thumbnail("front", 7, JPEG + bytes(40)))]),
+        decode_thumbnail,
+        (MalformedMessage,),
+        MSGPACK,
     ),
     "studio's answers": Target(
         seeds(lambda: [msgspec.msgpack.encode(Answer(7, "00ff", said="cat", state=b"{}", picture=b"\xff\xd8\xff"))]),

@@ -176,7 +176,7 @@ class Studio:
         frame = self._frames.find((camera, frame_id), self._clock())
         if frame is None:
             return None
-        corners = _corners(frame.shown) if frame.shown.inputs.size is None else None
+        corners = answered_corners(frame.shown) if frame.shown.inputs.size is None else None
         asked = None if corners is None else corners[frame.index : frame.index + 1]
         return jpeg(frame.shown.picture.pixels, asked, max_bytes)
 
@@ -185,7 +185,7 @@ class Studio:
         shown = self._newest.get(camera)
         if shown is None:
             return None
-        return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, _corners(shown), max_bytes)
+        return shown.picture.frame_id, lambda: jpeg(shown.picture.pixels, answered_corners(shown), max_bytes)
 
 
 def boxes_said(count: int) -> str:
@@ -193,14 +193,19 @@ def boxes_said(count: int) -> str:
     return {0: "nothing to be seen", 1: "1 box"}.get(count, f"{count} boxes")
 
 
-def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None, max_bytes: int | None = None) -> bytes:
-    """Return a picture (H, W, 3) RGB as JPEG, at most ``MAX_WIDTH`` wide, with boxes (N, 4) in its pixels.
+def jpeg(
+    pixels: NDArray[np.uint8],
+    corners: NDArray[np.float32] | None = None,
+    max_bytes: int | None = None,
+    max_width: int = MAX_WIDTH,
+) -> bytes:
+    """Return a picture (H, W, 3) RGB as JPEG, at most ``max_width`` wide, with boxes (N, 4) in its pixels.
 
     With ``max_bytes`` it is made smaller until it fits; empty if that can't be.
     """
     import cv2
 
-    scale = min(1.0, MAX_WIDTH / pixels.shape[1])
+    scale = min(1.0, max_width / pixels.shape[1])
     bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
     for shrink, quality in _SIZES:
         size = scale * shrink
@@ -213,7 +218,8 @@ def jpeg(pixels: NDArray[np.uint8], corners: NDArray[np.float32] | None = None, 
     return b""
 
 
-def _corners(shown: Shown) -> NDArray[np.float32] | None:
+def answered_corners(shown: Shown) -> NDArray[np.float32] | None:
+    """Return the boxes (N, 4) of a picture's answers, or of what it asks; None where all of it is meant."""
     return shown.inputs.corners if shown.prediction is None else shown.prediction.answers.corners
 
 

@@ -1,9 +1,9 @@
 """The topics of a fleet, built and parsed; ids are validated on both ways, for they become file names too.
 
-``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback,studio}`` belong to one client,
+``replayfleet/v1/<fleet>/clients/<client>/{state,up,down,control,feedback,studio,thumbnail}`` belong to one client,
 ``replayfleet/v1/<fleet>/{round,down}`` are what all clients share. ``up`` and ``down`` carry offers and blocks,
 ``control`` what answers them, ``state`` and ``round`` are retained. ``feedback`` is for operators: JSON, as over HTTP,
-or a signed question that ``studio`` answers.
+or a signed question that ``studio`` answers. ``thumbnail`` brings pictures for the console, where a device allows it.
 ``replayfleet/v1/<fleet>/clients/<client>/doctor`` is where a client tries the broker; nobody else listens there.
 """
 
@@ -16,7 +16,7 @@ from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, check_id
 
 ROOT = "replayfleet/v1"
-_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control", "feedback", "studio"})
+_CLIENT_CHANNELS = frozenset({"state", "up", "down", "control", "feedback", "studio", "thumbnail"})
 _SHARED_CHANNELS = frozenset({"round", "down"})
 
 
@@ -27,7 +27,7 @@ class Address:
     Attributes:
         fleet: fleet name.
         peer: client id, or ``"*"`` for the topics that all clients share.
-        channel: ``state``, ``up``, ``down``, ``control``, ``feedback``, ``studio`` or ``round``.
+        channel: ``state``, ``up``, ``down``, ``control``, ``feedback``, ``studio``, ``thumbnail`` or ``round``.
     """
 
     fleet: str
@@ -83,6 +83,7 @@ def aggregator_subscriptions(fleet: str, clients: Sequence[str] = ("+",), *, new
             topic_of(fleet, "round"),
             *(f"{base}/{client}/state" for client in states),
             *(f"{base}/{client}/control" for client in clients),
+            *(f"{base}/{client}/thumbnail" for client in clients),
         ),
         data=tuple(f"{base}/{client}/up" for client in clients),
     )

@@ -42,6 +42,8 @@ def test_each_client_that_is_taken_in_has_topics_of_its_own_and_newcomers_one_fo
         f"{BASE}/clients/+/state",
         f"{BASE}/clients/calm/control",
         f"{BASE}/clients/loud/control",
+        f"{BASE}/clients/calm/thumbnail",
+        f"{BASE}/clients/loud/thumbnail",
     }
     world.listening.update(frozenset({"calm"}), (), 1)
     assert world.data.topics == {f"{BASE}/clients/calm/up"}
@@ -80,7 +82,8 @@ def test_one_that_floods_on_with_presences_costs_newcomers_their_topic_and_membe
     world = World()
     world.listening.update(CLIENTS, ["loud"], 1)
     assert world.listening.update(CLIENTS, ["loud"], 1 + SETTLE_S) == {STRANGERS: FIRST_S}
-    assert world.control.topics == {f"{BASE}/round", f"{BASE}/clients/calm/state", f"{BASE}/clients/calm/control"}
+    own = {f"{BASE}/clients/calm/{channel}" for channel in ("state", "control", "thumbnail")}
+    assert world.control.topics == {f"{BASE}/round"} | own
 
 
 def test_made_up_ids_are_muted_together_and_newcomers_come_in_afterwards():

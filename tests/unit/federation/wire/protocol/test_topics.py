@@ -62,4 +62,5 @@ def test_each_side_listens_to_what_the_other_sends():
         "replayfleet/v1/yard/round",  # another aggregator's
         "replayfleet/v1/yard/clients/+/state",
         "replayfleet/v1/yard/clients/+/control",
+        "replayfleet/v1/yard/clients/+/thumbnail",
     }
