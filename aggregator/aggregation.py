@@ -5,6 +5,7 @@ Everything here is a function of what the store holds, so a round that a crash i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import UploadRejected
 from replayfleet.federation.methods.kit.beginning import first_download
+from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
@@ -93,11 +95,13 @@ class Terms:
         max_change: how far a task model may move in one round (``screening``).
         device: where the method computes. A GPU that fails once isn't asked again.
         initial: the task model that everybody begins with; None: the method's random ones.
+        spread: does the same work for many clients, on the CPU.
     """
 
     max_change: float = MAX_CHANGE
     device: torch.device = CPU
     initial: Parameters | None = None
+    spread: Map | None = None
 
 
 class Aggregation:
@@ -123,6 +127,7 @@ class Aggregation:
     ) -> None:
         self._initial_parameters = terms.initial
         self._device = terms.device
+        self._spread = terms.spread
         self._spec = spec
         self._method = method
         self._sampler = sampler
@@ -237,7 +242,9 @@ class Aggregation:
         def on(device: torch.device) -> tuple[Any, Mapping[str, Any]]:
             rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
             there = {client_id: placed(upload, device) for client_id, upload in uploads.items()}
-            state, downloads = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
+            spread = self._spread if device.type == "cpu" else None
+            with contextlib.nullcontext() if spread is None else spread_by(spread):
+                state, downloads = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
             back: dict[int, Any] = {}
             return placed(state, CPU, back), {name: placed(one, CPU, back) for name, one in downloads.items()}
 

@@ -13,6 +13,7 @@ from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
+from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Parameters, Sampler
 from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
@@ -40,6 +41,7 @@ class Fleet:
         max_change: how far a model may move in one round.
         claim: how this aggregator comes to lead it.
         torch_device: where the method computes.
+        spread: does the same work for many clients; None: the method, one after the other.
         initial: the task model that everybody begins with; None: a random one.
     """
 
@@ -53,6 +55,7 @@ class Fleet:
     max_change: float = MAX_CHANGE
     claim: Claim = Claim.SOLE
     torch_device: str = "cpu"
+    spread: Map | None = None
     initial: Parameters | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from dataclasses import replace
 
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.console.beside import ConsoleBeside
@@ -21,6 +22,7 @@ from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.federation.service.engine import engine
 from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.fleet.task import task_of
@@ -78,6 +80,12 @@ def serve(settings: AggregatorSettings) -> bool:
             traces = Traces(settings.fleet, exporter_to(settings.traces))
             stack.callback(traces.close)
             listeners.append(traces.told)
+        elsewhere = stack.enter_context(engine(settings.engine, settings.threads))
+        if elsewhere is not None:
+            fleet = replace(fleet, spread=elsewhere.map)
+        claims = settings.claims()
+        if claims is not None:
+            stack.callback(claims.close)
         service = AggregatorService(
             fleet,
             data_dir.path,
@@ -86,6 +94,7 @@ def serve(settings: AggregatorSettings) -> bool:
             listeners=listeners,
             jobs=lambda deliver: Jobs(deliver, lambda: prepare_torch(settings.threads), stop_timeout_s=2.0),
             certificate=settings.tls().certificate_file,
+            claims=claims,
         )
         health.answer(service.health)
         public.answer(service.health)

@@ -44,6 +44,7 @@ from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import ClaimStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
@@ -66,6 +67,7 @@ class AggregatorService:
         jobs: makes the worker, given where outcomes go.
         keys: folder of the fleet's keys, made at first use; ``keys`` in the data dir unless given.
         certificate: the aggregator's certificate file, whose end is told in time; None: none.
+        claims: a store through which large transfers go; None: all goes over the broker.
 
     Raises:
         SettingsError: The data dir is of a fleet with another spec.
@@ -85,6 +87,7 @@ class AggregatorService:
         jobs: Callable[[Callable[[Outcome], None]], Jobs] = Jobs,
         keys: Path | None = None,
         certificate: Path | None = None,
+        claims: ClaimStore | None = None,
     ) -> None:
         self._clock = clock
         metrics = metrics or Metrics()
@@ -121,6 +124,7 @@ class AggregatorService:
                 blobs,
                 voices,
                 limits=TransferLimits(max_open=fleet.max_transfers),
+                claims=claims,
             ),
             aggregation=Aggregation(
                 fleet.spec,
@@ -128,7 +132,12 @@ class AggregatorService:
                 fleet.sampler,
                 blobs,
                 publisher,
-                Terms(fleet.max_change, torch_device(fleet.torch_device), initial_of(self._store, blobs)),
+                Terms(
+                    fleet.max_change,
+                    torch_device(fleet.torch_device),
+                    initial_of(self._store, blobs),
+                    fleet.spread,
+                ),
             ),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes, listeners=(metrics.told, *listeners)),

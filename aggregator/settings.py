@@ -14,6 +14,7 @@ from replayfleet.aggregator.operator.traces import check_traces
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder
+from replayfleet.federation.service.engine import HERE, check_engine
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE, SETTINGS, STORES_DATA, TASKS
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
@@ -140,6 +141,15 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         Meta(ge=1, le=1024),
         Option("Threads of one tensor operation, as of fleet-sim; results depend on their number.", TRAINING),
     ] = 2
+    engine: Annotated[
+        str,
+        Option(
+            "Where a round's work for each client is done: here, in this process; ray, on a Ray cluster of this "
+            "machine; or ray://HOST:PORT, one that runs. Needs replayfleet[ray].",
+            TRAINING,
+            check=check_engine,
+        ),
+    ] = HERE
     torch_device: Annotated[
         str,
         Option(

@@ -49,6 +49,7 @@ from replayfleet.federation.service.waits import Waits
 from replayfleet.federation.wire.protocol.messages import spoken
 from replayfleet.federation.wire.protocol.topics import client_subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import ClaimStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.interfaces import Connect
 from replayfleet.federation.wire.transport.seal import SEALED, Signer, Voices
@@ -93,6 +94,7 @@ class ClientService:
         spawn: starts a training process, given where its events go.
         clock: seconds; never runs backwards.
         certificate: its certificate file, whose end is told in time; None: none.
+        claims: a store through which large transfers go; None: all goes over the broker.
         keys: folder with this client's ``signing.key``, made at first use, and the fleet's ``root.json`` if the device
             was given one; ``keys`` in the data dir unless given.
     """
@@ -109,8 +111,10 @@ class ClientService:
         clock: Callable[[], float] = time.monotonic,
         keys: Path | None = None,
         certificate: Path | None = None,
+        claims: ClaimStore | None = None,
     ) -> None:
         self._identity = identity
+        self._claims = claims
         self._folder = folder
         self._clock = clock
         self.desk = OperatorDesk(lambda: self.client.class_names, self.learn, clock)
@@ -382,6 +386,7 @@ class ClientService:
                 blobs,
                 Voices(self._signer, trust),
                 own_id=identity.client_id,
+                claims=self._claims,
             ),
             publish=lambda topic, payload, retain: self.loop.say(topic, payload, retain=retain),
             slot=self._slot,

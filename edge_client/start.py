@@ -66,6 +66,9 @@ def start(settings: ClientSettings) -> bool:
         data_dir = stack.enter_context(
             claim_data_dir(settings.data_dir, fleet=settings.fleet, role="client", owner=settings.client_id)
         )
+        claims = settings.claims()
+        if claims is not None:
+            stack.callback(claims.close)
         service = ClientService(
             _identity(settings, profile, proof, board),
             data_dir.path,
@@ -75,6 +78,7 @@ def start(settings: ClientSettings) -> bool:
             spawn=lambda on_event: TrainerProcess(on_event, trainer),
             keys=settings.identity,
             certificate=settings.tls().certificate_file,
+            claims=claims,
         )
         desk = service.desk
         public.answer(service.status)

@@ -17,6 +17,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id
 from replayfleet.federation.wire.transport.broker_address import Credentials, TlsSettings, is_loopback
+from replayfleet.federation.wire.transport.claims import ClaimStore, check_store
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from replayfleet.federation.wire.transport.connecting import Connector
 
 MIN_TOKEN = 16
+
+
+def _check_store(url: str | None) -> None:
+    if url:
+        check_store(url)
+
 
 log = EventLogger(__name__)
 
@@ -62,6 +69,25 @@ class ConnectionSettings:
         ),
     ] = None
     insecure: Annotated[bool, Option("Allow plaintext to a broker on another machine.", CONNECTION)] = False
+    blob_store: Annotated[
+        str | None,
+        Option(
+            "Folder in a store through which large transfers go, s3://BUCKET/FOLDER, file:///DIR or what else fsspec "
+            "knows; they go over MQTT where the other end doesn't reach it. Needs replayfleet[store].",
+            CONNECTION,
+            metavar="URL",
+            unset="all over MQTT",
+            check=_check_store,
+        ),
+    ] = None
+
+    def claims(self) -> ClaimStore | None:
+        """Return the store, if there is one.
+
+        Raises:
+            SettingsError: It can't be opened.
+        """
+        return None if self.blob_store is None else ClaimStore(self.blob_store, self.fleet)
 
     def connector(self) -> Connector:
         """Return what makes sessions for a broker's URL; certificates and credentials are read here.

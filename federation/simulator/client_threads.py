@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from replayfleet.federation.service.engine import HERE, RayEngine, engine
 from replayfleet.federation.service.torch_setup import prepare_torch
 
 _NAME = "client-half"
@@ -28,22 +29,32 @@ class ClientThreads:
 
     Attributes:
         turn: hold it for what one client does at a time.
+        elsewhere: a cluster that does it; what it does must be values.
     """
 
     _pool: ThreadPoolExecutor | None = None
     turn: threading.Lock = field(default_factory=threading.Lock)
+    elsewhere: RayEngine | None = None
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Return ``function`` of every item, in order; the first error ends those that haven't begun."""
+        if self.elsewhere is not None:
+            return self.elsewhere.map(function, items)
         return list(map(function, items) if self._pool is None else self._pool.map(function, items))
 
 
 @contextlib.contextmanager
-def client_threads(num_workers: int, num_threads: int) -> Iterator[ClientThreads]:
+def client_threads(num_workers: int, num_threads: int, where: str = HERE) -> Iterator[ClientThreads]:
     """Provide ``num_workers`` threads with ``num_threads`` per operation; of one worker, the caller's own thread.
+
+    Or what does their work on a cluster (``engine``).
 
     An error or Ctrl-C leaves without waiting for who still trains: see ``still_training``.
     """
+    if where != HERE:
+        with engine(where, num_threads, num_workers) as elsewhere:
+            yield ClientThreads(elsewhere=elsewhere)
+        return
     if num_workers == 1:
         yield ClientThreads()
         return

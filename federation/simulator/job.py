@@ -278,6 +278,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
         sampler=_sampler(spec.sampler, method, spec.threads),
         num_threads=spec.threads,
         num_workers=workers,
+        engine=spec.engine,
         torch_device=spec.torch_device,
         in_step=in_step and can_in_step,
         attack=attack,

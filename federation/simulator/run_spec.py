@@ -19,6 +19,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import SettingOption
+from replayfleet.federation.service.engine import HERE, check_engine
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
 from replayfleet.models.specs import check_architecture
 
@@ -120,6 +121,15 @@ class RunSpec:
             unset="cores / threads, 1 on a GPU",
         ),
     ] = None
+    engine: Annotated[
+        str,
+        Option(
+            "Where clients train and are mixed for: here, in this process; ray, on a Ray cluster of this machine; or "
+            "ray://HOST:PORT, one that runs. Results don't depend on it. Needs replayfleet[ray].",
+            TRAINING,
+            check=check_engine,
+        ),
+    ] = HERE
     torch_device: Annotated[str, Option("Where methods compute: cpu, cuda, cuda:1, ...", TRAINING)] = "cpu"
     in_step: Annotated[
         bool | None,

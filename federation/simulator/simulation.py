@@ -22,6 +22,7 @@ from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.methods.steps.screening import TaskAnswers, answers_of, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
+from replayfleet.federation.service.engine import HERE
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
 from replayfleet.federation.service.torch_setup import prepare_torch
 from replayfleet.federation.simulator.attacks import Attack
@@ -109,6 +110,7 @@ class Simulation:
         num_threads: of torch; results depend on it.
         num_workers: clients that are trained, or mixed for, at the same time, with ``num_threads`` each; results don't
             depend on it.
+        engine: where that is done: in this process, or on a Ray cluster (``federation.service.engine``).
         evaluates: measure accuracies; without, they are NaN and a run can't be resumed.
         torch_device: where methods compute.
         in_step: train what clients ask for at the same time as one network, which the method must be able to
@@ -128,6 +130,7 @@ class Simulation:
     sampler: Sampler
     num_threads: int = 1
     num_workers: int = 1
+    engine: str = HERE
     evaluates: bool = True
     torch_device: str = "cpu"
     in_step: bool = False
@@ -164,7 +167,7 @@ class Simulation:
             raise ValueError("checkpoints keep accuracies, but this run doesn't evaluate")
         prepare_torch(self.num_threads)
         state = self._restored(checkpoints) if checkpoints is not None else self._initial(TensorAccounts())
-        with client_threads(self.num_workers, self.num_threads) as threads:
+        with client_threads(self.num_workers, self.num_threads, self.engine) as threads:
             for round_index in range(len(state.records), self.stream.num_rounds):
                 outcome = self._round(round_index, state, threads, checkpoints, on_client)
                 if on_round is not None:
@@ -279,17 +282,18 @@ class Simulation:
         if self.in_step:
             return self._local_rounds_in_step(round_index, indices, state, on_client)
 
-        def local_round(client: tuple[ClientId, int]) -> tuple[tuple[Any, Any], float, Meter]:
-            name, index = client
+        def asked(client: tuple[ClientId, int]) -> tuple[Any, ...]:
             with threads.turn:
                 if on_client is not None:
-                    on_client(round_index, name)
-                arguments, rng = self._arguments(round_index, name, index, state)
-            started, meter = self.clock(), Meter()
-            result = meter.local_round(self.method, (*arguments, rng), self.sampler)
-            return result, self.clock() - started, meter
+                    on_client(round_index, client[0])
+                arguments, rng = self._arguments(round_index, *client, state)
+                return (*arguments, rng)
 
-        results = threads.map(local_round, indices.items())
+        work = functools.partial(_local_round, self.method, self.sampler, self.clock)
+        if threads.elsewhere is not None:  # which gets values, each when there is room for it
+            results = threads.map(work, map(asked, indices.items()))
+        else:
+            results = threads.map(lambda client: work(asked(client)), indices.items())
         return {
             name: self._kept(round_index, (name, index), *done, state)
             for (name, index), done in zip(indices.items(), results, strict=True)
@@ -447,6 +451,15 @@ class Simulation:
         state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
         return state
+
+
+def _local_round(
+    method: Any, sampler: Sampler, clock: Callable[[], float], arguments: tuple[Any, ...]
+) -> tuple[tuple[Any, Any], float, Meter]:
+    """Return what a client's half of a round makes, how long it took, and what was counted."""
+    started, meter = clock(), Meter()
+    result = meter.local_round(method, arguments, sampler)
+    return result, clock() - started, meter
 
 
 def _transferred(accounts: Accounts, name: ClientId, direction: str, record: Any, packed: Mapping[int, int]) -> Traffic:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +29,11 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.graphs.graph import sub_generator_graph
 from replayfleet.export.running.sampler import onnx_sampler
 from replayfleet.federation.methods.kit import travel
+from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.service.artefact_codec import encode_artefacts
+from replayfleet.federation.service.engine import HERE, engine
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
@@ -90,7 +95,9 @@ def spec_of(name: str, data_root: Path) -> FleetSpec:
 
 
 @functools.cache
-def simulated(method: str, data_root: Path, sampler_name: str, run_seed: int = RUN_SEED) -> dict[str, dict[str, str]]:
+def simulated(
+    method: str, data_root: Path, sampler_name: str, run_seed: int = RUN_SEED, where: str = HERE
+) -> dict[str, dict[str, str]]:
     """Return client -> parameter set -> digest of the last download, from the simulator."""
     dataset = load_dataset("fashion-mnist", data_root=data_root)
     settings = StreamSettings(
@@ -110,6 +117,8 @@ def simulated(method: str, data_root: Path, sampler_name: str, run_seed: int = R
         run_seed=run_seed,
         sampler=sampler_named(sampler_name, built),
         num_threads=1,
+        num_workers=1 if where == HERE else 2,
+        engine=where,
     ).run(on_round=last.append)
     return {
         name: {entry.name: entry.digest for entry in encode_artefacts(download.pack(), DigestOnly()).blobs}
@@ -124,15 +133,21 @@ def sampler_named(name: str, method: Method) -> Sampler:
     return onnx_sampler(sub_generator_graph(kind.graph_spec), 1)
 
 
-def deployed(
-    method: str, data_root: Path, folder: Path, connect: Connect, sampler: str, order: list[int]
+def deployed(  # the last has a default
+    method: str,
+    data_root: Path,
+    folder: Path,
+    connect: Connect,
+    sampler: str,
+    order: list[int],
+    spread: Map | None = None,
 ) -> dict[str, dict[str, str]]:
     """Return the same from a fleet of real services, whose clients start in ``order``."""
     spec = spec_of(method, data_root)
     built = method_of(spec)
     task = task_of(spec)
     rules = RoundRules(NUM_CLIENTS, min_clients=NUM_CLIENTS, deadline_s=120.0, num_rounds=num_rounds(method))
-    fleet = Fleet(spec, built, sampler_of(built), OnnxExporter(built, task), rules)
+    fleet = Fleet(spec, built, sampler_of(built), OnnxExporter(built, task), rules, spread=spread)
     (folder / "aggregator").mkdir(parents=True)
     aggregator = AggregatorService(
         fleet, folder / "aggregator", connect, jobs=partial(Jobs, prepare=partial(prepare_torch, 1))
@@ -257,6 +272,41 @@ def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
     assert found != simulated(method.partition("+")[0], data_root, "eager")
     spooled = {path.name.count(".") for path in (tmp_path / "aggregator").rglob("*.packed")}
     assert spooled >= ({2} if method.endswith("int8") else {1})  # differences, and what stands alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_on_ray_all_stays_equal_though_workers_are_killed_while_they_aggregate(
+    data_root: Path, tmp_path: Path, served_here: None
+) -> None:
+    pytest.importorskip("ray")
+    expected = simulated("pfedgrp", data_root, "eager")
+    assert simulated("pfedgrp", data_root, "eager", where="ray") == expected
+    broker, killed = MemoryBroker(), tmp_path / "killed"
+    killed.mkdir()
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return broker.session(client_id, on_message=on_message, will=will)
+
+    def deadly(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        calls.append(len(calls))
+
+        def sometimes(item: Any) -> Any:
+            mark = killed / str(len(calls))
+            if len(calls) == 2 and not mark.exists():  # Eq. 3 of the first round; replay was drawn before
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(item)
+
+        return cluster.map(sometimes, items)
+
+    calls: list[int] = []
+    with engine("ray", 1, 2) as cluster:
+        assert cluster is not None
+        assert deployed("pfedgrp", data_root, tmp_path, connect, "eager", [0, 1], deadly) == expected
+    assert list(killed.iterdir())
+    assert len(calls) == 2 * num_rounds("pfedgrp")
 
 
 def test_arrival_order_and_duplicated_messages_change_nothing(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from replayfleet.federation.wire.protocol import topics
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import ClaimStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
@@ -37,6 +38,7 @@ class End:
         *,
         credit: int = 8,
         limits: TransferLimits | None = None,
+        claims: ClaimStore | None = None,
     ) -> None:
         self.clock = clock
         self.client = client
@@ -60,6 +62,7 @@ class End:
             own_id=client,
             credit=credit,
             limits=limits,
+            claims=claims,
         )
 
     def work(self, limit: int | None = None) -> int:

@@ -183,6 +183,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
         block_digests: sha256 of every block, 32 bytes each, concatenated.
         answers: of a download: the ``Presence.boot_id`` of the client that it is made for. What was recorded before the
             client began is of no use to anybody.
+        stored: the bundle also lies in the fleet's blob store, under the transfer's id; blocks come to who asks.
     """
 
     sender: Role
@@ -192,6 +193,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="kind"):
     block_bytes: int
     block_digests: bytes
     answers: str = ""
+    stored: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):

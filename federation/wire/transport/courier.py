@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 
@@ -33,6 +34,7 @@ from replayfleet.federation.wire.protocol.messages import (
     Want,
 )
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import MIN_BYTES, WAIT_S, ClaimStore
 from replayfleet.federation.wire.transport.incoming import Incoming, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Concluded, Event, Failed, Links, Received, Seals
 from replayfleet.federation.wire.transport.seal import OVERHEAD_BYTES
@@ -53,6 +55,8 @@ class _Outgoing:
     sending: Sending
     bytes_on_wire: int = 0
     packs: bool = False
+    storing: Future[None] | None = None
+    began_at: float = 0.0
 
 
 class FleetCourier:
@@ -70,6 +74,7 @@ class FleetCourier:
         own_id: a client's id; the aggregator has none.
         credit: blocks in flight per transfer, both ways.
         limits: what we are willing to receive.
+        claims: a store that peers may reach too; None: everything goes over the links.
 
     Attributes:
         counters: ``COUNTERS``, since the start.
@@ -86,6 +91,7 @@ class FleetCourier:
         own_id: str | None = None,
         credit: int = DEFAULT_CREDIT,
         limits: TransferLimits | None = None,
+        claims: ClaimStore | None = None,
     ) -> None:
         if (own_id is None) != (role == "aggregator"):
             raise ValueError(f"a client needs own_id, the aggregator has none; got {own_id!r} for the {role}")
@@ -98,11 +104,12 @@ class FleetCourier:
         self._store = store
         self._voices = voices
         self._credit = credit
+        self._claims = claims
         self._open: dict[str, _Outgoing] = {}
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self._followed = ""
         self._incoming = Incoming(
-            role, self._answer, self.counters, store, credit=credit, limits=limits or TransferLimits()
+            role, self._answer, self.counters, store, credit=credit, limits=limits or TransferLimits(), claims=claims
         )
 
     def handle(self, topic: str, payload: bytes, now: float) -> list[Event]:
@@ -196,17 +203,24 @@ class FleetCourier:
             current.sending.offer_again()
         else:
             digests = bundle.block_digests()
-            offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, digests, answers)
+            claims = self._claims if bundle.size_bytes >= MIN_BYTES else None
+            stored = claims is not None and claims.usable
+            offer = Offer(self._role, transfer_id, manifest, bundle.parts, block_bytes, digests, answers, stored)
             size = len(encode(offer)) + OVERHEAD_BYTES
             if size > max_payload:
                 raise MalformedMessage(f"offer of {size} bytes, the broker takes {max_payload}; nothing was sent")
             # Of a thousand clients the aggregator receives from a few at a time, and what it didn't ask for is lost.
-            asks = self._role == "client" and bundle.num_blocks > 1
+            asks = stored or (self._role == "client" and bundle.num_blocks > 1)
             sending = Sending(bundle.num_blocks, credit=self._credit, now=now, shared=peer == EVERYBODY, asks=asks)
             carried = 0
             if current is not None and current.offer.manifest == manifest:
                 carried = current.bytes_on_wire
-            self._open[peer] = _Outgoing(offer, bundle, sending, carried, packs=bases is not None)
+            storing = (
+                claims.put(transfer_id, map(bundle.block, range(bundle.num_blocks))) if claims and stored else None
+            )
+            if current is not None:
+                self._unstore(current)
+            self._open[peer] = _Outgoing(offer, bundle, sending, carried, bases is not None, storing, now)
         self._push(peer, now)
         return transfer_id
 
@@ -287,6 +301,7 @@ class FleetCourier:
                 self._store.distrust(part.digest)
         if link != EVERYBODY:
             del self._open[link]
+            self._unstore(current)
         elif not current.sending.on_verdict(peer):
             return []
         return [Concluded(peer, manifest, verdict, current.bytes_on_wire)]
@@ -305,6 +320,8 @@ class FleetCourier:
     def _push(self, peer: str, now: float) -> None:
         """Send what is due."""
         current = self._open[peer]
+        if current.storing is not None and not self._stored(current, current.storing, now):
+            return
         transfer_id, bundle, sending = current.offer.transfer_id, current.bundle, current.sending
         resent_before = sending.num_resent
         step = sending.step(now)
@@ -318,6 +335,19 @@ class FleetCourier:
             self._links.data.publish(topic, frame)
             current.bytes_on_wire += len(frame)
         self.counters["blocks_resent"] += sending.num_resent - resent_before
+
+    def _stored(self, current: _Outgoing, storing: Future[None], now: float) -> bool:
+        """Whether the offer can go out: its bundle is in the store, or won't get there soon enough."""
+        if not storing.done() and now - current.began_at < WAIT_S:
+            return False
+        if not storing.done() or storing.exception() is not None:
+            current.offer = msgspec.structs.replace(current.offer, stored=False)
+        current.storing = None
+        return True
+
+    def _unstore(self, current: _Outgoing) -> None:
+        if self._claims is not None and current.offer.stored:
+            self._claims.drop(current.offer.transfer_id)
 
     def _answer(self, peer: str, message: Message) -> None:
         """Send on the control topic of the link to ``peer``; a client answers shared offers on its own."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from replayfleet.federation.backoff import LONGEST_S
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, MAX_TEXT
 from replayfleet.federation.wire.protocol.messages import Block, Manifest, Message, Offer, Role, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from replayfleet.federation.wire.transport.claims import FETCH_S, ClaimStore
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.federation.wire.transport.receiving import Receiving
 
@@ -64,6 +67,8 @@ class _Incoming:
     arrived: bool = False
     want_at: float | None = None
     want_again_s: float = WANT_AGAIN_S
+    fetching: Future[None] | None = None
+    fetched_by: float = 0.0
 
 
 class Incoming:
@@ -76,6 +81,7 @@ class Incoming:
         store: gets the blobs; its spool holds the part files.
         credit: blocks that a sender may have in flight.
         limits: what we are willing to receive.
+        claims: where bundles may lie too.
 
     Attributes:
         useless: blocks of each peer that belong to nothing or came before.
@@ -91,7 +97,9 @@ class Incoming:
         *,
         credit: int,
         limits: TransferLimits,
+        claims: ClaimStore | None = None,
     ) -> None:
+        self._claims = claims
         self.instance = ""
         self.useless: Counter[str] = Counter()
         self._role = role
@@ -203,6 +211,9 @@ class Incoming:
             silent_s = now - current.receiving.heard_at
             if current.arrived or self._open.get(peer) is not current:
                 continue
+            if current.fetching is not None:
+                events += self._guarded(peer, lambda p=peer, c=current: self._fetched(p, c, now))  # type: ignore[misc]
+                continue
             if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and silent_s >= SHARED_PATIENCE_S):
                 events += self._give_up(peer, current, silent_s, now)
             elif current.unpacked:
@@ -243,9 +254,27 @@ class Incoming:
         events: list[Event] = []
         for index, payload in early.items():
             events += self._take(peer, current, index, payload, now, quiet=True)
+        if offer.stored and self._claims is not None and self._claims.usable and not receiving.complete:
+            size = sum(part.encoded_bytes for part in offer.parts)
+            current.fetching = self._claims.fetch(offer.transfer_id, _claimed(receiving), size)
+            current.fetched_by = now + FETCH_S
         if not receiving.complete:
             self._report(peer, current, now)
         return events
+
+    def _fetched(self, peer: str, current: _Incoming, now: float) -> list[Event]:
+        """Take over what came from the store, whatever that is; blocks that don't verify come over the link."""
+        fetching, receiving = current.fetching, current.receiving
+        if fetching is None or (not fetching.done() and now < current.fetched_by):
+            return []
+        current.fetching = None
+        if not current.unpacked and not receiving.complete:
+            current.bytes_on_wire += receiving.take_over(_claimed(receiving), now)
+        _claimed(receiving).unlink(missing_ok=True)
+        if receiving.complete:
+            return self._settle(peer, current, now)
+        self._report(peer, current, now)
+        return []
 
     def _replace_bundle(self, peer: str, current: _Incoming, offer: Offer, now: float) -> list[Event]:
         """Another bundle of the manifest that we already accepted: the answer to a ``Want``."""
@@ -381,6 +410,8 @@ class Incoming:
         return [Failed(peer, current.offer.transfer_id, error), *self._wake_others(peer, now)]
 
     def _report(self, peer: str, current: _Incoming, now: float) -> None:
+        if current.fetching is not None:
+            return  # the sender waits for our word, and sends no block before it
         self._answer(peer, current.receiving.progress(self._role, now))
 
     def _drop(self, peer: str, *, keep_part: bool = False) -> None:
@@ -394,6 +425,10 @@ def _key(peer: str, manifest: Manifest, transfer_id: str) -> tuple[str, str, int
 
 def _file_stem(peer: str) -> str:
     return "+everybody" if peer == EVERYBODY else peer
+
+
+def _claimed(receiving: Receiving) -> Path:
+    return receiving.part.with_suffix(".claim")
 
 
 def _part_name(peer: str, offer: Offer) -> str:

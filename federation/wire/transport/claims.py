@@ -1,0 +1,133 @@
+"""Claim check: bundles in a store that both ends reach, in place of blocks over MQTT.
+
+The sender puts a bundle there, and its offer says so; the receiver fetches it from the store that its own operator
+named, never from a place that a message names. What arrives is held against the offer's size and block digests, and
+what is missing of it, or all if the store can't be reached, comes over MQTT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from replayfleet.federation.errors import SettingsError
+
+MIN_BYTES = 64 << 10
+"""Smaller bundles are through before a store has answered."""
+WAIT_S = 10.0
+"""An offer waits so long for its bundle to be in the store."""
+FETCH_S = 60.0
+"""After so long a bundle that doesn't arrive from the store comes over MQTT."""
+REST_S = 30.0
+"""A store that failed isn't asked again before."""
+
+_CHUNK_BYTES = 1 << 20
+_S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 3, "read_timeout": 10, "retries": {"max_attempts": 1}}}
+
+log = logging.getLogger(__name__)
+
+
+def check_store(url: str) -> str:
+    """Return a store's URL if bundles can lie there.
+
+    Raises:
+        SettingsError: It is none, or the package that speaks its protocol isn't installed.
+    """
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise SettingsError(f"blob store {url!r}: expected a URL, for example s3://BUCKET/FOLDER or file:///SHARED/DIR")
+    if importlib.util.find_spec("fsspec") is None or (scheme == "s3" and importlib.util.find_spec("s3fs") is None):
+        raise SettingsError(f"blob store {url}: needs fsspec: pip install 'replayfleet[store]'")
+    return url
+
+
+class ClaimStore:
+    """Bundles of one fleet in a store of fsspec's, put and fetched by threads of its own.
+
+    Args:
+        url: of a folder: ``s3://BUCKET/FOLDER``, ``file:///DIR``, ... Keys and endpoint come from where the protocol's
+            own programs take them, such as ``AWS_ACCESS_KEY_ID`` and ``AWS_ENDPOINT_URL``.
+        fleet: its name, a folder there.
+
+    Raises:
+        SettingsError: fsspec doesn't know the protocol, or lacks a package for it.
+    """
+
+    def __init__(self, url: str, fleet: str) -> None:
+        check_store(url)
+        fsspec: Any = importlib.import_module("fsspec")
+        scheme = urlsplit(url).scheme
+        options: dict[str, Any] = _S3 if scheme == "s3" else {"auto_mkdir": True} if scheme == "file" else {}
+        try:
+            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        except (ValueError, ImportError, TypeError) as error:
+            raise SettingsError(f"blob store {url}: {error}") from error
+        self._folder = f"{root.rstrip('/')}/{fleet}"
+        self._threads = ThreadPoolExecutor(4, "blob-store")
+        self._lock = threading.Lock()
+        self._rests_until = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether it didn't fail a moment ago."""
+        return time.monotonic() >= self._rests_until
+
+    def put(self, transfer_id: str, blocks: Iterable[bytes]) -> Future[None]:
+        """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
+
+        def work() -> None:
+            with self._files.open(f"{self._folder}/{transfer_id}", "wb") as target:
+                for block in blocks:
+                    target.write(block)
+
+        return self._begun(work, "put", transfer_id)
+
+    def fetch(self, transfer_id: str, target: Path, size_bytes: int) -> Future[None]:
+        """Begin to fetch a bundle into a file, of ``size_bytes`` at most; what came before an error stays there."""
+
+        def work() -> None:
+            with self._files.open(f"{self._folder}/{transfer_id}", "rb") as source, target.open("wb") as file:
+                left = size_bytes
+                while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
+                    file.write(chunk)
+                    left -= len(chunk)
+
+        return self._begun(work, "fetched", transfer_id)
+
+    def drop(self, transfer_id: str) -> None:
+        """Remove a bundle that nobody needs any more, if that is possible."""
+        if self.usable:
+            with contextlib.suppress(RuntimeError):  # stopped meanwhile
+                self._threads.submit(self._remove, transfer_id)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _remove(self, transfer_id: str) -> None:
+        with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire
+            self._files.rm_file(f"{self._folder}/{transfer_id}")
+
+    def _begun(self, work: Any, what: str, transfer_id: str) -> Future[None]:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:
+                with self._lock:
+                    fresh = self.usable
+                    self._rests_until = time.monotonic() + REST_S
+                if fresh:
+                    text = " ".join(str(error).split())[:300]
+                    log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)
+                raise
+
+        return self._threads.submit(guarded)

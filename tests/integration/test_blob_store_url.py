@@ -1,0 +1,174 @@
+"""Bundles through a store that both ends reach: a folder, and a real server that speaks S3, killed in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.couriers import FLEET, Clock, End
+
+from replayfleet.federation.wire.transport import claims
+from replayfleet.federation.wire.transport.claims import ClaimStore
+from tests.support.memory_broker import MemoryBroker
+
+BLOB_BYTES = 1_500_000
+
+
+class Pair:
+    """An aggregator and a camera, each with or without the store."""
+
+    def __init__(self, root: Path, ours: ClaimStore | None, theirs: ClaimStore | None) -> None:
+        self.clock, self.broker = Clock(), MemoryBroker()
+        self.aggregator = End(self.broker, self.clock, root / "aggregator", claims=ours)
+        self.cam = End(self.broker, self.clock, root / "cam", "cam-1", claims=theirs)
+
+    def until(self, done: Callable[[], bool], within_s: float = 60.0) -> None:
+        """Let both ends work, on the real clock, which the store's threads need."""
+        end = time.monotonic() + within_s
+        while not done():
+            assert time.monotonic() < end, (self.aggregator.events, self.cam.events)
+            worked = self.aggregator.work() + self.cam.work()
+            self.clock.now += 0.02
+            time.sleep(0.0 if worked else 0.02)
+
+    def download(self, version: int) -> tuple[int, bytes]:
+        """Send a download, and return (bytes of blocks that the camera got over the broker, what it holds)."""
+        blob = os.urandom(BLOB_BYTES)
+        before = self.cam.courier.counters["bytes_received"]
+        manifest = self.aggregator.offer("cam-1", blob, version=version)
+        self.until(lambda: len(self.aggregator.concluded) == version)
+        assert self.cam.store.read(manifest.blobs[0].digest) == blob
+        return self.cam.courier.counters["bytes_received"] - before, blob
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Callable[[], ClaimStore]]:
+    made: list[ClaimStore] = []
+
+    def one() -> ClaimStore:
+        made.append(ClaimStore(f"file://{tmp_path}/store", FLEET))
+        return made[-1]
+
+    yield one
+    for store in made:
+        store.close()
+
+
+def test_a_bundle_goes_through_the_store_and_is_gone_from_it_after_the_verdict(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    pair = Pair(tmp_path, folder(), folder())
+    over_the_broker, _ = pair.download(1)
+    assert over_the_broker < 10_000
+    pair.until(lambda: not list((tmp_path / "store" / FLEET).iterdir()))
+    assert list(pair.cam.store.parts.iterdir()) == []
+
+
+def test_who_has_no_store_gets_blocks(tmp_path: Path, folder: Callable[[], ClaimStore]) -> None:
+    over_the_broker, _ = Pair(tmp_path, folder(), None).download(1)
+    assert over_the_broker > BLOB_BYTES
+
+
+def test_whoever_reaches_another_store_than_the_sender_gets_blocks(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    elsewhere = ClaimStore(f"file://{tmp_path}/elsewhere", FLEET)
+    over_the_broker, _ = Pair(tmp_path, folder(), elsewhere).download(1)
+    elsewhere.close()
+    assert over_the_broker > BLOB_BYTES
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "changed"])
+def test_what_somebody_did_to_the_stored_bundle_comes_over_the_broker(
+    how: str, tmp_path: Path, folder: Callable[[], ClaimStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = ClaimStore.fetch
+
+    def tampered(self: ClaimStore, transfer_id: str, target: Path, size_bytes: int) -> object:
+        file = tmp_path / "store" / FLEET / transfer_id
+        data = file.read_bytes()
+        changed = {"shorter": data[:700_000], "longer": data + bytes(1 << 20), "changed": b"\0" * 9 + data[9:]}[how]
+        file.write_bytes(changed)
+        return fetch(self, transfer_id, target, size_bytes)
+
+    monkeypatch.setattr(ClaimStore, "fetch", tampered)
+    over_the_broker, _ = Pair(tmp_path, folder(), folder()).download(1)
+    least, most = {"shorter": (700_000, 1_200_000), "longer": (0, 10_000), "changed": (200_000, 1_600_000)}[how]
+    assert least < over_the_broker < most
+
+
+class S3Server:
+    """moto's server, in a process of its own."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{self.port}'])",
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    server = S3Server()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+    server.start()
+    yield server
+    server.stop()
+
+
+def make_bucket(within_s: float = 60.0) -> None:
+    """Wait for the server, and make the bucket: after a restart moto has forgotten it."""
+    import s3fs
+
+    end = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(Exception):
+            s3fs.S3FileSystem(skip_instance_cache=True).mkdir("models")
+            return
+        assert time.monotonic() < end, "the server doesn't start"
+        time.sleep(0.2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_with_the_s3_server_gone_the_fleet_goes_on_over_the_broker_and_back(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "REST_S", 0.2)
+    make_bucket()
+    stores = [ClaimStore("s3://models/edge", FLEET) for _ in range(2)]
+    pair = Pair(tmp_path, *stores)
+    assert pair.download(1)[0] < 10_000
+    s3.stop()
+    assert pair.download(2)[0] > BLOB_BYTES
+    assert pair.download(3)[0] > BLOB_BYTES
+    s3.start()
+    make_bucket()
+    time.sleep(0.3)
+    assert pair.download(4)[0] < 10_000
+    for store in stores:
+        store.close()
