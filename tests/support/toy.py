@@ -42,10 +42,10 @@ def toy_data(counts: dict[int, int], seed: int = 0) -> RoundData:
     return RoundData(torch.cat(images), torch.cat(labels))
 
 
-def accuracy(parameters: Parameters, counts: dict[int, int], seed: int = 99) -> float:
+def accuracy(parameters: Parameters, counts: dict[int, int], seed: int = 99, task: TaskSpec = TOY) -> float:
     """Return the share of fresh toy samples that the task model gets right."""
     data = toy_data(counts, seed)
-    predictions = judge_with(TOY, parameters)(data.images).argmax(dim=1)
+    predictions = judge_with(task, parameters)(data.images).argmax(dim=1)
     return float((predictions == data.labels).float().mean())
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -142,18 +143,20 @@ def test_impossible_settings_are_refused_by_name(key: str, value: object) -> Non
 
 @pytest.mark.learning
 def test_it_remembers_what_fedavg_forgets() -> None:
+    task, learning = replace(TOY, architecture="lenet"), LEARNING | {"local_epochs": 20}
     rounds = [{"a": {0: 24, 1: 24}}, {"a": {2: 24, 3: 24}}]
     everything = {0: 20, 1: 20, 2: 20, 3: 20}
     method = FedAvgReplay(
-        task=TOY,
+        task=task,
         sub_generator_epochs=80,
         gan_batch_size=12,
         gan_learning_rate=2e-3,
         gan_beta1=0.5,
         critic_steps_per_generator_step=1,
-        **LEARNING,
+        **learning,
     )
     _, remembered = run_rounds(method, rounds, last=replace(method, sub_generator_epochs=1))
-    _, forgot = run_rounds(FedAvg(task=TOY, **LEARNING), rounds)
-    assert accuracy(forgot["a"].task_parameters, everything) <= 0.55
-    assert accuracy(remembered["a"].task_parameters, everything) > 0.7
+    forgot = [run_rounds(FedAvg(task=task, **learning), rounds, run_seed=seed)[1] for seed in range(5)]
+    # One of a dozen seeds forgets little.
+    assert median(accuracy(one["a"].task_parameters, everything, task=task) for one in forgot) <= 0.55
+    assert accuracy(remembered["a"].task_parameters, everything, task=task) > 0.8
