@@ -100,8 +100,15 @@ class RecordedRoads:
         return len(self._driving.frames(drive.towns))
 
     def held_out(self, town: str) -> Iterator[Scene]:
+        return self._scenes(town, held_out=True)
+
+    def learned(self, town: str) -> Iterator[Scene]:
+        """Yield the other pictures, which vehicles learn from, in driving order."""
+        return self._scenes(town, held_out=False)
+
+    def _scenes(self, town: str, *, held_out: bool) -> Iterator[Scene]:
         for index, frame in enumerate(self._driving.frames([town])):
-            if index % HOLD_OUT == HOLD_OUT - 1:
+            if (index % HOLD_OUT == HOLD_OUT - 1) == held_out:
                 pixels = frame.pixels()
                 found = self._driving.annotation(frame, (pixels.shape[1], pixels.shape[0]))
                 yield Scene(pixels, Boxes(found.corners, found.class_ids))

@@ -296,8 +296,15 @@ def trainable(module: M, parameters: Parameters) -> M:
 
 
 def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters and buffers, detached and laid out as ever."""
-    return {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    """Return a module's parameters and buffers, detached and laid out as ever.
+
+    Strides too: ``contiguous`` keeps those of channels-last where a side is 1, and convolutions then round otherwise
+    than after a model has been on a disk.
+    """
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in module.state_dict().items()
+    }
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:

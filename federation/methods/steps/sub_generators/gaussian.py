@@ -23,6 +23,9 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import MixtureSpec
 
+LEAST_IMAGES = 2
+"""Of a component, where its class has so many: the mean of a single image is that image, which nobody may store."""
+
 _CLUSTERING_STEPS = 10
 _MAX_SAMPLES = 2**40
 
@@ -71,6 +74,16 @@ def reduced(components: Sequence[Moments], num_components: int, num_dims: int) -
     return left
 
 
+def without_single(components: Sequence[Moments], num_dims: int) -> list[Moments]:
+    """Merge those of fewer than ``LEAST_IMAGES`` with the closest, as long as there is another."""
+    left = list(components)
+    while len(left) > 1 and min(one.num_samples for one in left) < LEAST_IMAGES:
+        one = left.pop(next(place for place, each in enumerate(left) if each.num_samples < LEAST_IMAGES))
+        closest = min(range(len(left)), key=lambda place: _cost(one, left[place]))
+        left[closest] = merged(left[closest], one, num_dims)
+    return left
+
+
 def new_mixture(spec: MixtureSpec) -> SubGenerator:
     """Return one that has met no image, and draws grey ones."""
     return SubGenerator(dict(build_generator(spec).state_dict()), {})
@@ -92,7 +105,7 @@ def learned(spec: MixtureSpec, start: SubGenerator, images: Tensor, rng: torch.G
         raise ValueError("a sub-generator needs at least one image of its class")
     pixels = images.detach().flatten(1).to(torch.float32)
     fresh = [moments_of(part, spec.num_dims) for part in _clusters(pixels, spec.num_components, rng)]
-    return SubGenerator(pooled(spec, [start.generator], fresh), {})
+    return SubGenerator(pooled(spec, [start.generator], without_single(fresh, spec.num_dims)), {})
 
 
 def pooled(spec: MixtureSpec, mixtures: Sequence[Parameters], fresh: Sequence[Moments] = ()) -> dict[str, Tensor]:

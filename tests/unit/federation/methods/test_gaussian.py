@@ -18,6 +18,7 @@ from replayfleet.federation.methods.steps.sub_generators.gaussian import (
     new_mixture,
     pooled,
     reduced,
+    without_single,
 )
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
 from replayfleet.federation.wire.protocol.tensors import encode_arrays
@@ -168,3 +169,18 @@ def test_whatever_an_upload_holds_is_clipped_to_what_images_hold(value: float) -
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PFedGRP(**{"task": TOY, "sub_generator": "pca-gaussian", **settings})
+
+
+def test_no_component_is_a_single_image_where_its_class_has_more() -> None:
+    """k-means begins with the farthest images, which stay alone: the mean of such a part is the image itself."""
+    spec = MixtureSpec(TOY, 2, 4)
+    far = torch.linspace(-1, 1, 5)[:, None, None, None] * torch.ones(5, *TOY.image_shape)
+    images = torch.cat([far, far[:1], far[-1:]])
+    mixture = learned(spec, new_mixture(spec), images, torch.Generator().manual_seed(0)).generator
+    counts = [int(count) for count in mixture["num_samples"] if count]
+    assert sum(counts) == len(images)
+    assert min(counts) >= 2
+    alone = learned(spec, new_mixture(spec), images[:1], torch.Generator().manual_seed(0)).generator
+    assert [int(count) for count in alone["num_samples"] if count] == [1], "there is nothing to merge it with"
+    many = [moments_of(torch.randn(count, 3), 2) for count in (2, 5, 3)]
+    assert without_single(many, 2) == many, "nor is there a need"

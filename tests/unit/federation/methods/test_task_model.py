@@ -25,6 +25,17 @@ def start() -> dict[str, torch.Tensor]:
     return dict(initialise(build_task_model(TOY), torch.Generator().manual_seed(0)).state_dict())
 
 
+def test_a_trained_model_is_laid_out_as_one_from_a_disk_and_answers_with_the_same_bits() -> None:
+    """Channels-last leaves strides of its own where a side is 1: FedLwF-2T was another in a fleet by it."""
+    data = toy_data({0: 8, 1: 8})
+    trained = train_task_model(TOY, start(), data.images, data.labels, QUICK, torch.Generator().manual_seed(1))
+    read = {name: torch.from_numpy(tensor.numpy().copy(order="C")) for name, tensor in trained.items()}
+    assert {name: tensor.stride() for name, tensor in trained.items()} == {
+        name: torch.empty(tensor.shape).stride() for name, tensor in trained.items()
+    }
+    assert torch.equal(judge_with(TOY, trained)(data.images), judge_with(TOY, read)(data.images))
+
+
 def test_the_aligned_loss_equals_its_closed_form() -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]], requires_grad=True)
     teacher = torch.tensor([[9.0, 9.0], [1.0, 3.0]])
