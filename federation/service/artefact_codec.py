@@ -144,6 +144,10 @@ class StoredParameters(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def __reduce__(self) -> tuple[type[dict[str, Tensor]], tuple[dict[str, Tensor]]]:
+        # To another process, perhaps of another machine without these files, the tensors go themselves.
+        return dict, (dict(self),)
+
 
 class EncodedOnce:
     """Puts parameter sets into a store, each once however often it is asked for; one that came from there not again.

@@ -113,6 +113,14 @@ def test_a_stored_set_is_the_set_in_the_layouts_order(tmp_path: Path) -> None:
     assert equal(dict(found), SET)
 
 
+@pytest.mark.usefixtures("small_bytes")
+def test_a_stored_set_goes_to_another_process_as_its_tensors(tmp_path: Path) -> None:
+    found, _ = stored(tmp_path)
+    kind, (tensors,) = found.__reduce__()
+    assert kind is dict
+    assert equal(tensors, SET)
+
+
 @pytest.mark.usefixtures("_mapped")
 def test_a_stored_set_is_in_memory_only_while_one_of_its_tensors_is(tmp_path: Path) -> None:
     found, store = stored(tmp_path)
