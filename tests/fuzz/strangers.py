@@ -395,7 +395,7 @@ def _uploads(data: bytes) -> str:
     method, layout = _methods()[name]
     entries = tuple(BlobEntry(set_name, set_name, len(raw)) for set_name, raw in sets.items())
     packed = facts if isinstance(facts, bytes) else msgspec.msgpack.encode(facts)
-    store = SimpleNamespace(read=sets.__getitem__)
+    store = SimpleNamespace(read=sets.__getitem__, mapped=sets.__getitem__)
     decode_upload(method, manifest(blobs=entries, facts=packed), store, layout)
     return name
 

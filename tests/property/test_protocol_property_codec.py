@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.codec import decode, encode
 from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
+from replayfleet.federation.wire.protocol.limits import MAX_METRIC
 from replayfleet.federation.wire.protocol.messages import Block, Presence, Progress, Report
 from replayfleet.federation.wire.protocol.tensors import compress, decode_arrays, decompress
 
@@ -32,7 +33,9 @@ messages = st.one_of(
         client_id=ids,
         round=counters,
         version=counters,
-        metrics=st.dictionaries(st.text(max_size=9), finite, max_size=5),
+        metrics=st.dictionaries(
+            st.text(max_size=9), st.floats(-MAX_METRIC, MAX_METRIC, allow_subnormal=False), max_size=5
+        ),
     ),
     st.builds(
         Progress,
