@@ -69,7 +69,9 @@ def run(name: str, arguments: list[str], out: Path) -> bool:
     """Run one benchmark; whether it succeeded."""
     print(f"\n== {name}", flush=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--out", str(out)]
+    file = next(Path(__file__).parent.rglob(f"{name}.py"))
+    module = ".".join(file.relative_to(Path(__file__).parents[1]).with_suffix("").parts)
+    command = [sys.executable, "-m", module, *arguments, "--out", str(out)]
     done = subprocess.run(command, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}, check=False)
     print(f"   took {time.monotonic() - began:.0f} s", flush=True)
     return done.returncode == 0

@@ -399,6 +399,7 @@ class ClientService:
             training=training,
             jobs=self._jobs,
             open_source=open_source,
+            clock=self._clock,
             frame_measures=self._frames.measures,
             compute=identity.compute,
         )

@@ -11,7 +11,8 @@ import onnx
 from safetensors.numpy import save as format_safetensors
 from torch import nn
 
-from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
+from replayfleet.export.graphs.join import join
 from replayfleet.export.graphs.sampler_graph import Convert, TimedNetwork, eager_sampler, sampler_model, timed_network
 from replayfleet.export.parity import BATCHES, DETECTOR_TOLERANCE, TOLERANCE, eager_run, load_parameters
 from replayfleet.export.running.artefact import Array, Run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from replayfleet.federation.service.charts import Line, line_chart
+from replayfleet.federation.service.pages.charts import Line, line_chart
 
 WIDE, NARROW = (1060, 300), (340, 240)
 MAX_DRAWN, MAX_WAITING = 512, 64

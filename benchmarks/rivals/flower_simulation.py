@@ -6,7 +6,8 @@
 A round begins when the strategy is asked to configure it and ends when it has aggregated all replies. Evaluation is
 off. Each client may have one core, so that as many run side by side as there are cores. With ``--shift`` client p adds
 (p + 1) / 100 to every number and says that it has 10 (p + 1) samples, so that the average tells whether it is the
-same. ``benchmarks.simulated_round`` calls this with telemetry and update checks switched off and one thread a process.
+same. ``benchmarks.simulation.simulated_round`` calls this with telemetry and update checks switched off and one thread
+a process.
 """
 
 from __future__ import annotations

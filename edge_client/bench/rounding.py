@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from replayfleet.export.graphs.fold import fold
-from replayfleet.export.graphs.graph import join
+from replayfleet.export.graphs.join import join
 from replayfleet.export.graphs.precision import to_float16, to_int8
 from replayfleet.export.running.artefact import Array
 

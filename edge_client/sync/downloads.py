@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -256,11 +255,11 @@ class DownloadDesk:
 
     def _install(self, manifest: Manifest, task: AnyTaskSpec) -> Installed:
         parts = self._parts
-        began = time.monotonic()
+        began = parts.clock()
         served = parts.slot.install(candidate(manifest, task, parts.workers))
         if parts.engines is not None:
             parts.engines.want(served)
-        return Installed(served, time.monotonic() - began, on_probation=parts.slot.previous is not None)
+        return Installed(served, parts.clock() - began, on_probation=parts.slot.previous is not None)
 
     def _install_from_disk(self, candidates: list[HeldDownload | None]) -> None:
         download = candidates.pop(0) if candidates else None

@@ -61,6 +61,7 @@ class Parts:
         boot_id: names this process; what the aggregator offers must answer it.
         publish: (topic, payload, retain) on the control connection.
         workers: makes served models.
+        clock: seconds, never backwards; read by jobs, for how long a swap took.
         frame_measures: metrics of the serving loop for reports.
         open_source: makes the source once the fleet's task is known; raises SettingsError if they don't fit.
         engines: who gets the served model an engine; None on devices that serve without.
@@ -82,6 +83,7 @@ class Parts:
     training: LocalTraining
     jobs: Jobs
     open_source: Callable[[AnyTaskSpec], Source]
+    clock: Callable[[], float]
     frame_measures: Callable[[], Mapping[str, float]] = dict
     compute: Compute = field(default_factory=Compute)
     engines: EngineDesk | None = None

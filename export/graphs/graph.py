@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from torch import nn
 
 from replayfleet.export.graphs.simplify import (
@@ -27,8 +26,6 @@ from replayfleet.export.graphs.simplify import (
 )
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
-from replayfleet.export.running.runtime import UNUSED_SUFFIXES, Array
-from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.models.build import build_generator, build_task_model
 from replayfleet.models.specs import LATENT_SIZE, AnyTaskSpec, DetectionSpec, GeneratorSpec
 
@@ -100,32 +97,6 @@ def finished(model: onnx.ModelProto, facts: Mapping[str, str]) -> bytes:
     _drop_traces(model)
     for key, value in sorted({**facts, "opset": str(OPSET)}.items()):
         model.metadata_props.add(key=PREFIX + key, value=value)
-    return bytes(model.SerializeToString(deterministic=True))
-
-
-def join(graph: bytes, parameters: Mapping[str, Array]) -> bytes:
-    """Return a self-contained ONNX file: ``graph`` with its open tensors filled in.
-
-    Raises:
-        ArtefactRejected: (wrong-layout) A tensor is missing, superfluous, or of another shape or dtype.
-    """
-    model = onnx.load_from_string(graph)
-    names = {initializer.name for initializer in model.graph.initializer}
-    for name in parameters:
-        if name not in names and not name.endswith(UNUSED_SUFFIXES):
-            raise ArtefactRejected(Reason.WRONG_LAYOUT, f"parameter {name!r} has no place in the graph")
-    for initializer in model.graph.initializer:
-        if initializer.data_location != TensorProto.EXTERNAL:
-            continue
-        array = parameters.get(initializer.name)
-        shape, dtype = tuple(initializer.dims), onnx.helper.tensor_dtype_to_np_dtype(initializer.data_type)
-        if array is None or array.shape != shape or array.dtype != dtype:
-            found = "missing" if array is None else f"{array.shape} {array.dtype}"
-            raise ArtefactRejected(
-                Reason.WRONG_LAYOUT, f"parameter {initializer.name!r} is {found}, graph needs {shape} {dtype}"
-            )
-        initializer.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), initializer.name))
-    onnx.checker.check_model(model)
     return bytes(model.SerializeToString(deterministic=True))
 
 

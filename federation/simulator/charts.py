@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replayfleet.federation.service.charts import percent_axes
+from replayfleet.federation.service.pages.charts import percent_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replayfleet.federation.service.charts import Line, line_chart
 from replayfleet.federation.service.pages import render
+from replayfleet.federation.service.pages.charts import Line, line_chart
 from replayfleet.federation.service.words import clock, megabytes, milliseconds, percent, spaced
 from replayfleet.scripts.carla.facts import Facts, Part, Vehicle
 from replayfleet.scripts.carla.stills import Still

@@ -301,7 +301,7 @@ def test_a_process_that_grows_is_recycled_between_two_frames(
 def test_under_hot_swaps_each_frame_has_the_answer_of_the_version_that_it_names(
     rig: Callable[..., Rig], colours: Colours
 ) -> None:
-    """``python -m benchmarks.hot_swaps`` does it 200 times with the task model, and measures memory."""
+    """``python -m benchmarks.camera.hot_swaps`` does it 200 times with the task model, and measures memory."""
     made = rig(ProbationRules(duration_s=0.05, num_answered=1, check_every_s=0.02))
     made.start(colours.candidate(0))
     pids = [worker_of(made.slot).pid]

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import replayfleet.export.graphs.graph
-from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
+from replayfleet.export.graphs.join import join
 from replayfleet.export.parity import BATCHES, TOLERANCE, ParityError, check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run, check_probe, make_probe
 from replayfleet.export.running.facts import own_facts

@@ -188,6 +188,7 @@ class Harness:
             training=self.training,
             jobs=self,
             open_source=self.open,
+            clock=lambda: 0.0,
         )
         self.client = Client(parts)
         self.client.start()

@@ -12,7 +12,8 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from replayfleet.export.graphs.graph import export_graph, join
+from replayfleet.export.graphs.graph import export_graph
+from replayfleet.export.graphs.join import join
 from replayfleet.export.graphs.simplify import project_latents
 from replayfleet.export.parity import eager_run
 from replayfleet.models.build import build_generator

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from replayfleet.federation.service.charts import Line, line_chart
+from replayfleet.federation.service.pages.charts import Line, line_chart
 
 pytest.importorskip("matplotlib", reason="draws with Matplotlib, which a board lacks")
 

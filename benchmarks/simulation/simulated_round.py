@@ -10,7 +10,7 @@ every process left out. Before anything is timed, both average clients that diff
 Memory is the peak of the simulating process above that of an interpreter that has imported torch, not counting
 Flower's actors.
 
-    python -m benchmarks.simulated_round --rival-python PATH [--out benchmarks/results/simulated_round.json]
+    python -m benchmarks.simulation.simulated_round --rival-python PATH [--out benchmarks/results/simulated_round.json]
 
 The rival needs an environment of its own: ``pip install torch==2.13.0 "flwr[simulation]==1.41.0"``. Without
 ``--rival-python`` only ours is measured.
@@ -47,7 +47,7 @@ from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import LabelledImages
 from replayfleet.models.specs import TaskSpec
 
-RIVAL = Path(__file__).parent / "rivals" / "flower_simulation.py"
+RIVAL = Path(__file__).parents[1] / "rivals" / "flower_simulation.py"
 PLAIN = {
     "OMP_NUM_THREADS": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -172,7 +172,13 @@ class Contest:
             command = [str(self.rival_python), str(RIVAL), "--model", str(self._model()), *sizes]
             command += ["--shift"] if shift else []
         else:
-            command = [sys.executable, "-m", "benchmarks.simulated_round", "--kind", "shift" if shift else kind]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.simulation.simulated_round",
+                "--kind",
+                "shift" if shift else kind,
+            ]
             command += [*sizes[:-2], "--raw", str(out)]
         load = os.getloadavg()[0]
         done = subprocess.run(command, env={**os.environ, **PLAIN}, capture_output=True, text=True, check=False)

@@ -5,7 +5,7 @@ task model in its serving process do what they do in ``edge-client``. The age is
 never imported here: the model is exported by another process. The bound of the project: p95 at most 100 ms at 30
 frames a second for ten minutes on two cores, memory flat, dropped = captured - answered.
 
-    python -m benchmarks.served_stream [--seconds 600] [--out benchmarks/results/served_stream.json]
+    python -m benchmarks.camera.served_stream [--seconds 600] [--out benchmarks/results/served_stream.json]
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.camera.live_camera import SIZE, course, served_camera, shown, spread_ms
 from benchmarks.harness import cpu_s, resident_mb, run
-from benchmarks.live_camera import SIZE, course, served_camera, shown, spread_ms
 from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 from replayfleet.edge_client.flow import Shown
 from replayfleet.edge_client.frames.answerer import Answerer

@@ -5,8 +5,8 @@ filtered by each client's own model (as the paper has it) or by the round's aver
 same classes, which no aggregator has: what is lost between the last two is lost by the sub-generators. The mixed models
 are measured on the clients' cumulative test images; the clients' own models and the average stand beside.
 
-    make demo && python -m benchmarks.aggregation_filter runs/demo [--out benchmarks/results/aggregation_filter.json]
-    python -m benchmarks.aggregation_filter OUT [--out FILE]    # OUT of fleet-sim pfedgrp; its checkpoints are read
+    make demo && python -m benchmarks.simulation.aggregation_filter runs/demo [--out FILE]
+    python -m benchmarks.simulation.aggregation_filter OUT [--out FILE]    # of fleet-sim pfedgrp: reads its checkpoints
 """
 
 from __future__ import annotations

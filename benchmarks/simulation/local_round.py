@@ -4,7 +4,7 @@ Three rounds of a ``circulating`` stream over Fashion-MNIST: the very first one 
 two new classes and replay of two, and one that meets the first two classes again, where the drift gate decides. Both
 with WGAN-GPs as sub-generators and with Gaussians.
 
-    python -m benchmarks.local_round [--settings paper] [--out benchmarks/results/local_round.json]
+    python -m benchmarks.simulation.local_round [--settings paper] [--out benchmarks/results/local_round.json]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The task model learns Fashion-MNIST two classes at a time, once with replay of t
 which forgets them all: the worst that a device may be sent on purpose. Each model is compared with its predecessor on
 streams of test pictures, as in a client. Broken models are made from the good ones.
 
-    python -m benchmarks.probation [--per-class 200] [--out benchmarks/results/probation.json]
+    python -m benchmarks.camera.probation [--per-class 200] [--out benchmarks/results/probation.json]
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ takes longer is our overhead. Each is checked for parity first. All run with the
 which is what a device gives to serving. They take turns; a turn is one call to warm the caches that the others cooled,
 then some that are timed. Bounds are held against the median of the ratios within turns: all meet the same noise.
 
-    python -m benchmarks.latency [--out benchmarks/results/latency.json]
+    python -m benchmarks.camera.latency [--out benchmarks/results/latency.json]
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from benchmarks.harness import in_turns, paired_ratio, run
-from replayfleet.export.graphs.graph import join, sub_generator_graph, task_graph
+from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
+from replayfleet.export.graphs.join import join
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import sub_generator_facts, task_facts

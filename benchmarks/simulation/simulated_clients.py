@@ -3,7 +3,7 @@
 pFedGRP at size ``small`` on Fashion-MNIST, its first round (new classes, so sub-generators too) with fewer epochs per
 sub-generator; in turns, so that all meet the same noise. Idle threads are to sleep, as in ``fleet-sim``.
 
-    OMP_WAIT_POLICY=PASSIVE python -m benchmarks.simulated_clients [--out benchmarks/results/simulated_clients.json]
+    OMP_WAIT_POLICY=PASSIVE python -m benchmarks.simulation.simulated_clients [--out FILE]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A small RTSP server in this process falls silent, sends noise or damaged pictures, asks for another password, or
 refuses, for times that fall differently into the client's attempts. With the defaults of ``RtspCameraSettings``.
 
-    python -m benchmarks.live_camera_recovery [--repeats 5] [--out benchmarks/results/live_camera_recovery.json]
+    python -m benchmarks.camera.live_camera_recovery [--repeats 5] [--out benchmarks/results/live_camera_recovery.json]
 """
 
 from __future__ import annotations

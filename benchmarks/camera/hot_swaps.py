@@ -4,7 +4,7 @@ Every version is the task model with parameters of its own, in a serving process
 on probation as in a client. Every answer is compared with what PyTorch says about that picture with that version's
 parameters; pictures on which PyTorch's two best classes lie within ``MARGIN`` are not counted as wrong.
 
-    python -m benchmarks.hot_swaps [--swaps 200] [--rate-hz 30] [--out benchmarks/results/hot_swaps.json]
+    python -m benchmarks.camera.hot_swaps [--swaps 200] [--rate-hz 30] [--out benchmarks/results/hot_swaps.json]
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ without torch imported 150 MB. An idle client has no process with torch: the tra
 round, and what all take together until then is told as ``waiting_mb``. Memory is the sum over the client's processes,
 what they share counted once (PSS).
 
-    python -m benchmarks.serving_while_training [--seconds 60] [--out benchmarks/results/serving_while_training.json]
+    python -m benchmarks.camera.serving_while_training [--seconds 60]
+        [--out benchmarks/results/serving_while_training.json]
 """
 
 from __future__ import annotations

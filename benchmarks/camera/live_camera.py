@@ -3,7 +3,7 @@
 A small RTSP server in a process of its own sends MJPEG; what is measured is everything behind it. The age is from the
 grab in the capture process to the picture in the parent. Each process's memory is noted every second.
 
-    python -m benchmarks.live_camera [--seconds 60] [--out benchmarks/results/live_camera.json]
+    python -m benchmarks.camera.live_camera [--seconds 60] [--out benchmarks/results/live_camera.json]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The model is trained for a minute or two, calibrated with training images and judged on all 10,000 test images by the
 gate of ``model-export``. The three files and the eager model are timed in turns, in one run.
 
-    python -m benchmarks.precisions [--out benchmarks/results/precisions.json]
+    python -m benchmarks.camera.precisions [--out benchmarks/results/precisions.json]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a picture of the synthetic street costs: CPU time of drawing it, by town.
 
-python -m benchmarks.synthetic_street [--pictures 300] [--out benchmarks/results/synthetic_street.json]
+python -m benchmarks.camera.synthetic_street [--pictures 300] [--out benchmarks/results/synthetic_street.json]
 """
 
 from __future__ import annotations

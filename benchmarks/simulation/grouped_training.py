@@ -3,7 +3,7 @@
 Both run the same schedule from the same start on the same random numbers, alternately in one process; that their
 results agree is a test's matter (``test_methods_grouped_gan.py`` and ``test_methods_grouped_task_model.py``).
 
-    python -m benchmarks.grouped_training [--device cuda] [--out benchmarks/results/grouped_training.json]
+    python -m benchmarks.simulation.grouped_training [--device cuda] [--out benchmarks/results/grouped_training.json]
 """
 
 from __future__ import annotations
