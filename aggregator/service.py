@@ -35,7 +35,7 @@ from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
-from replayfleet.federation.service.inbox import FairInbox
+from replayfleet.federation.service.inbox import WORK, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
@@ -94,7 +94,7 @@ class AggregatorService:
         disk = Disk(folder, "uploads wait", clock())
         releases = Releases(keys or folder / KEYS)
         self.loop = Loop(
-            self, clock, inbox=FairInbox(), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
+            self, clock, inbox=FairInbox(work=WORK), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
         )
         self._store = AggregatorStore(folder)
         blobs = DiskBlobStore(folder / "blobs")

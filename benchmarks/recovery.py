@@ -14,41 +14,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import run
-from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.backup import back_up, restore
-from replayfleet.federation.service.data_dir import claim_data_dir
-from tests.support.client_world import World
+from tests.support.client_world import World, world_of_two
 
 MOST_S = 10.0
 LIMIT_S = 900.0
 
 
-def _killed(world: World) -> None:
-    """As by kill -9: nobody says goodbye."""
-    service = world.aggregator
-    for session in (service.loop.control, service.loop.data):
-        world.broker.kill(session.client_id)
-    service._jobs.stop()
-    service._parts.journal.close()
-    service._store.close()
-
-
-def _until_round(world: World, index: int) -> None:
-    world.until(lambda: world.aggregator.coordinator.rounds.index >= index, LIMIT_S)
-
-
 def _restored(age: int) -> Callable[[World], None]:
     def befall(world: World) -> None:
         folder, backup = world.folder / "aggregator", world.folder / "backup"
-        _until_round(world, 1)
+        world.until_round(1)
         back_up(folder, backup)
-        _until_round(world, 1 + age)
-        _killed(world)
+        world.until_round(1 + age, LIMIT_S)
+        world.kill_aggregator()
         restore(backup, folder, replace=True)
         world.aggregator = world.start_aggregator()
 
@@ -56,19 +39,16 @@ def _restored(age: int) -> Callable[[World], None]:
 
 
 def _lost(world: World) -> None:
-    _until_round(world, 3)
-    _killed(world)
+    world.until_round(3)
+    world.kill_aggregator()
     shutil.rmtree(world.folder / "aggregator")
     world.aggregator = world.start_aggregator()
 
 
 def _taken_over(world: World) -> None:
-    _until_round(world, 1)
-    (world.folder / "second").mkdir()
-    second = world.start_aggregator("second")
-    world.others.append(second)
-    world.until(lambda: "standing by" in second.coordinator.notice)
-    _killed(world)
+    world.until_round(1)
+    second = world.stand_by()
+    world.kill_aggregator()
     world.aggregator = second
     world.others.clear()
 
@@ -85,16 +65,12 @@ FAULTS: Mapping[str, Callable[[World], None]] = {
 def recovered(befall: Callable[[World], None]) -> dict[str, float]:
     """Return seconds, and CPU seconds of all of them together, until a round is committed after a fault."""
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), num_clients=2, num_rounds=None)
+        world = world_of_two(Path(folder))
         try:
-            world.fleet = replace(world.fleet, claim=Claim.ASK)
-            claim_data_dir(world.folder / "aggregator", fleet="fleet", role="aggregator").close()
-            for number in range(2):
-                world.start_client(f"cam-{number}", number)
             befall(world)
             began, cpu = time.monotonic(), time.process_time()
-            before = world.aggregator.coordinator.rounds.index
-            _until_round(world, before + 1)
+            before = world.round
+            world.until_round(before + 1, LIMIT_S)
             return {"seconds": time.monotonic() - began, "cpu_s": time.process_time() - cpu}
         finally:
             world.close()

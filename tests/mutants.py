@@ -1,10 +1,10 @@
 """Breaks the code in known ways, one at a time, and sees that tests fail: ``tests/mutants.toml`` lists how.
 
-    python -m tests.mutants [WORDS] [--jobs N]
+    python -m tests.mutants [WORDS] [--jobs N] [--part I/N]
 
 The tree is copied to a folder of its own for each job. A mutant survives if the tests named beside it pass. Ends with
 exit code 1 if one survives, or if its old text isn't in the file exactly once: then the code has moved on, and the list
-has to follow.
+has to follow. ``trust:`` are those that take out what a fleet's trust rests on, a mechanism each (``GUARDS``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,20 @@ import tomli
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 TIMEOUT_S = 600.0
+GUARDS = (
+    "signature",
+    "expiry",
+    "version",
+    "epoch",
+    "digest",
+    "byte quota",
+    "id binding",
+    "quarantine",
+    "reconciliation",
+    "retry",
+    "transaction",
+)
+"""What keeps a fleet going and its models its own: without any of these a test fails."""
 
 
 class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +50,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         old: text that occurs in it exactly once.
         new: what takes its place.
         tests: pytest's paths, of which at least one test must fail.
+        guard: of ``GUARDS``, what is taken out; empty: none of them.
     """
 
     what: str
@@ -43,6 +58,11 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     old: str
     new: str
     tests: list[str]
+    guard: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.file} {self.what}" + (f" trust: {self.guard}" if self.guard else "")
 
 
 def listed() -> list[Mutant]:
@@ -52,15 +72,21 @@ def listed() -> list[Mutant]:
 @click.command()
 @click.argument("words", default="")
 @click.option("--jobs", type=click.IntRange(1), default=1, help="Mutants at a time.")
-def main(words: str, jobs: int) -> None:
+@click.option("--part", metavar="I/N", default="1/1", help="The I-th of N parts; parts have few test files in common.")
+def main(words: str, jobs: int, part: str) -> None:
     """Try all mutants, or those with WORDS in their file or description."""
-    chosen = [mutant for mutant in listed() if words in f"{mutant.file} {mutant.what}"]
+    try:
+        index, parts = map(int, part.split("/"))
+    except ValueError:
+        raise click.BadParameter(f"{part!r}: expected I/N, for example 2/8", param_hint="--part") from None
+    ordered = sorted((mutant for mutant in listed() if words in mutant.words), key=lambda mutant: mutant.tests)
+    chosen = ordered[(index - 1) * len(ordered) // parts : index * len(ordered) // parts] if 0 < index <= parts else []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         trees = [_copied(Path(folder) / str(job)) for job in range(jobs)]
         _demand_that_all_pass(trees[0], chosen)
         # Each job has a tree and every jobs-th mutant.
-        parts = pool.map(lambda job: [_tried(trees[job], mutant) for mutant in chosen[job::jobs]], range(jobs))
-        outcomes = [outcome for part in parts for outcome in part]
+        tried = pool.map(lambda job: [_tried(trees[job], mutant) for mutant in chosen[job::jobs]], range(jobs))
+        outcomes = [outcome for each in tried for outcome in each]
     survivors = outcomes.count("survived")
     odd = len(outcomes) - survivors - outcomes.count("killed")
     click.echo(f"mutants: {len(outcomes)}, not to be tried: {odd}, survivors: {survivors}")
@@ -85,7 +111,7 @@ def _demand_that_all_pass(tree: Path, mutants: Sequence[Mutant]) -> None:
 
 def _tried(tree: Path, mutant: Mutant) -> str:
     outcome = "".join(_outcome(tree, mutant))
-    click.echo(f"{outcome:9} {mutant.file}: {mutant.what}")
+    click.echo(f"{outcome:9} {mutant.file}: {mutant.what}" + (f" ({mutant.guard})" if mutant.guard else ""))
     return outcome
 
 

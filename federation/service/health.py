@@ -42,6 +42,9 @@ _STARTING: Mapping[str, Any] = {"healthy": False, "phase": "starting"}
 MAX_BODY_BYTES = 64 * 1024
 """Larger requests are refused before they are read."""
 
+MAX_CONNECTIONS = 64
+"""Each has a thread and a file of this process, whoever opened it; more are closed at once."""
+
 
 class HealthServer:
     """The operations endpoint of one process; until ``answer`` is called it says that the service starts.
@@ -143,8 +146,27 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], service: _Service) -> None:
         self.service = service
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own, if there is a place."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread is to be had
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Give the place back when all is said."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """One who goes away before the answer is no event; anything else stands in the log, in its form."""

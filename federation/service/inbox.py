@@ -1,8 +1,10 @@
 """What waits for a service's loop: its own work, and messages, of which anybody may send too many.
 
 Every client has a lane of its own, known by its topics before anything is decoded. Token buckets say how much of a lane
-comes in, a bound in bytes how much waits, deficit round robin whose turn it is. So whoever sends too much takes its own
-place alone. What is dropped comes again: offers and progress are repeated until they are answered, presences for ever.
+comes in, a bound in bytes how much waits, deficit round robin whose turn it is. What a message costs is known when it
+was dealt with, for a few bytes may have a whole bundle decoded: so the seconds that a lane takes are charged to it too,
+where ``work`` says so. Whoever sends too much takes its own place alone. What is dropped comes again: offers and
+progress are repeated until they are answered, presences for ever.
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ NEWCOMERS = Rate(128 << 10, 320 << 10, 5 << 10)
 """Of one lane of clients that nobody knows, who say little more than that they are there: 64 at once, 25 a second."""
 BLOCKS = Rate(128 << 20, 128 << 20, 16 << 10)
 """What a gigabit link brings; those that belong to no transfer cost little."""
+WORK = (0.5, 3.0)
+"""CPU seconds of the loop that one lane's messages may take, a second and at once. No client's honest ones come near:
+receiving 1 GiB takes 3 s, and 8 s to arrive."""
+WORN = 1000
+"""Messages sent in vain that going beyond it counts as."""
 
 
 class Message(NamedTuple):
@@ -77,6 +84,7 @@ class FairInbox:
         messages: how much a lane may bring of everything but blocks.
         newcomers: the same of a lane of clients that aren't members.
         blocks: how much of blocks.
+        work: CPU seconds a second and at once that the messages of one lane may take; None: as many as they need.
 
     Attributes:
         num_dropped: messages, since the start.
@@ -90,10 +98,13 @@ class FairInbox:
         messages: Rate = MESSAGES,
         newcomers: Rate = NEWCOMERS,
         blocks: Rate = BLOCKS,
+        work: tuple[float, float] | None = None,
     ) -> None:
         self._members = members
         self._max_bytes = max_bytes
         self._messages, self._newcomers, self._blocks = messages, newcomers, blocks
+        self._work = work
+        self._worked: dict[str, TokenBucket] = {}
         self._changed = threading.Condition()
         self._own: deque[Work] = deque()
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # those in which something waits, the next one first
@@ -113,7 +124,7 @@ class FairInbox:
         """Add a message, unless its sender has had too much; ``now`` in seconds."""
         with self._changed:
             name = self._lane_of(topic)
-            if not self._admits(name, payload, now):
+            if not (self._has_work_left(name, now) and self._admits(name, payload, now)):
                 self._count(name, payload)
                 return
             lane = self._lanes.setdefault(name, _Lane())
@@ -133,16 +144,25 @@ class FairInbox:
                 return self._own.popleft()
             return self._next() if self._lanes else None
 
+    def charge(self, topic: str, seconds: float, now: float) -> None:
+        """Say what a message of this topic took; a lane that took too much loses all that waits in it."""
+        if self._work is None:
+            return
+        with self._changed:
+            name = self._lane_of(topic)
+            if self._worked.setdefault(name, TokenBucket(*self._work)).charge(seconds, now):
+                return
+            self._waste[_sender(name)] += WORN
+            while name in self._lanes:
+                self._drop_newest(name)
+
     def set_members(self, members: frozenset[str]) -> None:
         """Say who has a lane of its own; what waits elsewhere stays there."""
         if members != self._members:
             with self._changed:
                 self._members = members
-                gone = [
-                    key for key in self._buckets if key[0] not in members and key[0] != EVERYBODY and key[0][0] != "?"
-                ]
-                for key in gone:
-                    del self._buckets[key]
+                self._buckets = {key: bucket for key, bucket in self._buckets.items() if self._stays(key[0])}
+                self._worked = {name: bucket for name, bucket in self._worked.items() if self._stays(name)}
 
     def take_dropped(self) -> Counter[str]:
         """Return whose messages were dropped, and how many, since the last call."""
@@ -166,6 +186,13 @@ class FairInbox:
             case [_, _, _, "clients", client, _]:
                 return client if client in self._members else f"{_STRANGER}{hash(client) % NUM_STRANGER_LANES}"
         return EVERYBODY
+
+    def _stays(self, name: str) -> bool:
+        return name in self._members or name.startswith(_SHARED)
+
+    def _has_work_left(self, name: str, now: float) -> bool:
+        bucket = self._worked.get(name)
+        return bucket is None or bucket.take(0, now)
 
     def _admits(self, name: str, payload: bytes, now: float) -> bool:
         kind = is_block(payload)
@@ -202,9 +229,13 @@ class FairInbox:
 
     def _count(self, name: str, payload: bytes) -> None:
         self.num_dropped += 1
-        sender = STRANGERS if name.startswith(_STRANGER) else name
+        sender = _sender(name)
         self._dropped[sender] += 1
         self._waste[sender] += 1 if is_block(payload) else 1 + len(payload) // LARGE_BYTES
+
+
+def _sender(name: str) -> str:
+    return STRANGERS if name.startswith(_STRANGER) else name
 
 
 def _size(message: Message) -> int:

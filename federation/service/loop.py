@@ -169,7 +169,9 @@ class Loop:
         item = self.inbox.get(wait_s)
         while item is not None:
             if isinstance(item, Message):
+                began = time.thread_time()
                 self.guarded("message", self._served.on_message, item.topic, item.payload, self._clock())
+                self.inbox.charge(item.topic, time.thread_time() - began, self._clock())
             else:
                 self._do(item)
             item = self.inbox.get(0.0) if wait_s == 0 or self._clock() < deadline else None

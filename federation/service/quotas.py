@@ -23,6 +23,12 @@ class TokenBucket:
         self._level -= cost
         return True
 
+    def charge(self, cost: float, now: float) -> bool:
+        """Take what was spent already, there or not; returns whether all of it was there."""
+        self.take(0, now)
+        self._level -= cost
+        return self._level >= 0
+
 
 class Limiter:
     """A token bucket for every key, and how often each was empty; bounded, however many keys there are.

@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.backup import back_up, restore
-from replayfleet.federation.service.data_dir import claim_data_dir
-from tests.support.client_world import World, events
+from tests.support.client_world import World, events, world_of_two
 
 
 @pytest.fixture
 def world(tmp_path: Path, served_here: None) -> Iterator[World]:
-    made = World(tmp_path, num_clients=2, num_rounds=None)
-    made.fleet = replace(made.fleet, claim=Claim.ASK)
-    claim_data_dir(tmp_path / "aggregator", fleet="fleet", role="aggregator").close()
-    for number in range(2):
-        made.start_client(f"cam-{number}", number)
+    made = world_of_two(tmp_path)
     yield made
     made.close()
 
 
-def round_of(world: World) -> int:
-    return world.aggregator.coordinator.rounds.index
-
-
-def until_round(world: World, index: int) -> None:
-    world.until(lambda: round_of(world) >= index)
-
-
-def killed(world: World) -> None:
-    """As by kill -9: nobody says goodbye."""
-    service = world.aggregator
-    for session in (service.loop.control, service.loop.data):
-        world.broker.kill(session.client_id)
-    service._jobs.stop()
-    service._parts.journal.close()
-    service._store.close()
-
-
 def goes_on_from(world: World, index: int) -> None:
     """Round ``index`` is trained again by all and committed, and another one after it."""
-    world.until(lambda: world.aggregator.coordinator.rounds.index >= index)
-    world.until(lambda: world.aggregator.coordinator.rounds.index >= index + 2)
+    world.until_round(index)
+    world.until_round(index + 2)
     assert all(client.client.serving_version >> 32 >= 1 for client in world.clients.values())
 
 
@@ -64,10 +39,10 @@ def goes_on_from(world: World, index: int) -> None:
 def test_a_fleet_goes_on_with_an_aggregator_that_was_restored_some_rounds_old(
     world: World, tmp_path: Path, age: int, by_hand: bool
 ) -> None:
-    until_round(world, 1)
+    world.until_round(1)
     back_up(tmp_path / "aggregator", tmp_path / "backup")
-    world.until(lambda: round_of(world) >= 1 + age, 600)
-    killed(world)
+    world.until_round(1 + age, 600)
+    world.kill_aggregator()
     if by_hand:
         shutil.rmtree(tmp_path / "aggregator")
         shutil.copytree(tmp_path / "backup", tmp_path / "aggregator")
@@ -75,19 +50,19 @@ def test_a_fleet_goes_on_with_an_aggregator_that_was_restored_some_rounds_old(
         restore(tmp_path / "backup", tmp_path / "aggregator", replace=True)
     world.aggregator = world.start_aggregator()
     world.until(lambda: world.aggregator.coordinator.leads)
-    assert round_of(world) == 1
+    assert world.round == 1
     world.until(lambda: any("restored to round 1" in client.client.notice for client in world.clients.values()))
     goes_on_from(world, 1)
 
 
 @pytest.mark.slow
 def test_a_fleet_goes_on_with_an_empty_aggregator_where_the_store_was_lost(world: World, tmp_path: Path) -> None:
-    until_round(world, 3)
-    killed(world)
+    world.until_round(3)
+    world.kill_aggregator()
     shutil.rmtree(tmp_path / "aggregator")
     world.aggregator = world.start_aggregator()
     world.until(lambda: world.aggregator.coordinator.leads)
-    assert round_of(world) == 0
+    assert world.round == 0
     goes_on_from(world, 0)
 
 
@@ -95,8 +70,8 @@ def test_a_fleet_goes_on_with_an_empty_aggregator_where_the_store_was_lost(world
 def test_a_fleet_goes_on_with_an_empty_aggregator_though_the_broker_forgot_everything_too(
     world: World, tmp_path: Path
 ) -> None:
-    until_round(world, 3)
-    killed(world)
+    world.until_round(3)
+    world.kill_aggregator()
     shutil.rmtree(tmp_path / "aggregator")
     world.broker.retained.clear()
     world.aggregator = world.start_aggregator()
@@ -107,16 +82,13 @@ def test_a_fleet_goes_on_with_an_empty_aggregator_though_the_broker_forgot_every
 def test_a_second_aggregator_stands_by_loses_no_upload_and_takes_over_when_the_first_is_gone(
     world: World, tmp_path: Path
 ) -> None:
-    until_round(world, 1)
+    world.until_round(1)
     first = world.aggregator
-    (tmp_path / "second").mkdir()
-    second = world.start_aggregator("second")
-    world.others.append(second)
-    world.until(lambda: "standing by" in second.coordinator.notice)
-    until_round(world, 4)
+    second = world.stand_by()
+    world.until_round(4)
     assert second.coordinator.rounds.index == 0
     assert not events(world, "upload rejected")
-    killed(world)
+    world.kill_aggregator()
     world.aggregator = second
     world.others.clear()
     world.until(lambda: second.coordinator.leads)
@@ -129,9 +101,9 @@ def test_a_second_aggregator_stands_by_loses_no_upload_and_takes_over_when_the_f
 
 @pytest.mark.slow
 def test_a_restored_aggregator_takes_the_fleet_from_the_one_that_runs(world: World, tmp_path: Path) -> None:
-    until_round(world, 1)
+    world.until_round(1)
     back_up(tmp_path / "aggregator", tmp_path / "backup")
-    until_round(world, 3)
+    world.until_round(3)
     restore(tmp_path / "backup", tmp_path / "restored")
     first = world.aggregator
     world.others.append(first)

@@ -104,6 +104,20 @@ def test_what_somebody_did_to_the_stored_bundle_comes_over_the_broker(
     assert least < over_the_broker < most
 
 
+def test_a_pipe_in_the_shared_folder_and_a_bundle_that_is_not_there_keep_the_store_from_nobody(
+    tmp_path: Path, folder: Callable[[], ClaimStore]
+) -> None:
+    store = folder()
+    store.put("a" * 32, [b"whole"]).result()
+    os.mkfifo(tmp_path / "store" / FLEET / ("f" * 32))
+    for transfer_id in ["f" * 32, "0" * 32] * 4:  # it has four threads
+        with pytest.raises(FileNotFoundError):
+            store.fetch(transfer_id, tmp_path / "fetched", 5).result(timeout=60)
+    assert store.usable
+    store.fetch("a" * 32, tmp_path / "fetched", 5).result(timeout=60)
+    assert (tmp_path / "fetched").read_bytes() == b"whole"
+
+
 class S3Server:
     """moto's server, in a process of its own."""
 

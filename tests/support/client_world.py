@@ -6,12 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
@@ -25,6 +27,7 @@ from replayfleet.edge_client.learning.training.trainer import answer
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.federation.methods.steps.memory import sampler_of
+from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.spec import make_spec, method_of
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.models.specs import TaskSpec
@@ -141,6 +144,26 @@ class World:
         service.start()
         return service
 
+    @property
+    def round(self) -> int:
+        return self.aggregator.coordinator.rounds.index
+
+    def kill_aggregator(self) -> None:
+        """As by kill -9: nobody says goodbye."""
+        service = self.aggregator
+        for session in (service.loop.control, service.loop.data):
+            self.broker.kill(session.client_id)
+        service._jobs.stop()
+        service._parts.journal.close()
+        service._store.close()
+
+    def stand_by(self) -> AggregatorService:
+        """Start a second aggregator, which waits for the first one's end."""
+        second = self.start_aggregator("second")
+        self.others.append(second)
+        self.until(lambda: "standing by" in second.coordinator.notice)
+        return second
+
     def start_client(self, client_id: str, number: int = 0, **options: Any) -> ClientService:
         folder = self.folder / client_id
         folder.mkdir(exist_ok=True)
@@ -167,6 +190,9 @@ class World:
             assert time.monotonic() < deadline, {name: c.status() for name, c in self.clients.items()}
             self.pump()
 
+    def until_round(self, index: int, limit_s: float = 150.0) -> None:
+        self.until(lambda: self.round >= index, limit_s)
+
     def close(self) -> None:
         for client in self.clients.values():
             client.stop()
@@ -175,6 +201,16 @@ class World:
 
     def _connect(self, client_id: str, on_message: OnMessage, will: Will | None) -> Session:
         return self.broker.session(client_id, on_message=on_message, will=will)
+
+
+def world_of_two(folder: Path) -> World:
+    """Two clients without an end of rounds, whose aggregator, started again, asks whether another one leads."""
+    world = World(folder, num_clients=2, num_rounds=None)
+    world.fleet = replace(world.fleet, claim=Claim.ASK)
+    claim_data_dir(folder / "aggregator", fleet="fleet", role="aggregator").close()
+    for number in range(2):
+        world.start_client(f"cam-{number}", number)
+    return world
 
 
 def events(world: World, kind: str) -> list[dict[str, Any]]:

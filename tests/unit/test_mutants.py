@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import ROOT, listed
+from tests.mutants import GUARDS, ROOT, listed
 
 
 def test_every_mutant_breaks_one_place_and_names_tests_that_are_there() -> None:
@@ -11,3 +11,7 @@ def test_every_mutant_breaks_one_place_and_names_tests_that_are_there() -> None:
     assert odd == []
     missing = {test for mutant in listed() for test in mutant.tests if not (ROOT / test.split("::")[0]).exists()}
     assert missing == set()
+
+
+def test_all_that_trust_rests_on_is_taken_out_by_some_mutant() -> None:
+    assert {mutant.guard for mutant in listed()} - {""} == {*GUARDS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.logs import EventLogger
@@ -16,6 +18,21 @@ from replayfleet.federation.service.logs import EventLogger
 TRY_AGAIN_S = 10.0
 MAX_CONNECTIONS = 600
 """Open ones; more are answered with 503 at once."""
+FIRST_REQUEST_S = 10.0
+"""A connection that has asked for nothing by then gives its place back."""
+
+
+class _Punctual(H11Protocol):
+    """HTTP for those who have something to ask: uvicorn's own lets a connection be silent for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request)
+
+    def _expect_a_request(self) -> None:
+        request: object = self.cycle  # None before the first one, whatever uvicorn's types say
+        if request is None:
+            self.transport.abort()
 
 
 class WebServer:
@@ -47,7 +64,7 @@ class WebServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=_Punctual,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -71,10 +71,11 @@ class ClaimStore:
             self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         except (ValueError, ImportError, TypeError) as error:
             raise SettingsError(f"blob store {url}: {error}") from error
+        self._is_shared_folder = scheme == "file"
         self._folder = f"{root.rstrip('/')}/{fleet}"
         self._threads = ThreadPoolExecutor(4, "blob-store")
         self._lock = threading.Lock()
-        self._rests_until = 0.0
+        self._rests_until = self._told_until = 0.0
 
     @property
     def usable(self) -> bool:
@@ -95,7 +96,10 @@ class ClaimStore:
         """Begin to fetch a bundle into a file, of ``size_bytes`` at most; what came before an error stays there."""
 
         def work() -> None:
-            with self._files.open(f"{self._folder}/{transfer_id}", "rb") as source, target.open("wb") as file:
+            place = f"{self._folder}/{transfer_id}"
+            if self._is_shared_folder and not Path(place).is_file():
+                raise FileNotFoundError("no bundle lies there")  # a pipe, say, which would hold this thread for ever
+            with self._files.open(place, "rb") as source, target.open("wb") as file:
                 left = size_bytes
                 while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
                     file.write(chunk)
@@ -122,9 +126,13 @@ class ClaimStore:
             try:
                 work()
             except Exception as error:
+                # Whoever offers a bundle that it never put there keeps the store from nobody.
+                absent = what == "fetched" and isinstance(error, FileNotFoundError)
                 with self._lock:
-                    fresh = self.usable
-                    self._rests_until = time.monotonic() + REST_S
+                    now = time.monotonic()
+                    fresh, self._told_until = now >= self._told_until, now + REST_S
+                    if not absent:
+                        self._rests_until = now + REST_S
                 if fresh:
                     text = " ".join(str(error).split())[:300]
                     log.warning("bundle not %s transfer=%s error=%s next=over MQTT", what, transfer_id, text)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -108,3 +110,23 @@ def test_off_means_no_endpoint():
     server = HealthServer(CollectorRegistry(), port=OFF)
     assert server.url == ""
     server.stop()
+
+
+def test_connections_that_say_nothing_cost_a_bounded_number_of_threads_and_files(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 2)
+    server = HealthServer(CollectorRegistry())
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    silent = [socket.create_connection(address) for _ in range(2)]
+    try:
+        with socket.create_connection(address) as third:
+            assert third.recv(10) == b""  # closed at once
+        silent.pop().close()
+        status = 0
+        while not status:  # its place is free when its thread has seen it
+            with contextlib.suppress(OSError):
+                status, _ = fetched(f"{server.url}/metrics")
+        assert status == 200
+    finally:
+        for each in silent:
+            each.close()
+        server.stop()

@@ -178,6 +178,30 @@ def test_one_clients_rate_is_not_anothers():
     assert Counter(client_of(item) for item in drained(made)) == {"loud": 3, "calm": 3}
 
 
+def test_a_client_whose_messages_take_the_loops_time_loses_them_and_others_lose_nothing():
+    """A few bytes may have a bundle decoded, or a part file hashed."""
+    made = inbox("heavy", "calm", work=(0.5, 3.0))
+    for number in range(5):
+        made.put(topic("heavy"), bytes([number]), 0)
+        made.put(topic("calm"), bytes([number]), 0)
+    assert made.get(0) is not None
+    made.charge(topic("heavy"), 4.0, 0)
+    made.charge(topic("calm"), 2.9, 0)
+    made.put(topic("heavy"), b"again", 1.9)
+    assert [client_of(item) for item in drained(made)] == ["calm"] * 5
+    assert made.take_waste()["heavy"] >= 50  # it is muted: see Loop
+    made.put(topic("heavy"), b"when it has some left", 2.1)
+    assert payloads(made, "heavy") == [b"when it has some left"]
+
+
+def test_clients_that_nobody_knows_pay_for_the_loops_time_together():
+    made = inbox("cam", work=(0.5, 3.0))
+    made.charge(topic("made-up"), 4.0, 0)
+    made.put(topic("made-up"), b"x", 0)
+    assert drained(made) == []
+    assert {*made.take_waste()} == {STRANGERS}
+
+
 def test_honest_traffic_passes_as_it_is():
     """A round's download over loopback: 800 MB in blocks, with a report for every second one of its window."""
     made = FairInbox(frozenset({"cam"}))

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.service import loop
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.inbox import OVERHEAD_BYTES, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
@@ -223,3 +224,21 @@ def test_jobs_that_wait_are_dropped_at_the_end():
     threading.Timer(0.1, goes_on.set).start()
     jobs.stop()
     assert outcomes.qsize() == 1
+
+
+def test_what_a_message_takes_is_charged_to_the_client_that_sent_it(monkeypatch: pytest.MonkeyPatch):
+    service, spent = Service(), 0.0
+    service.loop.inbox = FairInbox(frozenset({"cam", "calm"}), work=(0.5, 3.0))
+
+    def takes_long(topic: str, payload: bytes, now: float) -> None:
+        nonlocal spent
+        spent += 4.0 if "/cam/" in topic else 0.1
+        service.heard.append(topic)
+
+    monkeypatch.setattr(service, "on_message", takes_long)
+    monkeypatch.setattr(loop.time, "thread_time", lambda: spent)
+    for client in ("cam", "calm") * 3:
+        service.loop.inbox.put(f"replayfleet/v1/fleet/clients/{client}/up", b"\1", 0.0)
+    service.loop.pump(0.0)
+    assert [topic.split("/")[4] for topic in service.heard if topic != "tick"] == ["cam", *["calm"] * 3]
+    assert service.loop.flooding == {"cam"}

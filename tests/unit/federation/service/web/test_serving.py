@@ -1,0 +1,44 @@
+"""Pages are there for those who ask for something, however many connections say nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from replayfleet.federation.service.web import serving
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
+    monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
+    app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))])
+    made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    while not made._server.started:
+        thread.join(0.01)
+    yield made
+    made.stop()
+    thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_connections_that_never_ask_give_their_places_back(server: serving.WebServer, said: bytes) -> None:
+    address = server._server.servers[0].sockets[0].getsockname()
+    silent = [socket.create_connection(address) for _ in range(4)]
+    try:
+        for each in silent:
+            each.sendall(said)
+        assert [each.recv(100) for each in silent] == [b""] * 4  # closed, without a word
+        with urllib.request.urlopen(server.url) as answer:
+            assert answer.read() == b"here"
+    finally:
+        for each in silent:
+            each.close()
