@@ -18,6 +18,8 @@ import torch
 
 from replayfleet.aggregator.admission import decode_upload
 from replayfleet.aggregator.candidates import settle
+from replayfleet.aggregator.precision.rounding import Rounder
+from replayfleet.aggregator.precision.wishes import Wish
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import UploadRejected
@@ -59,9 +61,10 @@ class RoundResult:
         drafts: a download for each client, for the next round.
         quarantined: clients whose uploads this round was aggregated without, and why.
         kept: clients that go on with their former model, for the new one failed its gate, and why.
+        exact: clients that get float32 though they want a rounded model, and why.
         weights: client -> client -> share in its personalised model, where the method says so.
         aggregate_s: seconds in ``method.aggregate``.
-        publish_s: seconds for encoding and probing.
+        publish_s: seconds for encoding, probing and rounding.
     """
 
     round: int
@@ -69,6 +72,7 @@ class RoundResult:
     drafts: Mapping[str, Manifest]
     quarantined: Mapping[str, str]
     kept: Mapping[str, str]
+    exact: Mapping[str, str]
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
     publish_s: float
@@ -96,12 +100,14 @@ class Terms:
         device: where the method computes. A GPU that fails once isn't asked again.
         initial: the task model that everybody begins with; None: the method's random ones.
         spread: does the same work for many clients, on the CPU.
+        rounder: rounds models for clients that want it; None: all serve float32.
     """
 
     max_change: float = MAX_CHANGE
     device: torch.device = CPU
     initial: Parameters | None = None
     spread: Map | None = None
+    rounder: Rounder | None = None
 
 
 class Aggregation:
@@ -127,7 +133,7 @@ class Aggregation:
     ) -> None:
         self._initial_parameters = terms.initial
         self._device = terms.device
-        self._spread = terms.spread
+        self._spread, self._rounder = terms.spread, terms.rounder
         self._spec = spec
         self._method = method
         self._sampler = sampler
@@ -144,6 +150,7 @@ class Aggregation:
         uploads: Mapping[str, Manifest],
         state: StoredArtefacts | None,
         former: Mapping[str, Manifest] | None = None,
+        wishes: Mapping[str, Wish] | None = None,
     ) -> RoundResult:
         """Aggregate one closed round, without those uploads that can't be.
 
@@ -155,6 +162,7 @@ class Aggregation:
             uploads: accepted uploads by client.
             state: the method's state after the round before; None before the first.
             former: the download that each client has; it keeps that model if its new one fails the gate.
+            wishes: of clients that want a rounded model.
 
         Raises:
             OSError: The disk fails.
@@ -178,16 +186,25 @@ class Aggregation:
         }
         drafts = {**result.drafts, **self._publisher.drafts(missing, round_index + 1)}
         self._latest = (result.state, result.new_state)
+        drafts = {c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()}
+        published_at = time.perf_counter()
+        drafts, exact = self._rounded(drafts, wishes or {}, result.state)
         return RoundResult(
             round=round_index,
             state=result.state,
-            drafts={c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()},
+            drafts=drafts,
             quarantined=dict(sorted(quarantined.items())),
             kept=result.kept,
+            exact=exact,
             weights=result.weights,
             aggregate_s=result.aggregate_s,
-            publish_s=result.publish_s,
+            publish_s=result.publish_s + time.perf_counter() - published_at,
         )
+
+    def _rounded(
+        self, drafts: dict[str, Manifest], wishes: Mapping[str, Wish], state: StoredArtefacts | None
+    ) -> tuple[dict[str, Manifest], dict[str, str]]:
+        return (drafts, {}) if self._rounder is None else self._rounder.rounded(drafts, wishes, state)
 
     def _decoded(self, uploads: Mapping[str, Manifest]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the uploads, and those of which a blob was damaged on our disk since admission read it."""
@@ -269,10 +286,13 @@ class Aggregation:
     def _initial(self) -> Any:
         return first_download(self._method, self._spec.run_seed, self._initial_parameters)
 
-    def download_for(self, client_id: str, round_index: int, state: StoredArtefacts | None) -> Manifest:
+    def download_for(
+        self, client_id: str, round_index: int, state: StoredArtefacts | None, wishes: Mapping[str, Wish] | None = None
+    ) -> Manifest:
         """Return the draft of one client's download: a late joiner's, or one who was not there for long."""
         download = self._method.download_for(self._state(state), client_id, self._initial())
-        return self._publisher.drafts({client_id: download}, round_index)[client_id]
+        drafts = self._publisher.drafts({client_id: download}, round_index)
+        return self._rounded(drafts, wishes or {}, state)[0][client_id]
 
     def _state(self, stored: StoredArtefacts | None) -> Any:
         if self._latest[0] != stored:

@@ -26,6 +26,7 @@ class Chronicle:
         self._parts = parts
         self._rounds = rounds
         self._opened_at = now
+        self._told_exact: dict[str, str] = {}
 
     def started(self) -> None:
         """The process took up the run."""
@@ -82,6 +83,10 @@ class Chronicle:
             self._parts.journal.add("upload quarantined", client=client_id, round=result.round, detail=reason)
         for client_id, reason in result.kept.items():
             self._parts.journal.add("former model kept", client=client_id, round=result.round, detail=reason)
+        for client_id, reason in result.exact.items():
+            if self._told_exact.get(client_id) != reason:
+                self._parts.journal.add("model not rounded", client=client_id, round=result.round, detail=reason)
+        self._told_exact = dict(result.exact)
         self._opened_at = now
         self._opened()
 

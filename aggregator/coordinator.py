@@ -327,8 +327,9 @@ class Coordinator:
         parts, index = self._parts, self.rounds.index
         self._aggregation_waits = False
         uploads = parts.store.uploads(index)
-        former = {client: manifest for client in parts.store.clients() if (manifest := parts.store.download(client))}
-        work = functools.partial(parts.aggregation.run, index, uploads, parts.store.state(), former)
+        newest = {client: parts.store.download(client) for client in parts.store.clients()}
+        former, wishes = {c: held for c, held in newest.items() if held is not None}, parts.wishes.of(newest)
+        work = functools.partial(parts.aggregation.run, index, uploads, parts.store.state(), former, wishes)
         parts.jobs.submit(work, self._aggregated, self._not_aggregated)
 
     def _aggregated(self, result: RoundResult, now: float) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.precision.rules import PrecisionRules
 from replayfleet.aggregator.publisher import Exporter, export_graphs
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
@@ -43,6 +44,7 @@ class Fleet:
         torch_device: where the method computes.
         spread: does the same work for many clients; None: the method, one after the other.
         initial: the task model that everybody begins with; None: a random one.
+        precision: how models are rounded for clients that want it.
     """
 
     spec: FleetSpec
@@ -57,6 +59,7 @@ class Fleet:
     torch_device: str = "cpu"
     spread: Map | None = None
     initial: Parameters | None = None
+    precision: PrecisionRules = field(default_factory=PrecisionRules)
 
 
 def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:

@@ -11,6 +11,7 @@ from replayfleet.aggregator.aggregation import Aggregation, Blobs
 from replayfleet.aggregator.leading import Leadership
 from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
+from replayfleet.aggregator.precision.wishes import Wishes
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
@@ -54,6 +55,7 @@ class Parts:
     journal: Journal
     metrics: Metrics
     presence: PresenceTable
+    wishes: Wishes
     announce: Callable[[Announcement], None]
     leadership: Leadership
     releases: Releases

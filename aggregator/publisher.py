@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -13,7 +13,7 @@ from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.methods.kit.packing import served_name
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.travel import Rounded
-from replayfleet.federation.service.artefact_codec import BlobWriter, EncodedOnce
+from replayfleet.federation.service.artefact_codec import BlobWriter, EncodedOnce, decode_parameters
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
 
@@ -23,6 +23,9 @@ SUB_GENERATOR_GRAPH = "graph/sub-generator"
 
 class Blobs(BlobWriter, Protocol):
     """What publishing needs of a blob store."""
+
+    def read(self, digest: str) -> bytes:
+        """Return the verified bytes."""
 
     def pack(self, digest: str, base: str, steps: Mapping[str, float]) -> None:
         """Keep a blob as its difference from another, in whole steps."""
@@ -90,7 +93,7 @@ class Publisher:
             try:
                 drafts[client] = draft()
             except ArtefactRejected as error:
-                instead = _former(former, client)
+                instead = self._former(former, client)
                 if instead is None or _is_shared(downloads, client):
                     raise
                 drafts[client] = draft(instead)
@@ -108,13 +111,13 @@ class Publisher:
         download: Any,
         round_index: int,
         written: _Written,
-        instead: tuple[BlobEntry, Probe] | None = None,
+        instead: _Former | None = None,
     ) -> Manifest:
         packed = download.pack()
         entries = {name: written.entry(name, packed.parameter_sets[name]) for name in sorted(packed.parameter_sets)}
         served = served_name(type(download))
         if instead is not None and served is not None:
-            entries[served] = instead[0]
+            entries[served] = instead.entry
         if served is None or served not in entries:
             raise ReplayfleetError(f"the download serves {served}, which isn't one of its sets ({', '.join(entries)})")
         blobs = (*self._graphs, *entries.values())
@@ -123,7 +126,7 @@ class Publisher:
             raise ReplayfleetError(f"a parameter set of the download is named like a graph: {names}")
         serving = None
         if any(entry.name == TASK_GRAPH for entry in self._graphs):
-            probe = instead[1] if instead is not None else written.probe(packed.parameter_sets[served])
+            probe = instead.probe if instead is not None else written.probe(packed.parameter_sets[served])
             serving = Serving(TASK_GRAPH, served, probe)
         return Manifest(
             direction="down",
@@ -136,14 +139,26 @@ class Publisher:
             serving=serving,
         )
 
+    def _former(self, former: Mapping[str, Manifest] | None, client: str) -> _Former | None:
+        """Return the model that a client has, which it may serve rounded; None if there is none to go on with."""
+        manifest = former.get(client) if former else None
+        if manifest is None or manifest.serving is None:
+            return None
+        serving = manifest.serving
+        entry = next(entry for entry in manifest.blobs if entry.name == serving.model)
+        if serving.parameters == serving.model:
+            return _Former(entry, serving.probe)
+        try:
+            return _Former(entry, self._exporter.probe(decode_parameters(entry.name, self._blobs.read(entry.digest))))
+        except (KeyError, ArtefactRejected):
+            return None
 
-def _former(former: Mapping[str, Manifest] | None, client: str) -> tuple[BlobEntry, Probe] | None:
-    """Return the parameters that a client serves, and their golden vector."""
-    manifest = former.get(client) if former else None
-    if manifest is None or manifest.serving is None:
-        return None
-    serving = manifest.serving
-    return next(entry for entry in manifest.blobs if entry.name == serving.parameters), serving.probe
+
+class _Former(NamedTuple):
+    """Parameters, and their golden vector."""
+
+    entry: BlobEntry
+    probe: Probe
 
 
 def _is_shared(downloads: Mapping[str, Any], client: str) -> bool:

@@ -61,6 +61,7 @@ def serve(settings: AggregatorSettings) -> bool:
         claim=settings.claim(),
         torch_device=str(device),
         initial=None if settings.initial is None else initial_parameters(settings.initial, method, spec.run_seed),
+        precision=settings.precision_rules(),
     )
     if fleet.initial is not None:
         fleet.exporter.probe(fleet.initial)

@@ -24,6 +24,8 @@ from replayfleet.aggregator.operator.journal import Journal, Listener
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.operator.thumbnails import CHANNEL, ThumbnailDesk
 from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.precision.rounding import Rounder
+from replayfleet.aggregator.precision.wishes import Wishes
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.rounds import Phase
@@ -35,6 +37,7 @@ from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
+from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.inbox import WORK, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
 from replayfleet.federation.service.loop import Loop
@@ -137,12 +140,14 @@ class AggregatorService:
                     torch_device(fleet.torch_device),
                     initial_of(self._store, blobs),
                     fleet.spread,
+                    Rounder(fleet.spec, task_of(fleet.spec), blobs, fleet.sampler, fleet.precision),
                 ),
             ),
             jobs=self._jobs,
             journal=Journal(folder, disk.takes, listeners=(metrics.told, *listeners)),
             metrics=metrics,
             presence=presence,
+            wishes=Wishes(presence),
             announce=self._announce,
             leadership=leadership,
             releases=releases,

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
 from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
-from replayfleet.export.running.artefact import DETECTOR_PROBE_TOLERANCE, PROBE_BATCH, PROBE_TOLERANCE, make_probe
+from replayfleet.export.running.artefact import (
+    DETECTOR_PROBE_TOLERANCE,
+    PICTURE_PROBE_BATCH,
+    PROBE_BATCH,
+    PROBE_TOLERANCE,
+    make_probe,
+)
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.records import Method, Parameters
 from replayfleet.federation.methods.steps.memory import kind_of
@@ -18,8 +24,6 @@ from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 PROBE_SEED = 0
 PARITY_BATCHES = (1, 2)
 """Once for each graph; ``model-export`` and the tests compare the largest batch too."""
-PICTURE_PROBE_BATCH = 2
-"""Of a detector's golden vector: pictures are large, and the device runs them all at once."""
 
 
 class OnnxExporter:

@@ -11,7 +11,9 @@ from msgspec import Meta
 from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.traces import check_traces
+from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
 from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.devices.profiles import FP16, INT8
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.engine import HERE, check_engine
@@ -24,7 +26,7 @@ from replayfleet.federation.service.settings import TRAINING, Option, check_sett
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
 
-ROUNDS = "Rounds"
+ROUNDS, PRECISION = "Rounds", "Precision"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,35 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             "Lead at once, though another aggregator of this fleet leads; that one stands by from then on.", ADVANCED
         ),
     ] = False
+    precisions: Annotated[
+        tuple[str, ...],
+        Option(
+            "What clients that ask for it may be served beside float32: fp16, int8, several of them, or none.",
+            PRECISION,
+            metavar="NAME",
+            flags="--precision",
+            check=check_precisions,
+        ),
+    ] = (FP16, INT8)
+    calibration: Annotated[
+        Path | None,
+        Option(
+            "Images (.npz or .safetensors, as for `model-export`) that rounded models are calibrated with and judged "
+            "on.",
+            PRECISION,
+            metavar="FILE",
+            unset="replay, drawn from the fleet's sub-generators",
+        ),
+    ] = None
+    max_loss: Annotated[
+        float | None,
+        Meta(ge=0, le=100),
+        Option(
+            "Points of agreement with the float32 model that a rounded one may lose; one that loses more isn't served.",
+            PRECISION,
+            unset="0.1 for fp16, 1 for int8",
+        ),
+    ] = None
     threads: Annotated[
         int,
         Meta(ge=1, le=1024),
@@ -237,6 +268,19 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             num_rounds=self.rounds,
             interval_s=self.round_interval_s,
         )
+
+    def precision_rules(self) -> PrecisionRules:
+        """How models are rounded for clients that want it; imports numpy.
+
+        Raises:
+            SettingsError: The images can't be used for the fleet's task.
+        """
+        images = None
+        if self.calibration is not None:
+            from replayfleet.export.samples import read_images
+
+            images = read_images(self.calibration, self.task_spec())
+        return PrecisionRules(allowed_of(self.precisions), self.max_loss, images)
 
     def claim(self) -> Claim:
         """How this aggregator comes to lead its fleet: nobody else reaches a private broker."""

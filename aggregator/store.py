@@ -107,7 +107,7 @@ class AggregatorStore:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
             raise kind(f"{path}: can't be opened ({error})") from error
-        self._download_rounds: dict[str, tuple[int, int]] = {}
+        self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
 
     def close(self) -> None:
@@ -344,10 +344,14 @@ class AggregatorStore:
 
     def download_round(self, client_id: str, version: int) -> int:
         """Return for which round the newest download of a client is, given its version; -1 for none."""
-        known = self._download_rounds.get(client_id)
+        download = self.newest_download(client_id, version)
+        return -1 if download is None else download.round
+
+    def newest_download(self, client_id: str, version: int) -> Manifest | None:
+        """Return the newest download of a client, given its version."""
+        known = self._newest.get(client_id)
         if known is None or known[0] != version:  # a manifest takes long to decode, and is looked at every second
-            download = self.download(client_id)
-            known = self._download_rounds[client_id] = (version, -1 if download is None else download.round)
+            known = self._newest[client_id] = (version, self.download(client_id))
         return known[1]
 
     def confirm(self, manifest: Manifest) -> None:
@@ -370,7 +374,7 @@ class AggregatorStore:
         """Forget a download whose blobs are damaged; the version goes on rising."""
         with transaction(self._db):
             download = self.download(client_id)
-            self._download_rounds.pop(client_id, None)
+            self._newest.pop(client_id, None)
             self.versions.forget(client_id, -1 if download is None else download.version)
             self._db.execute("UPDATE clients SET download = NULL WHERE client = ?", (client_id,))
 

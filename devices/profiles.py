@@ -28,6 +28,10 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
+FP32, FP16, INT8 = "fp32", "fp16", "int8"
+PRECISIONS = (FP32, FP16, INT8)
+"""What a served model may compute in."""
+
 REQUIRABLE = {"tensorrt": TENSORRT, "cuda": CUDA, "cpu": CPU}
 """What ``--require-provider`` takes."""
 
@@ -57,8 +61,9 @@ class DeviceProfile:
         inference_threads: intra-op threads of the serving session; training shares the cores.
         tensorrt: an engine for TensorRT is worth its minutes of building here. ONNX Runtime keys its engine cache by
             the graph, not by the parameters, so TensorRT is never among the providers that serve at once.
-        precision: ``fp32``, ``fp16`` or ``int8``: the export that serves quickest, made by ``model-export --device``.
-            By data sheets: tensor cores, which all of NVIDIA's boards below have, take float16 and not float32.
+        precision: one of ``PRECISIONS``: what serves quickest with the first provider; ``model-export --device`` makes
+            it, and a client asks its fleet for it. By data sheets: tensor cores, which all of NVIDIA's boards below
+            have, take float16 and not float32.
         min_memory_bytes: of the smallest board of this class; the doctor warns of less.
         allowance: what training may spend.
         camera: what cameras can be read with; the doctor looks for it.
@@ -69,7 +74,7 @@ class DeviceProfile:
     execution_providers: tuple[str, ...]
     inference_threads: int
     tensorrt: bool = False
-    precision: str = "fp32"
+    precision: str = FP32
     min_memory_bytes: int = GIB
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
     camera: CameraPipeline = CameraPipeline()
@@ -96,7 +101,7 @@ def _jetson(
         (CUDA, CPU),
         inference_threads=2,
         tensorrt=tensorrt,
-        precision="fp16",
+        precision=FP16,
         min_memory_bytes=memory_gib * GIB,
         allowance=TrainingAllowance(core_gflops=core_gflops, memory_bytes=training_bytes),
         camera=ARGUS,
@@ -114,7 +119,7 @@ _ALL = (
         inference_threads=1,
         allowance=TrainingAllowance(core_gflops=1.2, max_temperature_c=75.0),
     ),
-    DeviceProfile("cuda", (CUDA, CPU), inference_threads=2, tensorrt=True, precision="fp16", min_memory_bytes=4 * GIB),
+    DeviceProfile("cuda", (CUDA, CPU), inference_threads=2, tensorrt=True, precision=FP16, min_memory_bytes=4 * GIB),
     # A Jetson that is none of those below: what all of them can do.
     _jetson(JETSON, memory_gib=4, core_gflops=2.4, tensorrt=False),
     # 6 cores at 1.5 GHz, 4 or 8 GB that CPU and GPU share: an engine's build would take what serving needs.

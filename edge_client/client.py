@@ -61,7 +61,7 @@ class Client:
 
     @property
     def notice(self) -> str:
-        """What keeps this client from taking part, or what was said of its last upload; empty if all is well."""
+        """What keeps this client from its work, or what was said of its upload or its model; empty if all is well."""
         held = self._downloads.held
         return self._following.notice or self._parts.trust.problem or ("" if held is None else held.manifest.notice)
 
@@ -103,6 +103,12 @@ class Client:
         """Of the model that answers frames now; -1 for none."""
         served = self._parts.slot.active
         return -1 if served is None else served.version
+
+    @property
+    def precision(self) -> str:
+        """What the model on disk computes in; empty while there is none."""
+        held = self._downloads.held
+        return "" if held is None or held.manifest.serving is None else held.manifest.serving.precision
 
     @property
     def measured(self) -> Mapping[str, float]:

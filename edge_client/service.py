@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.devices.limits import Sensors, Throttle
+from replayfleet.devices.profiles import FP32
 from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import CountsLabels, Shown
 from replayfleet.edge_client.frames.answerer import FrameCounts
@@ -146,6 +147,7 @@ class ClientService:
             device=identity.device,
             provider=identity.compute.providers[0],
             trains=identity.compute.trains,
+            precision="" if identity.compute.precision == FP32 else identity.compute.precision,
         )
 
         def hear(event: TrainerEvent) -> None:
@@ -187,6 +189,7 @@ class ClientService:
             "round": client.round,
             "notice": client.notice,
             "serving_version": client.serving_version,
+            "precision": client.precision,
             **self._frames.serving(),
             **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),
             **self._frames.status(),

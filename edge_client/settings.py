@@ -117,6 +117,14 @@ class ClientSettings(WatchSettings, LearningSettings, ConnectionSettings):
     ]
     device: DeviceName = "cpu"
     require_provider: RequiredProvider = ""
+    precision: Annotated[
+        Literal["auto", "fp32", "fp16", "int8"],
+        Option(
+            "What the served model computes in, where the fleet's aggregator makes such a one and it is accurate "
+            "enough: auto is what serves quickest on the device, fp16 on GPUs. Training computes in float32.",
+            DEVICE,
+        ),
+    ] = "auto"
     stay: Annotated[bool, Option("Go on serving frames after the run is finished.", DEVICE)] = False
     data_root: Annotated[
         Path | None,

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from replayfleet.devices.probing import Board, chosen, probe
-from replayfleet.devices.profiles import CPU, TENSORRT, DeviceProfile
+from replayfleet.devices.profiles import AUTO, CPU, FP32, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
 from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
@@ -130,10 +130,18 @@ def _identity(settings: ClientSettings, profile: DeviceProfile, proof: ProviderP
         training_device=settings.training_device,
         sampler=settings.sampler,
         allowance=allowance,
+        precision=_precision(settings, profile, proof),
         trains=settings.train and _has_torch(),
         open_engines=open_desk if proof.provider == TENSORRT or (profile.tensorrt and on_gpu) else no_engines,
     )
     return Identity(settings.fleet, settings.client_id, profile.name, compute)
+
+
+def _precision(settings: ClientSettings, profile: DeviceProfile, proof: ProviderProof) -> str:
+    """Return what the operator wants, or what the profile says of its first provider, should that be what serves."""
+    if settings.precision != AUTO:
+        return settings.precision
+    return profile.precision if proof.provider in {profile.execution_providers[0], TENSORRT} else FP32
 
 
 def studios(settings: ClientSettings, service: ClientService) -> list[StudioServer | SharedStudio]:

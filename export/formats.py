@@ -156,6 +156,11 @@ def chosen_format(name: str | None, device: str | None) -> Format:
     return find_format(_OF_PRECISION[found.precision])
 
 
+def format_of(precision: str) -> Format | None:
+    """Return the ONNX format that computes in this precision, ``devices.profiles.PRECISIONS``; None if it is none."""
+    return find_format(_OF_PRECISION[precision]) if precision in _OF_PRECISION else None
+
+
 def find_format(name: str) -> Format:
     """Return the format of this name.
 

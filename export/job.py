@@ -143,7 +143,7 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
         data = exact
     else:
         samples = gather_samples(request.architecture, request.format, subject.input_shape, request.rounding)
-        data = finished(subject.whole(_rounding(request.format, samples)), {**facts, **samples.facts})
+        data = finished(subject.whole(rounding(request.format, samples)), {**facts, **samples.facts})
     if len(data) > MAX_GRAPH_BYTES:
         raise SettingsError(
             f"--format: {request.format.name} of this model has {len(data):,} bytes, at most {MAX_GRAPH_BYTES:,} are "
@@ -153,7 +153,7 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
     return _Candidate({request.path: data}, run, len(exact), samples)
 
 
-def _rounding(row: Format, samples: SampleSet) -> Convert:
+def rounding(row: Format, samples: SampleSet) -> Convert:
     """Return what turns the float32 network into the format's."""
 
     def convert(model: onnx.ModelProto) -> onnx.ModelProto:

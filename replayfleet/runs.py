@@ -301,7 +301,7 @@ def _deployed(
         manifest = downloads[client]
         if manifest.serving is None:
             raise SettingsError(f"{folder}: the download of {client} has no task model")
-        names = {manifest.serving.parameters: _TASK}
+        names = {manifest.serving.model: _TASK}
         names |= {entry.name: entry.name for entry in manifest.blobs if entry.name.startswith(_SUB_GENERATOR)}
         digests = {entry.name: entry.digest for entry in manifest.blobs}
         return {name: decode_arrays(_blob(folder, digests[stored])) for stored, name in names.items()}

@@ -16,6 +16,7 @@ from replayfleet.aggregator.control.command import DATA_DIR
 from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.waits import outside
 from replayfleet.aggregator.members.command import day
+from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.service.words import visible
@@ -147,6 +148,8 @@ def _row(standing: Standing, member: Member | None, view: MemberView | None, now
         "version": standing.version,
         "confirmed_version": standing.confirmed_version,
         "serving_version": None if view is None else view.serving_version,
+        "precision": None if view is None else view.precision,
+        "notice": None if view is None else view.notice,
         "phase": None if view is None else view.phase,
         "excluded_by": None if standing.exclusion is None else standing.exclusion.by,
         "waits": None if wait is None else wait.reason,
@@ -161,6 +164,8 @@ def _shown(row: dict[str, Any]) -> dict[str, str]:
     live = {True: "now", False: row["seen"], None: row["seen"]}[row["live"]]
     why = "; ".join(filter(None, (row["why"], row["note"])))
     version = spoken(row["confirmed_version"]) if row["confirmed_version"] else ""
+    if row["precision"] not in {None, FP32}:
+        version += f" {row['precision']}"
     return {
         "client": row["client"],
         "state": row["state"],

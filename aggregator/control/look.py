@@ -7,6 +7,7 @@ from replayfleet.aggregator.control.waits import Facts, wait_of
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Standing
 from replayfleet.aggregator.rounds import Course, Phase, Rounds
+from replayfleet.devices.profiles import FP32
 
 
 def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
@@ -34,7 +35,8 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
     presence, live = parts.presence.last(client), parts.presence.is_live(client)
     uploaded = client in rounds.accepted
     awaited = rounds.phase is Phase.OPEN and standing.is_expected and not uploaded
-    is_current = parts.store.download_round(client, standing.version) == rounds.index
+    download = parts.store.newest_download(client, standing.version)
+    is_current = download is not None and download.round == rounds.index
     age_s = parts.presence.age_s(client, now)
     return MemberView(
         client=client,
@@ -55,6 +57,8 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
         uploaded=uploaded,
         is_awaited=awaited,
         wait=wait_of(standing, presence, live=live, awaited=awaited, version=standing.version if is_current else 0),
+        precision=FP32 if download is None or download.serving is None else download.serving.precision,
+        notice="" if download is None else download.notice,
     )
 
 

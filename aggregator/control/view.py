@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replayfleet.aggregator.records.roll import Exclusion
+from replayfleet.devices.profiles import FP32
 from replayfleet.federation.service.waits import Wait
 
 
@@ -31,6 +32,8 @@ class MemberView:
         uploaded: whether the current round has its upload.
         is_awaited: whether the current round waits for it.
         wait: why it doesn't take part, or what it is waited for; None if there is nothing to say.
+        precision: what the model of its newest download computes in.
+        notice: what that download tells it, of its last upload or of its model.
     """
 
     client: str
@@ -51,6 +54,8 @@ class MemberView:
     uploaded: bool
     is_awaited: bool
     wait: Wait | None
+    precision: str = FP32
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _WARNINGS = frozenset(
         "upload rejected",
         "upload quarantined",
         "former model kept",
+        "model not rounded",
         "round extended",
         "transfer failed",
         "download failed",

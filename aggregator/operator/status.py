@@ -11,6 +11,7 @@ from typing import Any
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.words import visible
@@ -27,6 +28,8 @@ class ClientStatus:
     confirmed_version: int
     quarantined_round: int = -1
     quarantined_because: str = ""
+    precision: str = FP32
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,12 @@ class Status:
         for client in self.clients:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
             version = spoken(client.version)
-            lines.append(f"{client.client}: download for round {client.download_round}, v{version}, {state}")
+            rounded = "" if client.precision == FP32 else f", {client.precision}"
+            lines.append(f"{client.client}: download for round {client.download_round}, v{version}{rounded}, {state}")
             if client.quarantined_because:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
+            elif client.notice:
+                lines.append(f"  {client.notice}")
         if self.last_event:
             reason = self.last_event.get("reason")
             lines.append(f"last event: {self.last_event.get('event')}" + (f": {reason}" if reason else ""))
@@ -89,7 +95,9 @@ def read_status(folder: Path) -> Status:
             version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
             confirmed = store.confirmed_version(client_id)
             left_out = quarantined.get(client_id, (-1, ""))
-            clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out))
+            serving, notice = (manifest.serving, manifest.notice) if manifest else (None, "")
+            precision = serving.precision if serving else FP32
+            clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out, precision, notice))
     except (sqlite3.Error, *UNREADABLE) as error:
         raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:

@@ -22,6 +22,21 @@ CRASHED_AGAIN_S = 5.0
 """After so long a client on which a model's process died gets the round's download anew, then after twice as long, and
 so on: not every death is the model's doing, and the round may wait for this client alone."""
 
+_MODELS_FAULTS = frozenset(
+    reason.value
+    for reason in (
+        Reason.PROBE_MISMATCH,
+        Reason.LOAD_FAILED,
+        Reason.WRONG_LAYOUT,
+        Reason.NOT_FINITE,
+        Reason.TOO_LARGE,
+        Reason.CRASHED,
+        Reason.HUNG,
+        Reason.TOO_SLOW,
+    )
+)
+"""Why a device refuses a download where another precision may help."""
+
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
 
@@ -91,7 +106,10 @@ class DownloadDesk:
             self._offer_later(client_id, now)
             return
         self._preparing.add(client_id)
-        work = functools.partial(parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state())
+        wishes = parts.wishes.of({client_id: parts.store.download(client_id)})
+        work = functools.partial(
+            parts.aggregation.download_for, client_id, self._rounds.index, parts.store.state(), wishes
+        )
 
         def failed(error: Exception, now: float) -> None:
             self._preparing.discard(client_id)  # the client's next sign of life tries again
@@ -199,6 +217,8 @@ class DownloadDesk:
             reason=verdict.reason,
             detail=verdict.detail,
         )
+        if verdict.reason in _MODELS_FAULTS:
+            self._float32_instead(manifest, f"{verdict.reason}, {verdict.detail}", now)
 
     def rolled_back(self, told: RolledBack, now: float) -> None:
         """Note that a client took back what it had confirmed. It waits for another download."""
@@ -221,6 +241,18 @@ class DownloadDesk:
             reason=told.reason,
             detail=told.detail,
         )
+        if offered is not None and offered.version == told.version:
+            self._float32_instead(offered, f"{told.reason}, {told.detail}", now)
+
+    def _float32_instead(self, manifest: Manifest, why: str, now: float) -> None:
+        """Give a client that can't serve a rounded model the float32 one, now and from now on."""
+        client_id, store = manifest.client_id, self._parts.store
+        if not self._parts.wishes.refuse(manifest, why):
+            return
+        newest = store.download(client_id)
+        if newest is not None and (newest.version, newest.round) == (manifest.version, self._rounds.index):
+            store.drop_download(client_id)
+            self._prepare(client_id, now)
 
     def _broadcast(self, result: RoundResult, live: list[str], now: float) -> frozenset[str]:
         """Send shared blobs that somebody lacks on the shared topic; returns their digests."""

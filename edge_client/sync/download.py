@@ -11,6 +11,7 @@ from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import Candidate
 from replayfleet.export.running.artefact import check_probe
 from replayfleet.export.running.facts import task_facts
+from replayfleet.export.running.inspection import MAX_SENT_GRAPH_BYTES
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
@@ -18,7 +19,6 @@ from replayfleet.federation.wire.protocol.messages import Manifest, Serving, spo
 from replayfleet.models.specs import AnyTaskSpec
 
 DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
-_MAX_GRAPH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _check_serving(manifest: Manifest) -> Serving:
     for name in (manifest.serving.graph, manifest.serving.parameters):
         if name not in sizes:
             raise ArtefactRejected(Reason.WRONG_LAYOUT, f"serving names blob {name!r}, which the manifest doesn't list")
-    if sizes[manifest.serving.graph] > _MAX_GRAPH_BYTES:
+    if sizes[manifest.serving.graph] > MAX_SENT_GRAPH_BYTES:
         raise ArtefactRejected(Reason.TOO_LARGE, f"graph has {sizes[manifest.serving.graph]} bytes")
     return manifest.serving
 

@@ -187,12 +187,13 @@ class DownloadDesk:
 
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
+            noticed = "" if self._held is None else self._held.manifest.notice
             self._finish(event.transfer_id, manifest)
             self._hold(manifest, agreed.spec, on_probation=done.on_probation)
             self._tell(event.peer, manifest, event.transfer_id)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
-            if manifest.notice:
-                log.warning("the aggregator's notice", round=manifest.round - 1, notice=manifest.notice)
+            if manifest.notice not in {"", noticed}:
+                log.warning("the aggregator's notice", version=manifest.version, notice=manifest.notice)
             self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
             self._measure(done.served)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replayfleet.devices.budget import TrainingAllowance
+from replayfleet.devices.profiles import FP32
 from replayfleet.edge_client.flow import Source
 from replayfleet.edge_client.learning.local_training import LocalTraining
 from replayfleet.edge_client.learning.training.job import SamplerName
@@ -37,6 +38,7 @@ class Compute:
         sampler: how replay is drawn.
         probation: how new models are watched.
         allowance: what training may spend.
+        precision: what the served model should compute in, one of ``devices.profiles.PRECISIONS``.
         trains: whether it takes part in training; a device without torch only serves.
         open_engines: (data dir, slot) -> who gets the served model an engine; None where there are none.
     """
@@ -48,6 +50,7 @@ class Compute:
     sampler: SamplerName = "onnx"
     probation: ProbationRules = field(default_factory=ProbationRules)
     allowance: TrainingAllowance = field(default_factory=TrainingAllowance)
+    precision: str = FP32
     trains: bool = True
     open_engines: Callable[[Path, ModelSlot], EngineDesk | None] = no_engines
 

@@ -24,6 +24,7 @@ class PresenceClock:
         device: the device profile's name.
         provider: the execution provider that was proved.
         trains: whether it takes part in training.
+        precision: what it wants its served model to compute in; empty for float32.
         boot_id: tells this process from earlier ones; a late will of an earlier boot is thereby recognised.
 
     Attributes:
@@ -38,6 +39,7 @@ class PresenceClock:
         device: str,
         provider: str,
         trains: bool = True,
+        precision: str = "",
         boot_id: str | None = None,
     ) -> None:
         self.topic = topic_of(fleet, "state", client_id)
@@ -48,12 +50,21 @@ class PresenceClock:
         self._sequence = 0
         self._said: tuple[str, int, int] | None = None
         self._said_at = 0.0
-        self._trains = trains
+        self._trains, self._precision = trains, precision
         self.wait: Wait | None = None
 
     def will(self) -> Will:
         """What the broker says if this process vanishes."""
-        gone = Presence(self._client_id, "offline", self.boot_id, 0, self._device, self._provider, trains=self._trains)
+        gone = Presence(
+            self._client_id,
+            "offline",
+            self.boot_id,
+            0,
+            self._device,
+            self._provider,
+            trains=self._trains,
+            precision=self._precision,
+        )
         return Will(self.topic, encode(gone), retain=True)
 
     def due(self, phase: str, round_index: int, serving_version: int, now: float) -> bytes | None:
@@ -83,6 +94,7 @@ class PresenceClock:
                 "" if self.wait is None else self.wait.reason.value,
                 "" if self.wait is None else self.wait.text[:MAX_TEXT],
                 ENCODINGS,
+                self._precision,
             )
         )
 

@@ -20,6 +20,8 @@ Run: TypeAlias = Callable[[Array], Array]
 """(B, ...) float32 -> (B, ...) float32: a model, however it is run."""
 
 PROBE_BATCH = 8
+PICTURE_PROBE_BATCH = 2
+"""Of a detector's golden vector: pictures are large, and the device runs them all at once."""
 PROBE_TOLERANCE = 1e-3
 """Ten times the export's parity: another provider rounds in another order, another model is off by far more."""
 DETECTOR_PROBE_TOLERANCE = 1e-2

@@ -17,7 +17,9 @@ from replayfleet.federation.errors import ArtefactRejected, Reason
 
 MAX_GRAPH_BYTES = 256 * 2**20
 """Larger graphs are refused before they are parsed. Ours have 20 to 40 kB, self-contained ones a few MB and a diffusion
-sampler as wide as its paper's 143 MB; over the network a client takes 64 MiB at most."""
+sampler as wide as its paper's 143 MB."""
+MAX_SENT_GRAPH_BYTES = 64 * 2**20
+"""Of a graph that comes over the network."""
 
 PARAMETERS = "parameters"
 """External location that marks a tensor to be supplied by name. No other location is accepted."""

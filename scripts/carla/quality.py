@@ -73,7 +73,9 @@ def measure(folder: Path, vehicles: tuple[str, ...], roads: Roads) -> Qualities:
             )
         serving = held.manifest.serving
         assert serving is not None
-        digest = next(entry.digest for entry in held.manifest.blobs if entry.name == serving.parameters)
+        digest = next(entry.digest for entry in held.manifest.blobs if entry.name == serving.graph)
+        if serving.precision == "fp32":  # else the graph holds the parameters
+            digest = next(entry.digest for entry in held.manifest.blobs if entry.name == serving.parameters)
         if digest not in known:
             model, task = _model(held, folder / vehicle), task_of(held.spec)
             known[digest] = {place: _measured(model, task, samples) for place, samples in tests.items()}

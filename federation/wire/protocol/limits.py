@@ -250,7 +250,7 @@ def _check_presence(presence: Presence) -> None:
     _within(presence.sequence, 0, MAX_COUNTER, "sequence number")
     _within(presence.round, -1, MAX_COUNTER, "presence's round")
     _within(presence.serving_version, -1, MAX_COUNTER, "serving version")
-    for what in ("device", "provider", "phase", "reason", "why"):
+    for what in ("device", "provider", "phase", "reason", "why", "precision"):
         _text(getattr(presence, what), what)
     _decodes(presence.decodes)
 

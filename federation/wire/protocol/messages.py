@@ -34,6 +34,9 @@ COUNTER_BITS = 32
 """Of a download's version: its lower bits count, its upper bits are the epoch of the aggregator's store."""
 
 
+ROUNDED_FROM = "graph/rounded-from/"
+"""Before the name of a set of parameters: the empty set that a graph rounded from them is served with."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -76,6 +79,20 @@ class Serving(msgspec.Struct, frozen=True):
     parameters: str
     probe: Probe
 
+    @property
+    def precision(self) -> str:
+        """What the graph computes in, which its name says: ``graph/task-fp16``; ``fp32`` if it says nothing."""
+        return self.graph.partition("-")[2] or "fp32"
+
+    @property
+    def model(self) -> str:
+        """Name of the float32 parameters that are served, or that a rounded graph was made of.
+
+        A rounded graph is self-contained, and its ``parameters`` are an empty set named after those it was made of,
+        which are among the manifest's blobs all the same: they are what a client trains from.
+        """
+        return self.parameters.removeprefix(ROUNDED_FROM)
+
 
 class Release(msgspec.Struct, frozen=True):
     """The Update Framework's metadata of one client's download, as files.
@@ -101,7 +118,7 @@ class Manifest(msgspec.Struct, frozen=True):
         blobs: all blobs, also those that the receiver already holds.
         facts: msgpack-encoded ``Artefacts.facts``.
         serving: downloads only.
-        notice: downloads only; what the aggregator has to say of the client's last upload, for people.
+        notice: downloads only; what the aggregator has to say of the client's last upload or of the model, for people.
         release: downloads to one client only; who answers for it, and until when.
     """
 
@@ -242,7 +259,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
 
     ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead. One
     that doesn't train only serves: no round waits for it. ``reason`` and ``why`` say what keeps the client from its
-    work; both are empty if nothing does. ``decodes`` names the encodings of blobs that it takes.
+    work; both are empty if nothing does. ``decodes`` names the encodings of blobs that it takes, and ``precision`` what
+    it wants its served model to compute in, ``fp16`` or ``int8``; empty for float32.
     """
 
     client_id: str
@@ -258,6 +276,7 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     reason: str = ""
     why: str = ""
     decodes: tuple[str, ...] = ()
+    precision: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):

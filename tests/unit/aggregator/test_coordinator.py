@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from replayfleet.aggregator.admission import Caps, Gate
@@ -19,6 +20,7 @@ from replayfleet.aggregator.coordinator import Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
+from replayfleet.aggregator.precision.wishes import Wish, Wishes
 from replayfleet.aggregator.presence import DEAD_AFTER_S, MAX_NEWCOMERS, PresenceTable
 from replayfleet.aggregator.rounds import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
@@ -35,8 +37,10 @@ from replayfleet.federation.wire.protocol.messages import (
     Manifest,
     Offer,
     Presence,
+    Probe,
     Report,
     RolledBack,
+    Serving,
     Verdict,
 )
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Received
@@ -133,17 +137,28 @@ class Aggregation:
         self.fails = False
         self.ran: list[tuple[int, list[str]]] = []
 
-    def download_for(self, client_id: str, round_index: int, _state: Any) -> Manifest:
+    def download_for(self, client_id: str, round_index: int, _state: Any, wishes: Mapping[str, Wish]) -> Manifest:
         if self.fails:
             raise ValueError("no disk")
-        return Manifest("down", "street", client_id, round_index, 0, (COMMON, OWN))
+        return self.draft(client_id, round_index, wishes)
 
-    def run(self, index: int, uploads: Mapping[str, Manifest], _state: Any, _former: Any) -> RoundResult:
+    @staticmethod
+    def draft(client_id: str, round_index: int, wishes: Mapping[str, Wish]) -> Manifest:
+        """Rounded, if the client wants that and didn't refuse it."""
+        draft, wish = Manifest("down", "street", client_id, round_index, 0, (COMMON, OWN)), wishes.get(client_id)
+        if wish is None or wish.refused:
+            return draft
+        serving = Serving(f"graph/task-{wish.precision}", "graph/rounded-from/own", Probe(0, 1, (0.0,), 1.0))
+        return msgspec.structs.replace(draft, serving=serving)
+
+    def run(
+        self, index: int, uploads: Mapping[str, Manifest], _state: Any, _former: Any, wishes: Mapping[str, Wish]
+    ) -> RoundResult:
         if self.fails:
             raise ValueError("no memory")
         self.ran.append((index, list(uploads)))
-        drafts = {client: Manifest("down", "street", client, index + 1, 0, (COMMON, OWN)) for client in uploads}
-        return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, {}, {}, 0.1, 0.1)
+        drafts = {client: self.draft(client, index + 1, wishes) for client in uploads}
+        return RoundResult(index, StoredArtefacts((), "cc" * 32), drafts, {}, {}, {}, {}, 0.1, 0.1)
 
 
 class Journal:
@@ -189,6 +204,7 @@ class Desk:
             journal=cast("Any", self.journal),
             metrics=Metrics(),
             presence=self.presence,
+            wishes=Wishes(self.presence),
             announce=self.announced.append,
             leadership=self.leadership,
             releases=cast("Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest)),
@@ -206,8 +222,9 @@ class Desk:
         self.courier.events = list(events)
         self.coordinator.on_message("", b"", now)
 
-    def online(self, *clients: str, now: float = 0.0, sequence: int = 1) -> None:
-        self.hears(*(Received(c, Presence(c, "online", "boot", sequence)) for c in clients), now=now)
+    def online(self, *clients: str, now: float = 0.0, sequence: int = 1, precision: str = "") -> None:
+        said = (Presence(client, "online", "boot", sequence, precision=precision) for client in clients)
+        self.hears(*(Received(presence.client_id, presence) for presence in said), now=now)
         self.jobs.run(now)
 
     def upload(self, *clients: str, round_index: int = 0, now: float = 1.0) -> None:
@@ -216,8 +233,8 @@ class Desk:
             manifest = Manifest("up", "street", client, round_index, 1, (), encode_facts({}))
             self.hears(Offered(client, Offer("client", "0" * 32, manifest, (), 1024, b"")), now=now)
 
-    def verdict(self, client: str, manifest: Manifest, *, accepted: bool) -> None:
-        told = Verdict("client", "0" * 32, manifest.round, manifest.version, accepted, "" if accepted else "busy")
+    def verdict(self, client: str, manifest: Manifest, *, accepted: bool, why: str = "busy") -> None:
+        told = Verdict("client", "0" * 32, manifest.round, manifest.version, accepted, "" if accepted else why)
         self.hears(Concluded(client, manifest, told, 9))
 
     def offered(self) -> list[tuple[str, int, int]]:
@@ -649,3 +666,43 @@ def test_a_strangers_word_on_a_shared_download_is_not_kept(desk: Desk) -> None:
     shared = Manifest("down", "street", EVERYBODY, 0, 0, (COMMON,))
     desk.hears(Concluded("stranger", shared, Verdict("client", "0" * 32, 0, 0, accepted=True), 9))
     assert desk.store.clients() == ()
+
+
+def precision(manifest: Manifest) -> str:
+    return "fp32" if manifest.serving is None else manifest.serving.precision
+
+
+@pytest.mark.parametrize("failed", ["refused", "rolled back"])
+def test_a_client_that_cant_serve_a_rounded_model_gets_float32_at_once_and_from_then_on(
+    desk: Desk, failed: str
+) -> None:
+    desk.online("a", precision="int8")
+    (_, rounded, _) = desk.courier.sent[-1]
+    assert precision(rounded) == "int8"
+    if failed == "refused":
+        desk.verdict("a", rounded, accepted=False, why="probe-mismatch")
+    else:
+        desk.verdict("a", rounded, accepted=True)
+        desk.hears(Received("a", RolledBack("a", 0, rounded.version, -1, "too-slow")))
+    desk.jobs.run(1.0)
+    (_, instead, _) = desk.courier.sent[-1]
+    assert (precision(instead), instead.version > rounded.version) == ("fp32", True)
+    desk.upload("a", "b")
+    desk.jobs.run(2.0)
+    assert {precision(sent) for peer, sent, _ in desk.courier.sent if sent.round == 1} == {"fp32"}
+
+
+def test_a_client_that_is_too_busy_for_a_rounded_model_is_offered_it_again(desk: Desk) -> None:
+    desk.online("a", precision="fp16")
+    desk.verdict("a", desk.courier.sent[-1][1], accepted=False)
+    desk.coordinator.tick(60.0)
+    assert precision(desk.courier.sent[-1][1]) == "fp16"
+
+
+def test_after_a_restart_a_client_that_was_not_heard_yet_is_taken_to_want_what_it_had(desk: Desk) -> None:
+    desk.online("a", precision="fp16")
+    desk.online("b")
+    desk.upload("a", "b")
+    desk = desk.restarted()  # the round was closed, and is aggregated before anybody speaks
+    desk.jobs.run(3.0)
+    assert {client: precision(desk.store.download(client)) for client in "ab"} == {"a": "fp16", "b": "fp32"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from support.tiny_fleet import TinyExporter
@@ -11,6 +12,7 @@ from replayfleet.aggregator.publisher import Publisher, export_graphs
 from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.service.artefact_codec import decode_artefacts
+from replayfleet.federation.wire.protocol.messages import ROUNDED_FROM, Probe, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 
@@ -100,6 +102,16 @@ def test_a_client_whose_own_new_model_is_refused_keeps_the_one_that_it_serves(bl
     assert [b.digest for b in drafts["a"].blobs if b.name == "personalised"] == [
         b.digest for b in former["a"].blobs if b.name == "personalised"
     ]
+
+
+def test_a_client_that_keeps_a_model_which_it_serves_rounded_gets_it_exact(blobs: DiskBlobStore):
+    publishing, average, kept = publisher(blobs, PickyExporter()), parameters(9), {}
+    exact = publishing.drafts({"a": TinyDownload(parameters(3), average)}, 1)["a"]
+    own = Serving("graph/task-int8", ROUNDED_FROM + "personalised", Probe(0, 1, (2.9,), 0.5))
+    rounded = msgspec.structs.replace(exact, serving=own)
+    draft = publishing.drafts({"a": TinyDownload(parameters(1e3), average)}, 2, {"a": rounded}, kept)["a"]
+    assert (list(kept), draft.serving) == (["a"], exact.serving)
+    assert exact.blobs == draft.blobs
 
 
 def test_a_model_that_all_would_serve_is_refused_for_all(blobs: DiskBlobStore):

@@ -46,6 +46,24 @@ def test_what_the_operator_wrote_wins(orin_nx: Board) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "proved", "asked", "precision"),
+    [
+        ("jetson-orin-nx", CUDA, "auto", "fp16"),
+        ("jetson-orin-nx", TENSORRT, "auto", "fp16"),
+        ("jetson-orin-nx", CPU, "auto", "fp32"),  # no GPU that works: float16 would only be slower
+        ("jetson-orin-nx", CUDA, "fp32", "fp32"),
+        ("cpu", CPU, "auto", "fp32"),
+        ("cpu", CPU, "int8", "int8"),
+    ],
+)
+def test_the_fleet_is_asked_for_what_serves_quickest_or_for_what_the_operator_wrote(
+    device: str, proved: str, asked: str, precision: str, orin_nx: Board
+) -> None:
+    wanted = replace(SETTINGS, precision=asked)
+    assert _identity(wanted, profile(device), ProviderProof(proved), orin_nx).compute.precision == precision
+
+
+@pytest.mark.parametrize(
     ("device", "proved", "engines"),
     [
         ("jetson-orin-nx", CUDA, True),
