@@ -15,7 +15,8 @@ import onnx
 from replayfleet.export.calibration import SampleSet
 from replayfleet.export.formats import Format
 from replayfleet.export.gate import Verdict, check_gate, compare_answers
-from replayfleet.export.graphs.graph import finished, join
+from replayfleet.export.graphs.graph import finished
+from replayfleet.export.graphs.join import join
 from replayfleet.export.job import rounding
 from replayfleet.export.parity import check_rounding
 from replayfleet.export.running.artefact import PICTURE_PROBE_BATCH, PROBE_BATCH, Array, make_probe
