@@ -4,7 +4,7 @@ Every method that deploys, with real uploads of a small network, the real export
 replaced by each pill in turn, and every round with a pill stands beside an honest one. Training, which is most of a
 round, is left out, so that the ratio is an upper bound.
 
-    python -m benchmarks.pills [--methods fedavg pfedgrp] [--clients 10] [--out benchmarks/results/pills.json]
+    python -m benchmarks.pills [--methods fedavg pfedgrp] [--clients 5] [--out benchmarks/results/pills.json]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def of_method(name: str, options: argparse.Namespace) -> dict[str, Any]:
     exporter = OnnxExporter(members.method, TOY)
     timed(members, members.uploads, exporter)  # compares the graph once, as every aggregator does
     found = {}
-    for what, pill in pills_of(name).items():
+    for what, pill in pills_of(members).items():
         with_pill = {**members.uploads, WHERE: pill(members.uploads[WHERE])}
         turns = []
         for _ in range(options.repeats):
@@ -84,4 +84,4 @@ def failed(result: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, failed=failed, methods=DEPLOYED, clients=10, repeats=3, threads=1)
+    run(measure, __doc__, failed=failed, methods=DEPLOYED, clients=5, repeats=3, threads=1)

@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from replayfleet.aggregator.steps import DEEDS, Step
+
+ALWAYS = [step.value for step in Step if step not in {Step.EPOCH_RAISED, *DEEDS}]
+"""Steps that every run takes."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Lived = Callable[..., dict[str, Any]]
@@ -20,6 +25,13 @@ def test_fifty_kills_of_client_aggregator_and_broker_change_no_bit(
     said = lived(method=method, kills=50, seed=17)
     assert said["faults"] == 50
     assert set(said["deaths"]) == {"broker", "aggregator", "cam-0", "cam-1"}
+    assert said["digest"] == undisturbed(method, said["rounds"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedgrp"])
+def test_kills_at_every_marked_step_change_no_bit(method: str, lived: Lived, undisturbed: Undisturbed) -> None:
+    said = lived(method=method, steps=ALWAYS)
+    assert said["deaths"]["aggregator"] == len(ALWAYS) + 1  # and once to be told when to end
     assert said["digest"] == undisturbed(method, said["rounds"])
 
 

@@ -33,6 +33,7 @@ from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
+from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.edge_client.service import ClientService, Identity
 from replayfleet.edge_client.sync.parts import Compute
@@ -61,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
         method: which it runs.
         rounds: at least so many.
         kills: SIGKILLs, of all parties in turn at random.
+        steps: marked steps; the aggregator dies at each, one after the other, as soon as it comes there.
         stops_s: every party is stopped for so long, one after the other; 0: none is.
         jumps_s: wall clocks jump by so much at every fault, forwards and back.
         line: quality of everybody's line to the broker; None: straight.
@@ -73,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
     method: str = "fedavg"
     rounds: int = 3
     kills: int = 0
+    steps: tuple[str, ...] = ()
     stops_s: float = 0.0
     jumps_s: float = 0.0
     line: dict[str, float] | None = None
@@ -93,6 +96,7 @@ class MortalFleet:
         self.pids: dict[str, int] = {}
         self.done: dict[str, int] = {}
         self.deaths: dict[str, int] = {}
+        self.steps = list(plan.steps)
         self.problems: list[str] = []
         self.num_rounds: int | None = None  # until every fault was survived
         self.broker: subprocess.Popen[bytes] | None = None
@@ -152,7 +156,13 @@ class MortalFleet:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self.pids[party]
-                self.done[party] = os.waitstatus_to_exitcode(status)
+                code = os.waitstatus_to_exitcode(status)
+                if party == "aggregator" and self.steps and code == -signal.SIGKILL:
+                    self.steps.pop(0)
+                    self.deaths[party] = self.deaths.get(party, 0) + 1
+                    self.start(party)
+                else:
+                    self.done[party] = code
         if self.broker is not None and self.broker.poll() is not None:
             self.done["broker"] = self.broker.returncode
             self._start_broker()
@@ -210,7 +220,13 @@ class MortalFleet:
         rules = RoundRules(len(CLIENTS), min_clients=1, deadline_s=86400.0, num_rounds=self.num_rounds)
         fleet = Fleet(self.spec, self.method, eager_sampler(TASK), OnnxExporter(self.method, TASK), rules)
         (self.folder / "aggregator").mkdir(exist_ok=True)
-        return AggregatorService(fleet, self.folder / "aggregator", self._connect("aggregator")).run(threading.Event())
+
+        def dies(step: Step) -> None:
+            if [step.value] == self.steps[:1]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        service = AggregatorService(fleet, self.folder / "aggregator", self._connect("aggregator"), checkpoint=dies)
+        return service.run(threading.Event())
 
     def _client(self, name: str) -> bool:
         folder = self.folder / name
@@ -277,6 +293,9 @@ def live(plan: Plan) -> dict[str, Any]:
             if due is not None and now >= due and num_faults < FAULTS_PER_ROUND * (done + 1):
                 fleet.broker_lines = ()
                 fault = next(coming, None)
+                if fault is None and fleet.steps:
+                    time.sleep(0.01)
+                    continue  # it has yet to come there
                 if fault is None:
                     due = None
                     if fleet.num_rounds is None:  # all was survived: two more rounds in peace, then home

@@ -215,8 +215,8 @@ SPECIAL_PILLS: dict[str, dict[str, Pill]] = {
 """Beginning of a set's name -> what only uploads with such a set can hold."""
 
 
-def pills_of(name: str, common: Mapping[str, Pill] = PILLS) -> dict[str, Pill]:
-    """Return these pills, and those that only uploads of this method can hold."""
-    sets = fleet(name).uploads["cam-2"].parameter_sets
+def pills_of(members: Fleet, common: Mapping[str, Pill] = PILLS) -> dict[str, Pill]:
+    """Return these pills, and those that only uploads of this fleet's method can hold."""
+    sets = members.uploads["cam-2"].parameter_sets
     special = [pills for part, pills in SPECIAL_PILLS.items() if any(each.startswith(part) for each in sets)]
     return {**common, **{what: pill for pills in special for what, pill in pills.items()}}

@@ -49,7 +49,7 @@ def outcome_of(name: str, pill: Callable[[Artefacts], Artefacts], where: str) ->
 
 
 def assert_left_out(name: str, pills: dict[str, Callable[[Artefacts], Artefacts]]) -> None:
-    found = {pill: outcome_of(name, make, "cam-2") for pill, make in pills_of(name, pills).items()}
+    found = {pill: outcome_of(name, make, "cam-2") for pill, make in pills_of(fleet(name), pills).items()}
     assert found == dict.fromkeys(found, "left out")
 
 
