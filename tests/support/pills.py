@@ -89,8 +89,8 @@ class Fleet:
             known = self.encoded.get(id(artefacts))
             encoded = encode_artefacts(artefacts, blobs) if known is None else known
             manifests[client] = Manifest("up", "f", client, 0, 1, encoded.blobs, encoded.facts)
-        exporter = exporter or EagerExporter()
-        publisher = Publisher("f", blobs, exporter, export_graphs(blobs, exporter))
+        gate = EagerExporter() if exporter is None else exporter
+        publisher = Publisher("f", blobs, gate, export_graphs(blobs, gate))
         aggregation = Aggregation(
             self.spec, self.method, sampler_of(self.method), blobs, publisher, Terms(device=torch.device(device))
         )

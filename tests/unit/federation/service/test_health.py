@@ -114,11 +114,12 @@ def test_off_means_no_endpoint():
 
 def test_connections_that_say_nothing_cost_a_bounded_number_of_threads_and_files(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(health, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(health._Handler, "timeout", 600)
     server = HealthServer(CollectorRegistry())
     address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     silent = [socket.create_connection(address) for _ in range(2)]
     try:
-        with socket.create_connection(address) as third:
+        with socket.create_connection(address, timeout=60) as third:
             assert third.recv(10) == b""  # closed at once
         silent.pop().close()
         status = 0

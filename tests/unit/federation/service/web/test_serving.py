@@ -32,7 +32,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 def test_connections_that_never_ask_give_their_places_back(server: serving.WebServer, said: bytes) -> None:
     address = server._server.servers[0].sockets[0].getsockname()
-    silent = [socket.create_connection(address) for _ in range(4)]
+    silent = [socket.create_connection(address, timeout=60) for _ in range(4)]
     try:
         for each in silent:
             each.sendall(said)
