@@ -180,7 +180,7 @@ class Aggregation:
         if result is None:
             result = self._unchanged(round_index, uploads, before)
         missing = {
-            client_id: self._method.download_for(result.new_state, client_id, self._initial())
+            client_id: self._method.download_for(result.new_state, client_id, self._initial)
             for client_id in quarantined
             if client_id not in result.drafts
         }
@@ -224,7 +224,7 @@ class Aggregation:
         return {client_id: one for client_id, one in found.items() if client_id not in damaged}, damaged
 
     def _screened(self, uploads: Mapping[str, Any], before: Any) -> dict[str, str]:
-        initial = self._initial()
+        initial = self._initial
         candidates = {
             client_id: candidate_of(upload, self._method.download_for(before, client_id, initial))
             for client_id, upload in uploads.items()
@@ -236,13 +236,12 @@ class Aggregation:
     ) -> _Attempt:
         began = time.perf_counter()
         new_state, downloads = self._aggregated(round_index, before, uploads)
-        initial = functools.cache(self._initial)
         new_state, downloads, rounded = published(
             self._method,
             self._answers,
             new_state,
             downloads,
-            lambda c: self._method.download_for(before, c, initial()),
+            lambda c: self._method.download_for(before, c, self._initial),
         )
         aggregated_at = time.perf_counter()
         kept: dict[str, str] = {}
@@ -277,20 +276,22 @@ class Aggregation:
 
     def _unchanged(self, round_index: int, uploads: Mapping[str, Manifest], before: Any) -> _Attempt:
         """Return a round that nobody took part in: everybody goes on with what there was."""
-        initial = self._initial()
+        initial = self._initial
         downloads = {client_id: self._method.download_for(before, client_id, initial) for client_id in sorted(uploads)}
         stored = store_artefacts(before.pack(), self._blobs)
         drafts = self._publisher.drafts(downloads, round_index + 1)
         return _Attempt(stored, before, drafts, {}, {}, 0.0, 0.0)
 
+    @functools.cached_property
     def _initial(self) -> Any:
+        """What a newcomer gets: drawn once, as drawing it takes longer than averaging."""
         return first_download(self._method, self._spec.run_seed, self._initial_parameters)
 
     def download_for(
         self, client_id: str, round_index: int, state: StoredArtefacts | None, wishes: Mapping[str, Wish] | None = None
     ) -> Manifest:
         """Return the draft of one client's download: a late joiner's, or one who was not there for long."""
-        download = self._method.download_for(self._state(state), client_id, self._initial())
+        download = self._method.download_for(self._state(state), client_id, self._initial)
         drafts = self._publisher.drafts({client_id: download}, round_index)
         return self._rounded(drafts, wishes or {}, state)[0][client_id]
 

@@ -131,18 +131,25 @@ class StoredParameters(Mapping[str, "Tensor"]):
     def __getitem__(self, name: str) -> Tensor:
         import torch
 
+        # The tensor holds the array, and the array the mapping.
+        return torch.from_numpy(
+            self._table.view(name, np.frombuffer(self._mapped(), np.uint8, offset=self._table.start))
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        mapped = self._mapped()  # once for all tensors of a pass, though each may be dropped before the next
+        yield from self._names
+        del mapped
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _mapped(self) -> bytearray | mmap.mmap:
         data = self._held if self._held is not None or self._data is None else self._data()
         if data is None:
             data = self._store.mapped(self.entry.digest)
             self._data = weakref.ref(data)
-        # The tensor holds the array, and the array the mapping.
-        return torch.from_numpy(self._table.view(name, np.frombuffer(data, np.uint8, offset=self._table.start)))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return data
 
     def __reduce__(self) -> tuple[type[dict[str, Tensor]], tuple[dict[str, Tensor]]]:
         # To another process, perhaps of another machine without these files, the tensors go themselves.
