@@ -62,9 +62,9 @@ def pack(raw: bytes, base: bytes | None, steps: Mapping[str, float]) -> bytes | 
     if base is not None and base[: len(head)] != head:
         return None
     codes = bytes(_code(raw, place, steps if base is not None else {}) for place in places)
-    if not any(codes):
-        return None
     grouped = _by_code(places, codes)
+    if 2 * sum(place.last - place.first for place in (*grouped[_HALF], *grouped[_STEPS])) < len(raw):
+        return None  # ones and zeros of a model that wasn't rounded: as a whole it gets smaller with its bytes shuffled
     of_steps = [(place, steps[place.name]) for place in grouped[_STEPS]]
     bodies = [*(raw[place.first : place.last] for place in grouped[_AS_IT_IS]), _planes(raw, grouped[_HALF])]
     for place, step in of_steps:

@@ -41,6 +41,7 @@ def test_what_wasnt_rounded_isnt_packed() -> None:
     raw, base, steps = a_difference()
     exact = encode_arrays(some_arrays(3))
     assert pack(exact, None, {}) is None
+    assert pack(encode_arrays({**some_arrays(3), "norm": np.ones(64, np.float32)}), None, {}) is None
     assert pack(exact, base, steps) is None
     assert pack(b"not a blob of arrays", None, {}) is None
     assert pack(raw, encode_arrays({"other": np.zeros(3, np.float32)}), steps) is None
