@@ -336,7 +336,7 @@ class ClientService:
 
     def _look(self, now: float) -> None:
         """See what keeps this client from its work, and since when."""
-        client, wall_s = self.client, time.time()
+        client, wall_s, labels = self.client, time.time(), self.known().labels
         self._looked_at = now
         self._fleet_clock.hear(self._parts.trust.heard_us, wall_s)
         facts = Facts(
@@ -353,7 +353,7 @@ class ClientService:
             excluded=client.is_excluded,
             paused=client.is_paused,
             rests_s=client.rests_s,
-            labels=self.known().labels,
+            labels=labels,
             sent_away=client.sent_away,
             serving_version=client.serving_version,
             training_problem=self._parts.training.problem,
@@ -364,6 +364,8 @@ class ClientService:
         )
         self._waits.note(waits(facts), now)
         self._presence.wait = next(iter(self._waits.told), None)
+        self._presence.labels_waiting = -1 if labels is None else labels.num_samples
+        self._presence.picture_age_s = self.metrics.oldest_picture_s()
 
     def _follow(self) -> None:
         source = self.client.source

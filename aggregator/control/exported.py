@@ -88,6 +88,8 @@ class FleetCollector(Collector):
             ("silent_seconds", "Since it was heard of.", lambda m: None if m.seen_at is None else now - m.seen_at),
             ("round", "The round that it knows.", lambda m: m.round if m.round >= 0 else None),
             ("model_version", "That it serves, or confirmed last, within its epoch.", _version),
+            ("labels_waiting", "Labelled samples for its next round.", lambda m: _known(m.labels_waiting)),
+            ("camera_age_seconds", "Since a picture of its quietest camera.", lambda m: _known(m.picture_age_s)),
         ):  # fmt: skip
             family = GaugeMetricFamily(f"{PREFIX}_member_{name}", text, labels=["client"])
             for member in members:
@@ -120,6 +122,10 @@ def _round(view: FleetView) -> Iterator[Metric]:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=float(value))
+
+
+def _known(value: float) -> float | None:
+    return None if value < 0 else value
 
 
 def _takes_part(member: MemberView) -> float:

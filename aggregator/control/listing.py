@@ -151,6 +151,8 @@ def _row(standing: Standing, member: Member | None, view: MemberView | None, now
         "precision": None if view is None else view.precision,
         "notice": None if view is None else view.notice,
         "phase": None if view is None else view.phase,
+        "labels_waiting": None if view is None or view.labels_waiting < 0 else view.labels_waiting,
+        "camera_age_s": None if view is None or view.picture_age_s < 0 else view.picture_age_s,
         "excluded_by": None if standing.exclusion is None else standing.exclusion.by,
         "waits": None if wait is None else wait.reason,
         "why": "" if wait is None else wait.text,

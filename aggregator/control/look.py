@@ -59,7 +59,14 @@ def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> Membe
         wait=wait_of(standing, presence, live=live, awaited=awaited, version=standing.version if is_current else 0),
         precision=FP32 if download is None or download.serving is None else download.serving.precision,
         notice="" if download is None else download.notice,
+        labels_waiting=presence.labels_waiting if presence else -1,
+        picture_age_s=_grown(presence.picture_age_s, age_s) if presence else -1.0,
     )
+
+
+def _grown(told_s: float, ago_s: float | None) -> float:
+    """An age that was told a while ago; -1 if it was unknown."""
+    return told_s if told_s < 0 or ago_s is None else told_s + ago_s
 
 
 def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:

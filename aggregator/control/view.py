@@ -34,6 +34,8 @@ class MemberView:
         wait: why it doesn't take part, or what it is waited for; None if there is nothing to say.
         precision: what the model of its newest download computes in.
         notice: what that download tells it, of its last upload or of its model.
+        labels_waiting: labelled samples that it has for the next round; -1 if unknown.
+        picture_age_s: since the newest picture of that of its cameras that gave none for longest; -1 if unknown.
     """
 
     client: str
@@ -56,6 +58,8 @@ class MemberView:
     wait: Wait | None
     precision: str = FP32
     notice: str = ""
+    labels_waiting: int = -1
+    picture_age_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class PresenceClock:
 
     Attributes:
         wait: why it doesn't do its work; goes with the next heartbeat.
+        labels_waiting: labelled samples for the next round; -1 if nobody counts them. Likewise.
+        picture_age_s: since the newest picture of the camera that gave none for longest; -1 without one. Likewise.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class PresenceClock:
         self._said_at = 0.0
         self._trains, self._precision = trains, precision
         self.wait: Wait | None = None
+        self.labels_waiting, self.picture_age_s = -1, -1.0
 
     def will(self) -> Will:
         """What the broker says if this process vanishes."""
@@ -95,6 +98,8 @@ class PresenceClock:
                 "" if self.wait is None else self.wait.text[:MAX_TEXT],
                 ENCODINGS,
                 self._precision,
+                self.labels_waiting,
+                self.picture_age_s,
             )
         )
 

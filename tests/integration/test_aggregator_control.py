@@ -32,7 +32,10 @@ CHANGES = {
     "pause": ["course"],
     "drain": ["course"],
     "resume": ["course"],
-    "rollback": ["served", "version"],
+    "rollback cam-1": ["served", "version"],
+    "rollback cam-1 --to 1": ["served", "version"],
+    "rollback *": ["served", "version"],
+    "rollback * --to 1": ["served", "version"],
     "round extend": ["extension_s"],
     "round close": ["phase"],
 }
@@ -49,8 +52,20 @@ def test_a_verb_is_done_or_not_done_whenever_its_aggregator_is_killed(tmp_path: 
     assert all("broke off" in one["told"] for one in found)
     begun = {one["verb"]: (one["changed"], one["deeds"]) for one in found if one["kill_at"] == "deed-begun"}
     assert begun == {verb: ([], []) for verb in CHANGES}
+    half = {one["verb"]: (one["changed"], one["deeds"]) for one in found if one["kill_at"] == "half"}
+    assert half == {verb: ([], []) for verb in ("rollback *", "rollback * --to 1")}
     committed = {one["verb"]: (one["changed"], one["deeds"]) for one in found if one["kill_at"] == "deed-done"}
-    assert committed == {verb: (changes, [verb]) for verb, changes in CHANGES.items()}
+    deeds = {verb: [verb.partition(" ")[0] if verb.startswith("rollback") else verb] for verb in CHANGES}
+    assert committed == {verb: (changes, deeds[verb]) for verb, changes in CHANGES.items()}
+    served = {
+        one["verb"]: one["served"] for one in found if one["kill_at"] == "deed-done" and "rollback" in one["verb"]
+    }
+    assert served == {
+        "rollback cam-1": ["bb", "cc"],
+        "rollback cam-1 --to 1": ["aa", "cc"],
+        "rollback *": ["bb", "bb"],
+        "rollback * --to 1": ["aa", "aa"],
+    }
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.service.logs import configure_logging
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport.mqtt import MqttSession
 
@@ -53,21 +54,26 @@ VERBS: tuple[Verb, ...] = (
     Drain(),
     Resume(),
     RollBack("cam-1"),
+    RollBack("cam-1", to=1),
+    RollBack(EVERYBODY),
+    RollBack(EVERYBODY, to=1),
     ExtendRound(100.0),
     CloseRound(),
 )
-TIMES = (Step.DEED_BEGUN, Step.DEED_DONE)
+HALF = "half"
+"""When the second client's download is written in the middle of a deed for all."""
 
 
 def prepared(folder: Path, verb: Verb) -> None:
-    """A store with an open round, two uploads that can't be aggregated, and two downloads of a client."""
+    """A store with an open round, two uploads that can't be aggregated, and three downloads of two clients."""
     folder.mkdir(parents=True)
     store = AggregatorStore(folder)
     store.found(tiny_spec(), 0.0)
     for client in ("cam-1", "cam-2"):
         store.accept_upload(Manifest("up", "tiny-fleet", client, 0, 1, ()), 1)
-    for digest in ("aa", "bb"):
-        store.put_download(Manifest("down", "tiny-fleet", "cam-1", 0, 0, (BlobEntry("task", digest * 32, 1),)))
+    for digest in ("aa", "bb", "cc"):
+        for client in ("cam-1", "cam-2"):
+            store.put_download(Manifest("down", "tiny-fleet", client, 0, 0, (BlobEntry("task", digest * 32, 1),)))
     store.put_download(Manifest("down", "tiny-fleet", "cam-3", 0, 0, ()))
     store.exclude("cam-3", Exclusion(1.0, "somebody", ""))
     if isinstance(verb, Resume):
@@ -79,15 +85,15 @@ def state(folder: Path) -> dict[str, Any]:
     """All that a verb can change."""
     store = AggregatorStore(folder)
     try:
-        download, record = store.download("cam-1"), store.round()
+        downloads, record = [store.download(client) for client in ("cam-1", "cam-2")], store.round()
         return {
             "excluded": sorted(name for name, one in store.roll.refresh().items() if one.exclusion is not None),
             "uploads": sorted(store.uploads(0)),
             "course": store.course().value,
             "extension_s": store.extension_s(0),
             "phase": "open" if record.index == 0 and record.phase.value == "open" else "closed",
-            "served": download.blobs[0].digest[:2],
-            "version": download.version,
+            "served": [download.blobs[0].digest[:2] for download in downloads],
+            "version": [download.version for download in downloads],
         }
     finally:
         store.close()
@@ -110,7 +116,21 @@ def aggregate(folder: Path, kill_at: str) -> None:
         lambda name, on_message, will: MqttSession("mqtt://127.0.0.1:1", name, on_message=on_message, will=will),
         checkpoint=checkpoint,
     )
+    if kill_at == HALF:
+        _die_at_the_second_download(service.coordinator.control)
     service.run(stop)
+
+
+def _die_at_the_second_download(desk: Any) -> None:
+    store, written = desk._parts.store, []
+
+    def put(manifest: Manifest) -> Manifest:
+        if written:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.append(manifest.client_id)
+        return AggregatorStore.put_download(store, manifest)
+
+    store.put_download = put
 
 
 def forked(folder: Path, kill_at: str) -> int:
@@ -138,34 +158,48 @@ def listens(folder: Path) -> bool:
         return False
 
 
-def tried(folder: Path, verb: Verb, kill_at: Step) -> dict[str, Any]:
+def named(verb: Verb) -> str:
+    """A verb's name; with whom and where to if it is a roll-back."""
+    if not isinstance(verb, RollBack):
+        return name_of(verb)
+    return f"rollback {verb.client}" + ("" if verb.to is None else f" --to {verb.to}")
+
+
+def times(verb: Verb) -> tuple[str, ...]:
+    """When its aggregator is killed."""
+    halfway = (HALF,) if isinstance(verb, RollBack) and verb.client == EVERYBODY else ()
+    return (Step.DEED_BEGUN.value, *halfway, Step.DEED_DONE.value)
+
+
+def tried(folder: Path, verb: Verb, kill_at: str) -> dict[str, Any]:
     prepared(folder, verb)
-    before, pid, told = state(folder), forked(folder, kill_at.value), ""
+    before, pid, told = state(folder), forked(folder, kill_at), ""
     try:
         LocalControl(folder).do(verb)
     except VerbRefused as refused:
         told = str(refused)
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     after = state(folder)
-    if kill_at is Step.DEED_DONE:  # the next start tells of it
+    if kill_at == Step.DEED_DONE.value:  # the next start tells of it
         again = forked(folder, "")
         os.kill(again, signal.SIGTERM)
         os.waitpid(again, 0)
     return {
-        "verb": name_of(verb),
-        "kill_at": kill_at.value,
+        "verb": named(verb),
+        "kill_at": kill_at,
         "exit": exit_code,
         "told": told,
         "changed": sorted(key for key in before if before[key] != after[key]),
+        "served": after["served"],
         "deeds": [event["verb"] for event in read_journal(folder) if event["event"] == "operator"],
     }
 
 
 def main(folder: Path) -> None:
     found = [
-        tried(folder / f"{number}-{kill_at.value}", verb, kill_at)
+        tried(folder / f"{number}-{kill_at}", verb, kill_at)
         for number, verb in enumerate(VERBS)
-        for kill_at in TIMES
+        for kill_at in times(verb)
     ]
     sys.stdout.write(json.dumps(msgspec.to_builtins(found)))
 

@@ -107,6 +107,7 @@ class TinyClient:
         self.dies_in = 1 << 30
         self.asks_leave = False
         self.metrics = {"accuracy": 0.5}
+        self.says: dict[str, Any] = {}
         self.broken: Callable[[Artefacts, Manifest], tuple[Artefacts, Manifest]] | None = None
         self._inbox: list[tuple[str, bytes]] = []
         self._sequence = 0
@@ -185,7 +186,7 @@ class TinyClient:
         self.courier.send(self.client_id, manifest, [entry.digest for entry in encoded.blobs], now)
 
     def _presence(self, status: str) -> Presence:
-        return Presence(self.client_id, status, self.boot, self._sequence)
+        return Presence(self.client_id, status, self.boot, self._sequence, **self.says)
 
 
 class TinyFleet:

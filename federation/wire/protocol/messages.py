@@ -260,7 +260,9 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     ``boot_id`` with a rising ``sequence`` keeps a late will of an earlier boot from marking a live client dead. One
     that doesn't train only serves: no round waits for it. ``reason`` and ``why`` say what keeps the client from its
     work; both are empty if nothing does. ``decodes`` names the encodings of blobs that it takes, and ``precision`` what
-    it wants its served model to compute in, ``fp16`` or ``int8``; empty for float32.
+    it wants its served model to compute in, ``fp16`` or ``int8``; empty for float32. ``labels_waiting`` counts labelled
+    samples for the next round, and ``picture_age_s`` is the age of the newest picture of the camera that gave none for
+    longest; both are -1 if unknown.
     """
 
     client_id: str
@@ -277,6 +279,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     why: str = ""
     decodes: tuple[str, ...] = ()
     precision: str = ""
+    labels_waiting: int = -1
+    picture_age_s: float = -1.0
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):

@@ -70,6 +70,7 @@ def test_rounds_are_told_by_phase() -> None:
 
 def test_every_member_is_there_with_why_it_is_waited_for(tmp_path: Path) -> None:
     fleet = TinyFleet(tmp_path)
+    fleet.clients["cam-1"].says = {"labels_waiting": 12, "picture_age_s": 40.0}
     fleet.run(until=lambda: fleet.rounds.index == 1)
     fleet.clients["cam-3"].dies_in = 1
     fleet.run(until=lambda: len(fleet.rounds.accepted) == 2)
@@ -91,6 +92,9 @@ def test_every_member_is_there_with_why_it_is_waited_for(tmp_path: Path) -> None
     assert found[("disk_free_bytes",)] > 0
     assert found["member_model_version", "cam-1"] > 0
     assert found["uploads_total", "accepted"] >= 5
+    labels = {key[1]: value for key, value in found.items() if key[0] == "member_labels_waiting"}
+    assert labels == {"cam-1": 12}, "whose client doesn't say how many has none"
+    assert 40 <= found["member_camera_age_seconds", "cam-1"] < 60, "it grows between heartbeats"
     fleet.close()
 
 

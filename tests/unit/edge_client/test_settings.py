@@ -54,6 +54,7 @@ def test_metrics_show_frames_cameras_labels_and_accuracy() -> None:
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"replayfleet_client_{name}", labels)
 
+    assert metrics.oldest_picture_s() == -1.0
     picture, inputs = (
         Picture("front", 0, np.zeros((2, 2, 3), np.uint8), 98.0),
         Inputs(np.zeros((1, 1, 2, 2), np.float32)),
@@ -63,6 +64,7 @@ def test_metrics_show_frames_cameras_labels_and_accuracy() -> None:
     metrics.shown(Shown(picture, inputs, Prediction("front", 0, Answers.none(), 3, 98.0, 98.04)))
     assert (value("latency_seconds_bucket", le="0.025"), value("latency_seconds_bucket", le="0.05")) == (0.0, 1.0)
     now = 160.0
+    assert metrics.oldest_picture_s() == 62.0
     assert value("camera_age_seconds", camera="front") == 62.0, "a camera that gives nothing grows old between scrapes"
     assert math.isnan(value("accuracy") or 0.0)
     metrics.learning({"accuracy": 0.75, "accuracy/Town01": 0.5}, LabelProgress(12, 40, 3, 5))
