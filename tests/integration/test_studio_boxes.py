@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.operator.studio.app import StudioServer
-from tests.support.browser import CHROMIUM, Browser, Page, chromium
+from tests.support.browser import AXE, CHROMIUM, Browser, Page, chromium
 from tests.support.studio_device import HEIGHT, TASK, WIDTH, Device
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
@@ -65,7 +65,7 @@ def test_a_mouse_draws_and_corrects_and_what_it_drew_is_learned(device: Device, 
     page.drag("#boxes", at(70, 60), at(80, 70))  # its lower right corner
     assert page.run("at('drawn').textContent").startswith("To be learned: car (1), bike (1)")
     page.click("#done")
-    page.wait("now.labels.have === 1")
+    page.wait("!busy && now.labels.have === 1")
     found = device.learned()
     assert np.allclose(found, [[0, 30, 20, 80, 70], [1, 96, 64, 144, 120]], atol=1.5), found
     page.press("u")
@@ -93,6 +93,21 @@ def test_keys_alone_do_all_that_a_mouse_does(device: Device, page: Page) -> None
     assert np.allclose(device.learned(), [[1, 74, 48, 122, 82]], atol=0.01)
     page.press("Enter")  # nothing is to be seen in the second
     page.wait("now.num_waiting === 0 && now.labels.pictures === 2")
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe isn't there: make test-console fetches it with npm")
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_accessibility_checker_finds_no_fault(device: Device, page: Page, width: int, dark: bool) -> None:
+    page.look(width=width, dark=dark)
+    assert page.faults() == [], "while no frame waits"
+    device.see(1, (10, 10, 50, 50))
+    wait_for(page, 1)
+    page.press("n")
+    assert page.faults() == [], "while a box is drawn"
+    page.press("Enter")
+    page.wait("now.num_waiting === 0")
+    assert page.faults() == [], "after a label"
 
 
 def test_more_boxes_than_are_learned_of_a_picture_are_not_sent(device: Device, page: Page) -> None:

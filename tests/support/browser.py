@@ -20,6 +20,8 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--ignore-certificate-errors",
 )  # fmt: skip
+AXE = Path(__file__).parents[2] / "runs" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+"""The accessibility checker, where ``make test-console`` has fetched it with npm."""
 PATIENCE_S = 60.0
 KEYS = {
     "Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " "), "Escape": (27, ""), "Delete": (46, ""), "]": (221, "]"),
@@ -128,6 +130,14 @@ class Page:
                     return
             assert time.monotonic() < until, f"never true: {condition}\n{self.text()}"
             time.sleep(0.05)
+
+    def faults(self) -> list[Any]:
+        """What axe finds wrong with the page as it is now: rule, weight, and up to three elements."""
+        self.run(AXE.read_text(encoding="utf-8") + "; 0")
+        found = self.run(
+            "axe.run().then(r => r.violations.map(v => [v.id, v.impact, v.nodes.slice(0, 3).map(n => n.html)]))"
+        )
+        return list(found)
 
     def text(self) -> str:
         return str(self.run("document.body.innerText"))
