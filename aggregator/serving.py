@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
+from replayfleet.export.golden import golden_vector
 from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
-from replayfleet.export.running.artefact import (
-    DETECTOR_PROBE_TOLERANCE,
-    PICTURE_PROBE_BATCH,
-    PROBE_BATCH,
-    PROBE_TOLERANCE,
-    make_probe,
-)
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.records import Method, Parameters
 from replayfleet.federation.methods.steps.memory import kind_of
@@ -21,7 +15,6 @@ from replayfleet.federation.wire.protocol.messages import Probe
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
-PROBE_SEED = 0
 PARITY_BATCHES = (1, 2)
 """Once for each graph; ``model-export`` and the tests compare the largest batch too."""
 
@@ -67,22 +60,15 @@ class OnnxExporter:
         """
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in parameters.items()}
         load_parameters(self._module, arrays)
-        eager = eager_run(self._module)
-        detects = isinstance(self._task, DetectionSpec)
         if not self._compared:
+            detects = isinstance(self._task, DetectionSpec)
             check_parity(
                 "task model",
                 OnnxModel(self.graphs()[TASK_GRAPH], arrays, num_threads=1).run,
-                eager,
+                eager_run(self._module),
                 self._task.image_shape,
                 batches=PARITY_BATCHES,
                 tolerance=DETECTOR_TOLERANCE if detects else TOLERANCE,
             )
             self._compared = True
-        return make_probe(
-            eager,
-            self._task.image_shape,
-            seed=PROBE_SEED,
-            batch_size=PICTURE_PROBE_BATCH if detects else PROBE_BATCH,
-            tolerance=DETECTOR_PROBE_TOLERANCE if detects else PROBE_TOLERANCE,
-        )
+        return golden_vector(self._task, self._module)

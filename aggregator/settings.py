@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -111,6 +111,14 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     set: Annotated[
         dict[str, Any], Option("Changes one setting of the method's preset.", TRAINING, metavar="KEY=VALUE")
     ] = field(default_factory=dict)
+    serve: Annotated[
+        Literal["downloaded", "best"] | None,
+        Option(
+            "What devices serve: what they download, or what proves best on their own evidence (docs/serving.md).",
+            TRAINING,
+            unset="of the settings",
+        ),
+    ] = None
     dataset: Annotated[str, Option(f"The task by its data set: {joined(list(TASKS))}.", TRAINING)] = "fashion-mnist"
     task: Annotated[
         Path | None,
@@ -313,6 +321,6 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             method,
             self.task_spec(),
             preset=self.settings,
-            overrides=changes | self.set,
+            overrides=changes | self.set | ({} if self.serve is None else {"serve": self.serve}),
             run_seed=self.seed,
         )

@@ -190,6 +190,7 @@ class ClientService:
             "notice": client.notice,
             "serving_version": client.serving_version,
             "precision": client.precision,
+            "choice": client.choice,
             **self._frames.serving(),
             **({} if self._parts.engines is None else {"engine": self._parts.engines.state}),
             **self._frames.status(),

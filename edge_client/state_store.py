@@ -24,7 +24,7 @@ from replayfleet.federation.errors import UNREADABLE, Reason
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Probe, Serving
 
 log = EventLogger(__name__)
 
@@ -83,11 +83,61 @@ class Settled(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class Choice(msgspec.Struct, frozen=True):
+    """Which model a device serves, in a fleet that lets it choose, and why: a ``steps.serving.Served`` on disk.
+
+    Attributes:
+        name: of the candidate.
+        scores: candidate -> share of the device's evidence that it answers rightly.
+        gain: score of the best less that of the one served before.
+        error: standard error of that gain.
+        lost: the device's own model is clearly better than the one that it downloaded to serve.
+        parameters: of what is served; None if that is what the download's manifest names.
+        probe: its golden vector; None likewise.
+    """
+
+    name: str
+    scores: dict[str, float]
+    gain: float
+    error: float
+    lost: bool
+    parameters: BlobEntry | None = None
+    probe: Probe | None = None
+
+    @property
+    def text(self) -> str:
+        """The choice, for people."""
+        others = ", ".join(f"{name} {100 * share:.1f}" for name, share in self.scores.items() if name != self.name)
+        return f"{self.name}, right on {100 * self.scores[self.name]:.1f} % of the evidence ({others})"
+
+
+CHOSEN = "chosen"
+"""In a manifest that is served: the parameters that were chosen in place of the downloaded ones."""
+
+TASK_GRAPH = "graph/task"
+"""What these are served with: the float32 graph, which every download holds, a rounded one beside it or not."""
+
+
 class HeldDownload(msgspec.Struct, frozen=True):
-    """A download that passed its probe, under the agreement it was made for."""
+    """A download that passed its probe, under the agreement it was made for, and what was chosen of it, if anything."""
 
     manifest: Manifest
     spec: FleetSpec
+    choice: Choice | None = None
+
+    @property
+    def served(self) -> Manifest:
+        """The manifest, naming what is served: the same, unless something else was chosen."""
+        return with_choice(self.manifest, self.choice)
+
+
+def with_choice(manifest: Manifest, choice: Choice | None) -> Manifest:
+    """Return a manifest that names, as what is served, what was chosen."""
+    if choice is None or choice.parameters is None or choice.probe is None or manifest.serving is None:
+        return manifest
+    entry = BlobEntry(CHOSEN, choice.parameters.digest, choice.parameters.size_bytes)
+    serving = Serving(TASK_GRAPH, CHOSEN, choice.probe)
+    return msgspec.structs.replace(manifest, blobs=(*manifest.blobs, entry), serving=serving)
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -284,7 +334,7 @@ class StateStore:
         commit = self.training()
         entries = [*commit.state, *commit.upload] if commit is not None else []
         for download in (self.held(), self.previous()):
-            entries += download.manifest.blobs if download is not None else ()
+            entries += download.served.blobs if download is not None else ()
         return {entry.digest for entry in entries}
 
     def _write(self, name: str, record: msgspec.Struct) -> None:

@@ -99,9 +99,11 @@ def from_data_dir(data_dir: Path, folder: Path) -> Subject:
     held = StateStore(data_dir).held()
     if held is None or held.manifest.serving is None:
         raise SettingsError(f"data dir {data_dir}: nothing is served there yet")
-    digests = {entry.name: entry.digest for entry in held.manifest.blobs}
+    served = held.served
+    digests = {entry.name: entry.digest for entry in served.blobs}
     blobs = DiskBlobStore(data_dir / BLOBS)
-    serving = held.manifest.serving
+    serving = served.serving
+    assert serving is not None  # the download's has one
     graph, parameters = folder / "served.onnx", folder / "served.safetensors"
     try:
         graph.write_bytes(blobs.read(digests[serving.graph]))

@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from replayfleet.edge_client.learning.training.job import (
+    AnyJob,
+    Chose,
     FromTrainer,
     TrainCourse,
     TrainDone,
@@ -53,7 +55,7 @@ class Trainer(Protocol):
 
     pid: int
 
-    def submit(self, job: TrainJob) -> None:
+    def submit(self, job: AnyJob) -> None:
         """Hand over a job; a process that died meanwhile is reported by its exit event."""
 
     def pause(self) -> None:
@@ -81,7 +83,7 @@ class TrainerProcess:
         self._thread = threading.Thread(target=self._listen, name="trainer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: TrainJob) -> None:
+    def submit(self, job: AnyJob) -> None:
         """Write the job to the process."""
         self._child.send(job)
 
@@ -150,7 +152,7 @@ class LocalTraining:
         self._idle_since: float | None = None
         self._ended_at: float | None = None
         self._patience_s = IDLE_S
-        self.job: TrainJob | None = None
+        self.job: AnyJob | None = None
         self.course: TrainCourse | None = None
         self.problem = ""
         self.num_restarts = 0
@@ -170,11 +172,11 @@ class LocalTraining:
             self._trainer = self._spawn()
             self._ready = False
 
-    def begin(self, job: TrainJob, now: float = 0.0, deadline_at: float | None = None) -> None:
-        """Train a round.
+    def begin(self, job: AnyJob, now: float = 0.0, deadline_at: float | None = None) -> None:
+        """Train a round, or choose what to serve after it.
 
         Args:
-            job: the round; its ``left_s`` is filled in whenever a process gets it.
+            job: the round, or the choice; a round's ``left_s`` is filled in whenever a process gets it.
             now: the present.
             deadline_at: when it must be done, on the same clock; None for no deadline.
 
@@ -183,7 +185,9 @@ class LocalTraining:
         """
         if self.job is not None:
             raise ValueError(f"round {self.round} is in work, round {job.manifest.round} must wait")
-        self.job, self._deadline_at, self.course, self.problem = job, deadline_at, None, ""
+        self.job, self._deadline_at = job, deadline_at
+        if isinstance(job, TrainJob):
+            self.course, self.problem = None, ""
         self._deaths = 0
         if self._ended_at is not None:
             apart_s = now - self._ended_at
@@ -196,7 +200,7 @@ class LocalTraining:
         """Take a deadline that was moved, for a job that waits for its process; one in work keeps to its own."""
         self._deadline_at = deadline_at
 
-    def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | None:
+    def handle(self, event: TrainerEvent, now: float) -> TrainDone | TrainFailed | Chose | None:
         """Take an event; returns the end of the job, once."""
         if isinstance(event, TrainerReady):
             self._ready = True
@@ -210,8 +214,9 @@ class LocalTraining:
         if isinstance(event, TrainCourse):
             self._heard(event)
             return None
-        self.job, self._idle_since, self._ended_at = None, now, now
-        self.problem = event.error if isinstance(event, TrainFailed) else ""
+        if isinstance(self.job, TrainJob):
+            self._ended_at, self.problem = now, event.error if isinstance(event, TrainFailed) else ""
+        self.job, self._idle_since = None, now
         self._backoff.reset()
         return event
 
@@ -246,8 +251,8 @@ class LocalTraining:
     def _submit(self, now: float) -> None:
         if self.job is None or self._trainer is None:
             return
-        left_s = None if self._deadline_at is None else max(0.0, self._deadline_at - now)
-        self._trainer.submit(msgspec.structs.replace(self.job, left_s=left_s))
+        job, left_s = self.job, None if self._deadline_at is None else max(0.0, self._deadline_at - now)
+        self._trainer.submit(msgspec.structs.replace(job, left_s=left_s) if isinstance(job, TrainJob) else job)
 
     def _heard(self, course: TrainCourse) -> None:
         """Note what becomes of the round, and say so where it isn't all of it."""
@@ -268,5 +273,7 @@ class LocalTraining:
         if self.job is None or self._deaths < self._max_attempts:
             return None
         failed = TrainFailed(self.job.manifest.round, f"the training process died {self._deaths} times")
-        self.job, self.problem = None, failed.error
+        if isinstance(self.job, TrainJob):
+            self.problem = failed.error
+        self.job = None
         return failed

@@ -15,7 +15,7 @@ from replayfleet.export.running.inspection import MAX_SENT_GRAPH_BYTES
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.wire.protocol.codec import encode_manifest
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
-from replayfleet.federation.wire.protocol.messages import Manifest, Serving, spoken
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest, Serving, spoken
 from replayfleet.models.specs import AnyTaskSpec
 
 DEFAULT_MAX_DOWNLOAD_BYTES = 1 << 30
@@ -73,6 +73,11 @@ class Gate:
 def is_same(manifest: Manifest, held: Manifest | None) -> bool:
     """Whether a download is the one that is held already."""
     return held is not None and encode_manifest(manifest.plain) == encode_manifest(held.plain)
+
+
+def serves_best(spec: FleetSpec) -> bool:
+    """Whether devices of a fleet serve what proves best on their own evidence; else they serve what they download."""
+    return spec.settings.get("serve") == "best"
 
 
 def candidate(manifest: Manifest, task: AnyTaskSpec, workers: Workers) -> Candidate:

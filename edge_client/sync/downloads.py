@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from replayfleet.edge_client.flow import SampleSource
 from replayfleet.edge_client.learning.quality import quality
 from replayfleet.edge_client.serving.slot import RollBack, ServedModel
-from replayfleet.edge_client.state_store import HeldDownload, SentAway, spec_digest
-from replayfleet.edge_client.sync.download import candidate, is_same
+from replayfleet.edge_client.state_store import Choice, HeldDownload, SentAway, spec_digest, with_choice
+from replayfleet.edge_client.sync.download import candidate, is_same, serves_best
 from replayfleet.edge_client.sync.parts import Parts
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
-from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest, Report, RolledBack
+from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Report, RolledBack
 from replayfleet.federation.wire.protocol.topics import topic_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from replayfleet.models.specs import AnyTaskSpec
@@ -70,6 +70,7 @@ class DownloadDesk:
         self._on_probation = parts.records.on_probation
         self._seen_rollback: RollBack | None = None
         self._installing: Manifest | None = None
+        self._undecided: tuple[Arrived, Agreement] | None = None
         self._untold: tuple[str, Manifest, str] | None = None
         self._shared: Manifest | None = None
         self._report: Report | None = None
@@ -151,7 +152,7 @@ class DownloadDesk:
             log.debug("offer passed over", reason="it answers another process than this one")
             return []  # the aggregator will hear of this one
         held = None if self._held is None else self._held.manifest
-        if is_same(offer.manifest, held) and self._serves(offer.manifest):
+        if self._held is not None and is_same(offer.manifest, held) and self._serves(self._held.served):
             self._tell(event.peer, offer.manifest, offer.transfer_id)
             return []
         try:
@@ -183,23 +184,72 @@ class DownloadDesk:
             return
         if self._installing is not None and is_same(manifest, self._installing):
             return
+        self._overtake()
         self._installing = manifest
+        if serves_best(agreed.spec) and manifest.round >= 1 and parts.compute.trains:
+            self._undecided = (event, agreed)  # until ``decide``
+        else:
+            self._serve(event, agreed, None)
+
+    def to_choose(self) -> tuple[Manifest, BlobEntry | None] | None:
+        """What arrived and waits for a choice, and what is served now, to be a candidate; None if nothing waits."""
+        if self._undecided is None:
+            return None
+        event, agreed = self._undecided
+        held = self._held
+        # What round 0 began with was nobody's choice.
+        if held is None or held.manifest.round < 1 or held.spec != agreed.spec or held.served.serving is None:
+            return event.manifest, None
+        model = held.served.serving.model
+        return event.manifest, next(entry for entry in held.served.blobs if entry.name == model)
+
+    def decide(self, version: int, choice: Choice | None) -> None:
+        """Serve what was chosen of the download ``version``; with None, for want of evidence, what was downloaded."""
+        if self._undecided is None or self._undecided[0].manifest.version != version:
+            return  # overtaken
+        (event, agreed), self._undecided = self._undecided, None
+        if choice is not None:
+            log.info("model chosen", version=version, round=event.manifest.round, served=choice.text)
+        self._serve(event, agreed, choice)
+
+    def _overtake(self) -> None:
+        """Let go of a download that waits for a choice: a newer one is there."""
+        if self._undecided is None:
+            return
+        (event, _), self._undecided = self._undecided, None
+        self._finish(event.transfer_id, event.manifest)
+        reason = Reason.STALE_VERSION.value
+        self._parts.courier.conclude(
+            event.peer, event.manifest, event.transfer_id, accepted=False, reason=reason, detail="a newer one is there"
+        )
+
+    def _serve(self, event: Arrived, agreed: Agreement, choice: Choice | None) -> None:
+        """Install a download, or what was chosen in its place; the verdict comes when that serves, or doesn't."""
+        parts, manifest = self._parts, event.manifest
+        shown = with_choice(manifest, choice)
 
         def installed(done: Installed, now: float) -> None:
             self.problem = ""
             noticed = "" if self._held is None else self._held.manifest.notice
             self._finish(event.transfer_id, manifest)
-            self._hold(manifest, agreed.spec, on_probation=done.on_probation)
+            self._hold(HeldDownload(manifest, agreed.spec, choice), on_probation=done.on_probation)
             self._tell(event.peer, manifest, event.transfer_id)
             log.info("model swapped", version=manifest.version, round=manifest.round, swap_s=round(done.swap_s, 4))
             if manifest.notice not in {"", noticed}:
                 log.warning("the aggregator's notice", version=manifest.version, notice=manifest.notice)
+            self.measures |= _measures_of(choice)
             self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
             self._measure(done.served)
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
+            if shown is not manifest and isinstance(error, ArtefactRejected):
+                log.warning(
+                    "chosen model can't be served", version=manifest.version, reason=error, next="as downloaded"
+                )
+                self._serve(event, agreed, None)
+                return
             self._finish(event.transfer_id, manifest)
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
@@ -214,7 +264,7 @@ class DownloadDesk:
                 detail=refused.detail[:1000],
             )
 
-        parts.jobs.submit(lambda: self._install(manifest, agreed.task), installed, failed)
+        parts.jobs.submit(lambda: self._install(shown, agreed.task), installed, failed)
 
     def failed(self, event: Failed) -> None:
         """A transfer ended without a verdict; the aggregator offers again."""
@@ -280,7 +330,8 @@ class DownloadDesk:
             if self._held is download or not self._on_probation:
                 self._measure_unless_reported()
 
-        self._parts.jobs.submit(lambda: self._install(manifest, agreement(download.spec).task), installed, failed)
+        task = agreement(download.spec).task
+        self._parts.jobs.submit(lambda: self._install(download.served, task), installed, failed)
 
     def _tell(self, peer: str, manifest: Manifest, transfer_id: str) -> None:
         self._untold = (peer, manifest, transfer_id)
@@ -291,8 +342,8 @@ class DownloadDesk:
         if self._installing is manifest:
             self._installing = None
 
-    def _hold(self, manifest: Manifest, spec: FleetSpec, *, on_probation: bool) -> None:
-        self._held = HeldDownload(manifest, spec)
+    def _hold(self, held: HeldDownload, *, on_probation: bool) -> None:
+        self._held = held
         self._parts.records.hold(self._held, on_probation=on_probation)
         self._on_probation = self._parts.records.on_probation
         self._collect_due = True
@@ -350,3 +401,11 @@ class DownloadDesk:
         served = self._parts.slot.active
         complete = all(self._parts.blobs.has(entry.digest) for entry in manifest.blobs)
         return complete and served is not None and served.version == manifest.version
+
+
+def _measures_of(choice: Choice | None) -> dict[str, float]:
+    """Return what a report says of a choice; sums of shares are off by rounding, so they are bounded."""
+    if choice is None:
+        return {}
+    scores = {f"evidence/{name}": min(1.0, max(0.0, share)) for name, share in choice.scores.items()}
+    return {**scores, f"served/{choice.name}": 1.0, "served_gain": choice.gain}

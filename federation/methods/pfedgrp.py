@@ -198,7 +198,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
         even = grp.Personalised(average, shares)
         for client_id, mixture in zip(replayed, mixtures, strict=True):
-            mixed = self._mixed(mixed_ids, models, mixture.weights)
+            weights = with_own(mixture.weights, mixed_ids.index(client_id), clients[client_id].own_share)
+            mixed = self._mixed(mixed_ids, models, weights)
             chosen = self._chosen(client_id, clients[client_id], mixed, even, sampler, rng)
             clients[client_id] = clients[client_id].personalised_with(chosen)
         for client_id in set(mixed_ids) - set(replayed):
@@ -370,6 +371,15 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             if owners and class_id not in held:
                 donors[class_id] = state.clients[min(owners)[1]].sub_generators[class_id]
         return donors
+
+
+def with_own(weights: Tensor, place: int, share: float) -> Tensor:
+    """Return Eq. 3's weights, (N,), after the client at ``place`` got ``share`` of all: 0 leaves them as they are."""
+    if not share:
+        return weights
+    own = torch.zeros_like(weights)
+    own[place] = share
+    return weights * (1 - share) + own
 
 
 def _unknown_to(download: grp.Download, memory: grp.ClientState) -> dict[int, Parameters]:

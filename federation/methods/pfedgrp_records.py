@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from replayfleet.federation.methods.kit.packing import (
     COUNT,
     COUNTS,
+    SHARE,
     WEIGHTS,
     ByClient,
     Inline,
@@ -20,6 +21,10 @@ from replayfleet.federation.methods.kit.packing import (
 from replayfleet.federation.methods.kit.privacy import ACCOUNT, Account
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 from replayfleet.federation.methods.steps.memory import Memory
+from replayfleet.federation.methods.steps.serving import CHOICE, Served
+
+LEAST_SHARE = 1 / 32
+"""A smaller one is none."""
 
 ClientState: TypeAlias = Memory
 """What a client remembers between rounds."""
@@ -65,6 +70,7 @@ class Upload(Record):
         num_updates: sub-generators trained in this round.
         num_filled: replayed samples that the filter didn't recognise.
         privacy: what all sub-generators of the client have cost; None without DP-SGD.
+        served: what of the download was chosen to be served; None where nothing was.
     """
 
     task_parameters: Annotated[Parameters, OneSet("task")]
@@ -74,6 +80,7 @@ class Upload(Record):
     num_updates: Annotated[int, COUNT] = 0
     num_filled: Annotated[int, COUNT] = 0
     privacy: Annotated[Account | None, ACCOUNT] = None
+    served: Annotated[Served | None, CHOICE] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class ClientRecord(Record):
         personalised: its latest personalised model.
         weights: client id -> share in ``personalised``.
         privacy: what it spent, as it said last.
+        own_share: what of its personalised model is its own task model, before Eq. 3 divides the rest.
     """
 
     task_parameters: Annotated[Parameters, OneSet("task")]
@@ -103,6 +111,7 @@ class ClientRecord(Record):
     personalised: Annotated[Parameters, OneSet()] = field(default_factory=dict)
     weights: Annotated[Mapping[ClientId, float], replace(WEIGHTS, name="weights")] = field(default_factory=dict)
     privacy: Annotated[Account | None, ACCOUNT] = None
+    own_share: Annotated[float, SHARE] = 0.0
 
     @classmethod
     def merged(cls, earlier: ClientRecord | None, upload: Upload) -> ClientRecord:
@@ -115,11 +124,20 @@ class ClientRecord(Record):
             personalised=earlier.personalised if earlier else {},
             weights=earlier.weights if earlier else {},
             privacy=upload.privacy,
+            own_share=_own_share(earlier.own_share if earlier else 0.0, upload.served),
         )
 
     def personalised_with(self, chosen: Personalised) -> ClientRecord:
         """Return the record with a new personalised model."""
         return replace(self, personalised=chosen.parameters, weights=chosen.weights)
+
+
+def _own_share(before: float, served: Served | None) -> float:
+    """Return what of a client's next mixture is its own model: more if the last one lost to that, else less again."""
+    if served is None:
+        return before
+    share = (1 + before) / 2 if served.lost else before / 2
+    return share if share >= LEAST_SHARE else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.paths import without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
-from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
@@ -82,6 +81,7 @@ LATER_SETTINGS = {
     "aggregation_neighbours": 0,
     "models_travel_as": "float32",
     "sub_generators_travel_as": "float32",
+    "serve": "downloaded",
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 
@@ -220,7 +220,7 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
 def without_variant(spec: RunSpec) -> RunSpec:
     """Return the same request with a method's name and settings in place of a variant's name."""
     method, settings = resolved(spec.method, spec.preset)
-    given = split_overrides(spec.overrides)
+    given = spec.changes()
     overrides = [f"{key}={text}" for key, text in {**settings, **given}.items()]
     return dataclasses.replace(spec, method=method, overrides=tuple(overrides))
 
@@ -236,7 +236,7 @@ def wanted_stream(spec: RunSpec) -> StreamSettings:
         spec.preset,
         spec.dataset,
         spec.image_size or default_image_size(spec.dataset),
-        split_overrides(spec.overrides),
+        spec.changes(),
         {
             "scenario": spec.scenario,
             "seed": spec.seed,
@@ -257,9 +257,7 @@ def simulation_of(spec: RunSpec, wanted: StreamSettings, data: AnyDataset) -> Si
     if isinstance(data, BoxDataset):
         require_metric()
     data = _with_model(data, spec.model)
-    method = method_from(
-        ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, split_overrides(spec.overrides)
-    )
+    method = method_from(ALL_METHODS.named(spec.method, VARIANTS), data.task, spec.preset, spec.changes())
     can_in_step = can_train_in_step(type(method)) and plain_task(data.task).get("architecture") is None
     if spec.in_step and not can_in_step:
         raise SettingsError(

@@ -42,6 +42,8 @@ class ClientRecord:
         sample_steps: part -> samples times epochs, where the method says what it trains.
         hostile: whether it attacked; ``RoundRecord.accuracy`` is that of the others.
         quarantined: why its upload was left out of the round; empty if it wasn't.
+        served: the candidate that it chose to serve; empty where it serves what it downloads.
+        evidence: candidate -> share of its evidence that this answers rightly.
     """
 
     classes: tuple[int, ...]
@@ -67,6 +69,8 @@ class ClientRecord:
     sample_steps: dict[str, int] = field(default_factory=dict)
     hostile: bool = False
     quarantined: str = ""
+    served: str = ""
+    evidence: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_sub_generator_updates(self) -> int:

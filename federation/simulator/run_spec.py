@@ -20,7 +20,7 @@ from replayfleet.federation.help_groups import ADVANCED
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import SettingOption
 from replayfleet.federation.service.engine import HERE, check_engine
-from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of
+from replayfleet.federation.service.settings import TRAINING, Option, check_settings, settings_of, split_overrides
 from replayfleet.models.specs import check_architecture
 
 FROM_STDIN = "_run"
@@ -110,6 +110,14 @@ class RunSpec:
         tuple[str, ...],
         Option("Changes one setting of the stream or the method.", STREAM, metavar="KEY=VALUE", flags="--set"),
     ] = ()
+    serve: Annotated[
+        Literal["downloaded", "best"] | None,
+        Option(
+            "What clients serve: what they download, or what proves best on their own evidence (docs/serving.md).",
+            TRAINING,
+            unset=_OF_SETTINGS,
+        ),
+    ] = None
     threads: Annotated[
         int, Meta(ge=1), Option("Threads of one operation; results depend on their number.", TRAINING)
     ] = 1
@@ -196,6 +204,14 @@ class RunSpec:
             raise SettingsError("--resume and --overwrite exclude each other")
         if self.attack is None and self.hostile != 1:
             raise SettingsError("--hostile says how many attack; --attack must say how")
+
+    def changes(self) -> dict[str, str]:
+        """Return the settings of stream and method that differ from the preset's.
+
+        Raises:
+            SettingsError: A text of ``overrides`` has no ``=``, or a key comes twice.
+        """
+        return split_overrides(self.overrides) | ({} if self.serve is None else {"serve": self.serve})
 
     def command(self) -> list[str]:
         """Return the words of a command that does the same."""

@@ -21,6 +21,8 @@ from replayfleet.federation.methods.kit.travel import published, remainder_among
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.methods.steps.screening import TaskAnswers, answers_of, candidate_of, screen
+from replayfleet.federation.methods.steps.serving import Chosen, chooses
+from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.service.artefact_codec import EncodedArtefacts, decode_own, encode_artefacts
 from replayfleet.federation.service.engine import HERE
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
@@ -42,10 +44,14 @@ from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
 from replayfleet.federation.simulator.measures.work import Meter
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.round_data import round_data
+from replayfleet.federation.simulator.serving import ServedModels
 from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset
 from replayfleet.federation.streams.opening import AnyStream
 from replayfleet.federation.streams.stream import Stream, client_id
 from replayfleet.federation.streams.tasks import TaskStream
+
+_CHOICE = "choice"
+"""Of ``ClientRecord.cpu_s``: judging what to serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class RoundOutcome:
         downloads: client id -> what it gets for the next round.
         aggregator_state: after the round.
         client_states: after the round.
+        chosen: client id -> what it chose to serve, and of what; empty where clients serve what they download.
     """
 
     record: RoundRecord
@@ -65,6 +72,7 @@ class RoundOutcome:
     downloads: Mapping[ClientId, Any]
     aggregator_state: Any
     client_states: Mapping[ClientId, Any]
+    chosen: Mapping[ClientId, Chosen] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -79,13 +87,15 @@ class _State:
     sizes: SetSizes = field(default_factory=SetSizes)
     remainders: dict[ClientId, Mapping[str, Parameters]] = field(default_factory=dict)
     packed: dict[int, int] = field(default_factory=dict)
+    served: ServedModels = field(default_factory=ServedModels)
     records: list[RoundRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _LocalRound:
-    """One client's half of a round."""
+    """One client's half of a round; ``trained`` is the upload as it would be of an honest client."""
 
+    trained: Any
     upload: Any
     traffic: Traffic
     train_s: float
@@ -226,6 +236,7 @@ class Simulation:
             state.aggregator, downloads = self._published(state, before, downloads)
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s, aggregate_cpu_s = self.clock() - aggregation_started, time.process_time() - cpu_started
+        self._choose(round_index, state, local_rounds)
 
         clients = {
             name: replace(
@@ -251,7 +262,16 @@ class Simulation:
         if checkpoints is not None and saved is not None:
             checkpoints.save(Snapshot(record, *saved, state.accounts.held))
         state.records.append(record)
-        return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients))
+        chosen = dict(state.served.chosen)
+        return RoundOutcome(record, uploads, state.downloads, state.aggregator, dict(state.clients), chosen)
+
+    def _choose(self, round_index: int, state: _State, local_rounds: Mapping[ClientId, _LocalRound]) -> None:
+        """Let every client choose what it serves, where the fleet does so."""
+        if not chooses(self.method):
+            return
+        own = {name: local.trained.task_parameters for name, local in local_rounds.items()}
+        clients = {name: (state.clients[name], state.downloads[name], own.get(name)) for name in state.clients}
+        state.served.choose(self.method, self.run_seed, round_index, self.sampler, clients)
 
     def _is_hostile(self, index: int) -> bool:
         return self.attack is not None and index >= self.stream.settings.num_clients - self.attack.num_hostile
@@ -323,7 +343,10 @@ class Simulation:
     def _arguments(
         self, round_index: int, name: ClientId, index: int, state: _State
     ) -> tuple[tuple[Any, RoundData, Any], torch.Generator]:
-        data = round_data(self.dataset.train, self.stream.train_indices(index, round_index))
+        indices = self.stream.train_indices(index, round_index)
+        if chooses(self.method):
+            indices = state.served.parted(self.dataset, indices, self.run_seed, round_index, name)
+        data = round_data(self.dataset.train, indices)
         if self.attack is not None and self._is_hostile(index):
             data = self.attack.data(data, self.method.task)
         data = placed_data(data, torch_device(self.torch_device))
@@ -341,12 +364,13 @@ class Simulation:
         name, index = client
         answers, owed = answers_of(self.method.task), state.remainders.get(name, {})
         done = sent(self.method, answers, *result, state.downloads[name], owed)
-        state.clients[name], upload, state.remainders[name] = done.state, done.upload, done.remainder
+        state.clients[name], state.remainders[name] = done.state, done.remainder
+        trained = upload = state.served.told(name, done.upload)
         if self.attack is not None and self._is_hostile(index):
             rng = seeded_generator(self.run_seed, round_index, f"{name}/attack")
             upload = self.attack.upload(upload, state.downloads[name], self.method.task, rng)
         traffic = _transferred(state.accounts, name, "up", upload, packed_sizes(done.rounded.values()))
-        return _LocalRound(upload, traffic, train_s, meter)
+        return _LocalRound(trained, upload, traffic, train_s, meter)
 
     def _published(
         self, state: _State, before: Any, downloads: Mapping[ClientId, Any]
@@ -372,7 +396,8 @@ class Simulation:
         local: _LocalRound | None,
     ) -> ClientRecord:
         download = state.downloads[name]
-        tested = self._tested(round_index, index, download)
+        tested = self._tested(round_index, index, download, state.served.parameters.get(name))
+        chosen = state.served.chosen.get(name)
         down = _transferred(state.accounts, name, "down", download, state.packed)
         held = {
             set_name: state.sizes.of(parameters)
@@ -400,17 +425,24 @@ class Simulation:
             num_sub_generators_held=len(held),
             present=local is not None,
             num_updates=getattr(local.upload, "num_updates", None) if local else 0,
-            cpu_s=local.meter.cpu_s if local else {},
+            cpu_s={
+                **(local.meter.cpu_s if local else {}),
+                **({_CHOICE: state.served.cpu_s[name]} if name in state.served.cpu_s else {}),
+            },
+            served=chosen.served.name if chosen else "",
+            evidence=dict(chosen.served.scores) if chosen else {},
             sample_steps=local.meter.sample_steps if local else {},
             epsilon=getattr(getattr(local and local.upload, "privacy", None), "epsilon", None),
         )
 
-    def _tested(self, round_index: int, index: int, download: Any) -> Evaluation | DetectionEvaluation:
+    def _tested(
+        self, round_index: int, index: int, download: Any, chosen: Parameters | None
+    ) -> Evaluation | DetectionEvaluation:
         indices = self.stream.test_indices(index, round_index)
         if not self.evaluates:
             return Evaluation(np.empty(0, dtype=np.bool_), indices[:0])
         device = torch_device(self.torch_device)
-        judge = self.method.predictor(download)
+        judge = self.method.predictor(download) if chosen is None else judge_with(self.method.task, chosen)
         if isinstance(self.dataset, BoxDataset):
             return evaluate_boxes(self.dataset.task, judge, self.dataset.test, indices, device)
         if isinstance(self.stream, TaskStream):
@@ -447,6 +479,7 @@ class Simulation:
             artefacts = decode_own(stored.blobs, stored.facts, checkpoints)
             state.clients[name] = placed(type(self.method).ClientState.unpack(artefacts), device)
             state.remainders[name] = remainder_among(artefacts)
+            state.served.restore(name, artefacts)
             state.downloads[name] = self.method.download_for(state.aggregator, name, initial)
         state.accounts = DigestAccounts(last.held)
         state.records = [snapshot.record for snapshot in snapshots]
@@ -487,7 +520,9 @@ def _scaled(record: Any, factor: float) -> Any:
 def _encoded(state: _State, checkpoints: Checkpoints) -> tuple[EncodedArtefacts, dict[ClientId, EncodedArtefacts]]:
     """Store the states of the aggregator and of all clients."""
     clients = {
-        name: encode_artefacts(with_remainder(client.pack(), state.remainders.get(name, {})), checkpoints)
+        name: encode_artefacts(
+            state.served.packed(name, with_remainder(client.pack(), state.remainders.get(name, {}))), checkpoints
+        )
         for name, client in state.clients.items()
     }
     return encode_artefacts(state.aggregator.pack(), checkpoints), clients

@@ -16,7 +16,7 @@ from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
 from replayfleet.federation.wire.transport.broker import BrokerHandle
-from replayfleet.scripts.demo.plan import BASELINE, MARKER, METHOD, METHODS, OWN, Plan, make_plan
+from replayfleet.scripts.demo.plan import BASELINE, DOWNLOADED, MARKER, METHOD, METHODS, OWN, Plan, make_plan
 from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
 from replayfleet.scripts.launch.folder import clear_folder
@@ -32,6 +32,12 @@ TIME_LIMIT_S = 840.0
 @click.option("--seed", type=int, default=0, help="Of the stream, the models and the training.")
 @click.option("--settings", "preset", default="demo", help="Stream size and method: demo, small, medium, paper, tiny.")
 @click.option("--method", type=click.Choice(list(METHODS)), default=METHOD, help="What the fleet learns by.")
+@click.option(
+    "--serve",
+    type=click.Choice([DOWNLOADED, "best"]),
+    default=DOWNLOADED,
+    help="What clients serve: what they download, or what proves best on their own evidence.",
+)
 @click.option("--fast", is_flag=True, help="The same as --settings tiny: shows that everything works, learns little.")
 @click.option("--out", type=FOLDER, default=Path("runs/demo"), help="Folder for report, logs and all data dirs.")
 @click.option("--data-root", type=ANY_PATH, help="Folder of Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")

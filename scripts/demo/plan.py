@@ -23,6 +23,8 @@ METHODS = {"pfedgrp": "pFedGRP", "pfedgrp-plus": "pFedGRP-plus"}
 """What a fleet of the demo can learn by -> its name for people; the first unless another is asked for."""
 
 METHOD = next(iter(METHODS))
+DOWNLOADED = "downloaded"
+"""What clients serve unless another way is asked for."""
 BASELINE = "fedavg"
 MARKER = "demo.json"
 """Says that a folder belongs to the demo, and what was run there."""
@@ -44,6 +46,7 @@ class Plan:
     clients: int
     rounds: int
     method: str = METHOD  # of the fleet
+    serve: str = DOWNLOADED  # what its clients serve
     data_root: Path | None = None  # the operator's own folder of data sets
 
     def __post_init__(self) -> None:
@@ -74,6 +77,8 @@ class Plan:
         task = ("--dataset", FASHION_MNIST)
         data_dir = self.out / "aggregator"
         aggregator = aggregator_command(data_dir, _FLEET, **sizes, method=self.method, task=task, preset=self.preset)
+        if self.serve != DOWNLOADED:
+            aggregator += ["--serve", self.serve]
         return FleetPlan(
             logs=self.logs, data_dir=data_dir, aggregator=aggregator, clients=clients, beside={BASELINE: baseline}
         )
@@ -92,6 +97,7 @@ def make_plan(
     rounds: int | None,
     data_root: Path | None,
     method: str = METHOD,
+    serve: str = DOWNLOADED,
 ) -> Plan:
     """Return a plan whose sizes are those of the preset, where nothing else is asked for.
 
@@ -107,5 +113,6 @@ def make_plan(
         clients=size.num_clients if clients is None else clients,
         rounds=own_rounds if rounds is None else rounds,
         method=method,
+        serve=serve,
         data_root=data_root,
     )

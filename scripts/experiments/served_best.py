@@ -1,15 +1,14 @@
-r"""Would clients be better off if each served what proves best on its own evidence? ``downloaded`` beside ``best``.
+r"""Are clients better off if each serves what proves best on its own evidence? Two runs: ``best`` and ``downloaded``.
 
     python -m replayfleet.scripts.experiments.served_best pfedgrp-plus --settings demo --out runs/served.json
 
-Training is that of ``fleet-sim``: only what is served differs. After each aggregation a client judges its personalised
-model, the average, the one that it trained itself and the one that it serves, on replay of the classes met before and
-on labelled images of the round's classes that it never trains on, a tenth as many as it trained on. All are then
-measured on its cumulative test set, which chooses nothing. In simulation alone: devices serve what they download.
+After each aggregation every model that a client then holds, whichever it serves, is measured on its cumulative test
+set, which chooses nothing: so it is known how far a client fell below the best that it could have served.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,126 +17,75 @@ from typing import Any
 
 import click
 import msgspec
-import numpy as np
-import torch
 
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods.kit.packing import model_fields
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.pfedgrp import PFedGRP
-from replayfleet.federation.methods.steps.memory import drawable
-from replayfleet.federation.methods.steps.replay import counts_for_distribution, draw_replay
-from replayfleet.federation.methods.steps.serving import Evidence, best_served
+from replayfleet.federation.methods.steps.serving import BEST, DOWNLOADED, OWN, SERVED
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.federation.paths import NEW_FILE
 from replayfleet.federation.service.command import run_command
 from replayfleet.federation.service.torch_setup import let_idle_threads_sleep
 from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
 from replayfleet.federation.simulator.measures.evaluation import evaluate
-from replayfleet.federation.simulator.measures.metrics import weighted_accuracy
 from replayfleet.federation.simulator.result import commit, hardware, versions
-from replayfleet.federation.simulator.round_data import round_data
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import load_dataset
 
-HELD_OUT = 10
-"""One labelled image for so many that a round trains on."""
 
-SERVED, DOWNLOADED = "served", "personalised"
-
-
-class Clients:
-    """What each client serves, round by round.
+class Watched:
+    """What each client of a run held and served, round by round.
 
     Args:
-        simulation: whose clients they are; of a method with replay.
+        simulation: whose clients they are.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._data: Any = simulation.dataset
         self._served: dict[str, Parameters] = {}
         self.rounds: list[dict[str, Any]] = []
 
     def after(self, outcome: RoundOutcome) -> None:
-        """Let each client choose, and note what every choice would have been worth."""
+        """Measure every model that a client could serve after a round."""
         clients = {}
         for index in range(self._simulation.stream.settings.num_clients):
             name = f"client-{index}"
-            if name in outcome.uploads:
-                clients[name] = self._chosen(name, index, outcome)
-        seen = {name: outcome.record.clients[name].num_seen for name in clients}
+            clients[name] = self._measured(name, index, outcome)
+        self.rounds.append({"round": outcome.record.round, "accuracy": outcome.record.accuracy, "clients": clients})
+
+    def _measured(self, name: str, index: int, outcome: RoundOutcome) -> dict[str, Any]:
+        download, chosen = outcome.downloads[name], outcome.chosen.get(name)
+        sets = download.pack().parameter_sets
+        held = {SERVED: self._served.get(name), **{key: sets.get(key) for key in model_fields(type(download)).values()}}
+        if name in outcome.uploads:
+            held[OWN] = outcome.uploads[name].task_parameters
+        simulation: Any = self._simulation
+        tests = simulation.stream.test_indices(index, outcome.record.round)
         accuracy = {
-            how: weighted_accuracy({name: client["accuracy"][client[how]] for name, client in clients.items()}, seen)
-            for how in ("best", "downloaded")
+            key: evaluate(judge_with(simulation.method.task, parameters), simulation.dataset.test, tests).accuracy
+            for key, parameters in held.items()
+            if parameters
         }
-        self.rounds.append({"round": outcome.record.round, **accuracy, "clients": clients})
-
-    def _chosen(self, name: str, index: int, outcome: RoundOutcome) -> dict[str, Any]:
-        download, method = outcome.downloads[name], self._simulation.method
-        candidates: dict[str, Parameters] = {
-            DOWNLOADED: download.personalised,
-            "average": download.average,
-            "own": outcome.uploads[name].task_parameters,
-        }
-        before = DOWNLOADED
-        if name in self._served:
-            candidates, before = {SERVED: self._served[name], **candidates}, SERVED
-        found = best_served(method.task, candidates, before, self._evidence(name, index, outcome))
-        tests = self._simulation.stream.test_indices(index, outcome.record.round)
-        accuracy = {
-            own: evaluate(judge_with(method.task, parameters), self._data.test, tests).accuracy
-            for own, parameters in candidates.items()
-        }
-        self._served[name] = candidates[found.name]
-        return {
-            "best": found.name,
-            "downloaded": DOWNLOADED,
-            "scores": dict(found.scores),
-            "gain": found.gain,
-            "error": found.error,
-            "accuracy": accuracy,
-        }
-
-    def _evidence(self, name: str, index: int, outcome: RoundOutcome) -> Evidence:
-        simulation, state = self._simulation, outcome.client_states[name]
-        round_index, method = outcome.record.round, simulation.method
-        rng = seeded_generator(simulation.run_seed, round_index, f"{name}/evidence")
-        real = self._held_out(index, round_index, rng)
-        generators = {class_id: own.generator for class_id, own in state.sub_generators.items()}
-        counts = drawable(generators, state.seen)
-        wanted = counts_for_distribution(counts, method.replay_per_client) if counts else {}
-        replay = draw_replay(generators, wanted, simulation.sampler, None, rng, spec=method.task)
-        return Evidence(
-            torch.cat([real.images, replay.images]), torch.cat([real.labels, replay.labels]), dict(state.seen)
-        )
-
-    def _held_out(self, index: int, round_index: int, rng: torch.Generator) -> Any:
-        """Images of the round's classes that this client trains on in no round."""
-        stream, train = self._simulation.stream, self._data.train
-        met = np.concatenate([stream.train_indices(index, other) for other in range(stream.num_rounds)])
-        free = np.setdiff1d(np.arange(len(train.labels)), met)
-        free = free[np.isin(train.labels[free], stream.class_ids(index, round_index))]
-        count = max(1, len(stream.train_indices(index, round_index)) // HELD_OUT)
-        return round_data(train, free[torch.randperm(len(free), generator=rng)[:count].numpy()])
+        told: dict[str, Any] = {"accuracy": accuracy, "served": outcome.record.clients[name].accuracy}
+        if chosen is not None:
+            told |= {"choice": dataclasses.asdict(chosen.served)}
+        self._served[name] = download.task_parameters if chosen is None else chosen.parameters
+        return told
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return average accuracies, how far a client fell below the best that it held, and what was chosen how often."""
+    """Return average accuracy, how far clients fell below the best that they held, and what was chosen how often."""
     clients = [client for one in rounds for client in one["clients"].values()]
-    falls = {
-        how: [max(client["accuracy"].values()) - client["accuracy"][client[how]] for client in clients]
-        for how in ("best", "downloaded")
-    }
-    chosen = [client["best"] for client in clients]
+    falls = [max(client["accuracy"].values()) - client["served"] for client in clients]
+    chosen = [client["choice"]["name"] for client in clients if "choice" in client]
     return {
-        "average_accuracy": {how: statistics.fmean(one[how] for one in rounds) for how in falls},
-        "largest_fall": {how: max(own) for how, own in falls.items()},
-        "falls_over_5_points": {how: sum(value > 0.05 for value in own) for how, own in falls.items()},
+        "average_accuracy": statistics.fmean(one["accuracy"] for one in rounds),
+        "final_accuracy": rounds[-1]["accuracy"],
+        "largest_fall": max(falls),
+        "falls_over_5_points": sum(value > 0.05 for value in falls),
+        "updates": len(falls),
         "chosen": {name: chosen.count(name) for name in dict.fromkeys(chosen)},
-        "choices": len(clients),
     }
 
 
@@ -153,49 +101,47 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Changes one setting.")
 @click.option("--data-root", type=click.Path(path_type=Path), default=None, help="Folder of data sets.")
 def experiment(**options: Any) -> None:
-    """Simulate METHOD, and let each client serve what proves best beside what it downloads."""
+    """Simulate METHOD twice: clients serve what proves best, or what they download."""
     given = SimpleNamespace(**options)
     let_idle_threads_sleep()
-    spec = RunSpec(workers=1, **{name: value for name, value in options.items() if name != "data_root"})
-    simulation = simulation_of(spec, wanted_stream(spec), load_dataset(given.dataset, data_root=given.data_root))
-    if not isinstance(simulation.method, PFedGRP) or simulation.method.generators == "single":
-        raise SettingsError(
-            f"{given.method} keeps no replay of single classes to judge by; take pfedgrp or pfedgrp-plus"
-        )
-    clients = Clients(simulation)
-
-    def after(outcome: RoundOutcome) -> None:
-        clients.after(outcome)
-        told = clients.rounds[-1]
-        print(
-            f"round {told['round']}: best {100 * told['best']:.1f} %, downloaded {100 * told['downloaded']:.1f} %",
-            flush=True,
-        )
-
-    simulation.run(on_round=after)
     found: dict[str, Any] = {
         "options": {
             name: str(value) if isinstance(value, Path) else value for name, value in options.items() if name != "out"
         },
-        "run": identity_of(spec, simulation),
         "hardware": hardware(),
         "versions": versions(),
         "commit": commit(),
-        "summary": summary(clients.rounds),
-        "rounds": clients.rounds,
+        "runs": {},
     }
+    asked = {name: value for name, value in options.items() if name not in {"data_root", "overrides"}}
+    data = load_dataset(given.dataset, data_root=given.data_root)
+    for how in (BEST, DOWNLOADED):
+        spec = RunSpec(workers=1, **asked, overrides=(*given.overrides, f"serve={how}"))
+        simulation = simulation_of(spec, wanted_stream(spec), data)
+        watched = Watched(simulation)
+
+        def after(outcome: RoundOutcome, watched: Watched = watched, how: str = how) -> None:
+            watched.after(outcome)
+            print(f"{how}, round {outcome.record.round}: {100 * outcome.record.accuracy:.1f} %", flush=True)
+
+        simulation.run(on_round=after)
+        result: dict[str, Any] = {
+            "run": identity_of(spec, simulation),
+            "summary": summary(watched.rounds),
+            "rounds": watched.rounds,
+        }
+        found["runs"][how] = result
+        print(f"{how}: {said(result['summary'])}", flush=True)
     write_atomic(given.out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    print(said(found["summary"]))
 
 
 def said(found: Mapping[str, Any]) -> str:
     """Return a summary in a line."""
-    falls = found["largest_fall"]
-    mean = found["average_accuracy"]
+    chosen = ", ".join(f"{name} {count}" for name, count in found["chosen"].items())
     return (
-        f"average accuracy {100 * mean['best']:.1f} % (downloaded {100 * mean['downloaded']:.1f} %), at most "
-        f"{100 * falls['best']:.1f} points below the best model held (downloaded {100 * falls['downloaded']:.1f}), "
-        f"{found['chosen']} of {found['choices']}"
+        f"average accuracy {100 * found['average_accuracy']:.1f} %, at most {100 * found['largest_fall']:.1f} points "
+        f"below the best model held, more than 5 after {found['falls_over_5_points']} of {found['updates']} updates"
+        + (f"; served: {chosen}" if chosen else "")
     )
 
 

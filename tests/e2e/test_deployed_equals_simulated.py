@@ -34,6 +34,7 @@ from replayfleet.federation.methods.kit import travel
 from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
+from replayfleet.federation.methods.steps.serving import BEST, Served
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
 from replayfleet.federation.service.engine import HERE, engine
 from replayfleet.federation.service.fleet.presets import settings_for
@@ -47,6 +48,7 @@ from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
 from replayfleet.federation.streams.datasets import load_dataset
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 from replayfleet.federation.wire.protocol.messages import FleetSpec
+from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
@@ -92,6 +94,8 @@ def spec_of(name: str, data_root: Path) -> FleetSpec:
         overrides["models_travel_as"] = more
         if method == "pfedgrp":
             overrides["sub_generators_travel_as"] = "float16"
+    elif more == BEST:
+        overrides["serve"] = BEST
     elif more:
         overrides["robust"] = more
     return make_spec("fleet", method, task, preset="tiny", overrides=overrides, run_seed=RUN_SEED)
@@ -112,6 +116,23 @@ def simulated(
     """Return client -> parameter set -> digest of the last download, from the simulator."""
     last = outcome(method, data_root, sampler_name, run_seed, where)
     return {name: digests_of(download) for name, download in last.downloads.items()}
+
+
+def choices(method: str, data_root: Path) -> dict[str, tuple[Served, str]]:
+    """Return client -> what it chose to serve after the last round, and the digest of that, from the simulator."""
+    last = outcome(method, data_root, "eager").chosen
+    return {name: (one.served, digest(encode_parameters(one.parameters))) for name, one in last.items()}
+
+
+def held_choice(folder: Path) -> tuple[Served, str]:
+    """Return the same from a device's disk."""
+    held = StateStore(folder).held()
+    assert held is not None
+    assert held.choice is not None
+    one, serving = held.choice, held.served.serving
+    assert serving is not None
+    digests = {entry.name: entry.digest for entry in held.served.blobs}
+    return Served(one.name, one.scores, one.gain, one.error, one.lost), digests[serving.parameters]
 
 
 def digests_of(record: Any) -> dict[str, str]:
@@ -319,6 +340,23 @@ def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
     assert found != simulated(method.partition("+")[0], data_root, "eager")
     spooled = {path.name.count(".") for path in (tmp_path / "aggregator").rglob("*.packed")}
     assert spooled >= ({2} if method.endswith("int8") else {1})  # differences, and what stands alone
+
+
+@pytest.mark.parametrize("method", ["pfedgrp+best", "pfedgrp-plus+best"])
+def test_what_devices_choose_to_serve_and_learn_from_it_equals_the_simulators_to_the_bit(
+    method: str, data_root: Path, tmp_path: Path, served_here: None
+) -> None:
+    broker = MemoryBroker()
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
+        return broker.session(client_id, on_message=on_message, will=will)
+
+    found = deployed(method, data_root, tmp_path, connect, "eager", [0, 1])
+    assert found == simulated(method, data_root, "eager")
+    assert found != simulated(method.partition("+")[0], data_root, "eager")
+    assert {name: held_choice(tmp_path / name) for name in NAMES} == choices(method, data_root)
+    in_memory = [link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [name for name in in_memory if name.startswith("memfd:round-data")], "all were chosen by"
 
 
 @pytest.mark.slow

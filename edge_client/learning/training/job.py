@@ -14,6 +14,7 @@ import numpy as np
 
 from replayfleet.devices.budget import TrainingAllowance
 from replayfleet.edge_client.flow import Samples
+from replayfleet.edge_client.state_store import Choice
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
 
@@ -48,6 +49,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         allowance: what the board may spend, its ``memory_bytes`` filled in.
         left_s: seconds that all of it may take, counted from when the process reads it; None for no deadline.
         torch_device: where it is trained, ``cpu``, ``cuda``, ... or ``auto``.
+        choice: what of the download is served; None where nothing was chosen.
     """
 
     data_dir: str
@@ -61,6 +63,31 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     allowance: TrainingAllowance = msgspec.field(default_factory=TrainingAllowance)
     left_s: float | None = None
     torch_device: str = "cpu"
+    choice: Choice | None = None
+
+
+class ChooseJob(msgspec.Struct, frozen=True, tag="choose"):
+    """Choose what to serve, now that a download is there.
+
+    Attributes:
+        data_dir: the client's.
+        client_id: whose randomness.
+        spec: which method on which task.
+        manifest: the download.
+        served: the float32 parameters that are served now; None if they aren't to be chosen.
+        sampler: how replay is drawn.
+        num_threads: of torch and of the sampler.
+        held_out: ``RoundFile.path`` of the samples to judge by; empty if there are none.
+    """
+
+    data_dir: str
+    client_id: str
+    spec: FleetSpec
+    manifest: Manifest
+    served: BlobEntry | None
+    sampler: SamplerName
+    num_threads: int
+    held_out: str = ""
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -120,7 +147,16 @@ class TrainFailed(msgspec.Struct, frozen=True, tag="failed"):
     disk_errno: int | None = None
 
 
-FromTrainer: TypeAlias = TrainerReady | TrainCourse | TrainDone | TrainFailed
+class Chose(msgspec.Struct, frozen=True, tag="chose"):
+    """What was chosen for the round's download; None: there was nothing to judge by."""
+
+    round: int
+    version: int
+    choice: Choice | None
+
+
+AnyJob: TypeAlias = TrainJob | ChooseJob
+FromTrainer: TypeAlias = TrainerReady | TrainCourse | TrainDone | TrainFailed | Chose
 
 
 class RoundFile:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -28,24 +28,26 @@ from replayfleet.edge_client.learning.training.job import (
     BLOBS,
     IDLE,
     JSON_LOGS,
-    SUB_GENERATOR_GRAPH,
+    AnyJob,
+    ChooseJob,
+    Chose,
     FromTrainer,
     TrainDone,
     TrainerReady,
     TrainFailed,
     TrainJob,
     parameter_sets_of,
-    read_round_data,
 )
-from replayfleet.edge_client.state_store import StateStore, TrainingCommit, goes_on_under, spec_digest
+from replayfleet.edge_client.learning.training.stored import load_state, sampler_for, samples_of
+from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
-from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
-from replayfleet.federation.service.artefact_codec import BlobFiles, EncodedOnce, encode_artefacts, open_artefacts
+from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.service.artefact_codec import EncodedOnce, encode_artefacts, open_artefacts
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
 from replayfleet.federation.service.logs import EventLogger, configure_logging
 from replayfleet.federation.service.torch_setup import leave_the_compiler_out, prepare_torch
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
+from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 log = EventLogger(__name__)
@@ -70,12 +72,12 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     deadline_at = None if job.left_s is None else time.monotonic() + job.left_s
     import torch
 
+    from replayfleet.edge_client.learning.training.choosing import told
     from replayfleet.edge_client.learning.training.pacing import PacedRound
     from replayfleet.federation.methods.kit import travel
     from replayfleet.federation.methods.kit.packing import sub_generators_among
     from replayfleet.federation.methods.kit.placement import CPU, placed, placed_data, proved_device
     from replayfleet.federation.methods.kit.privacy import account_among
-    from replayfleet.federation.methods.kit.records import RoundData
     from replayfleet.federation.methods.kit.seeding import (
         NUM_ENTROPY_BYTES,
         entropy_generator,
@@ -90,10 +92,9 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     data_dir, manifest = Path(job.data_dir), job.manifest
     blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
     method: Any = method_of(job.spec)
-    samples = read_round_data(job.round_data)
-    data = RoundData(torch.from_numpy(samples.images), torch.from_numpy(samples.labels))
+    data = samples_of(job.round_data)
     download = method.Download.unpack(open_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
-    held, owed, note = _load_state(method, records, blobs, job.spec)
+    held, owed, note = load_state(method, records, blobs, job.spec)
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
 
@@ -107,7 +108,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
                 placed_data(data, device),
                 placed(download, device),
                 rng,
-                sampler=_sampler(job, blobs, sized, device.type),
+                sampler=sampler_for(job, blobs, sized, device.type),
                 **more,
             )
         back: dict[int, Any] = {}
@@ -122,7 +123,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     )
     train_s = time.monotonic() - began
     made = travel.sent(method, answers_of(method.task), state, upload, download, owed)
-    packed, offered = travel.with_remainder(made.state.pack(), made.remainder), made.upload.pack()
+    packed, offered = travel.with_remainder(made.state.pack(), made.remainder), told(made.upload, job.choice).pack()
     # Once for both: what is kept is sent too, and some of it is as it came.
     kept, sent = map(functools.partial(encode_artefacts, store=EncodedOnce(blobs)), (packed, offered))
     _keep_differences(made.rounded, sent.blobs, manifest, download, blobs)
@@ -137,7 +138,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
             upload=sent.blobs,
             upload_facts=sent.facts,
             train_s=train_s,
-            num_samples=len(samples),
+            num_samples=len(data.labels),
             num_sub_generators=len(sub_generators_among(type(state), packed.parameter_sets)),
             num_sub_generators_sent=len(sub_generators_among(type(upload), [blob.name for blob in sent.blobs])),
             epsilon=None if account is None else account.epsilon,
@@ -201,35 +202,6 @@ def _keep_differences(
             blobs.pack(entry.digest, held[names[id(one.base)]], one.steps)
 
 
-def _load_state(method: Any, records: StateStore, blobs: BlobFiles, spec: FleetSpec) -> tuple[Any, dict[str, Any], str]:
-    """Return the client's state, what it owes, and what an operator should know: as committed, or a new client's."""
-    commit = records.training()
-    fresh = method.initial_states()[0]
-    if commit is None:
-        return fresh, {}, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
-    if not goes_on_under(spec, commit.spec_digest):
-        return fresh, {}, "the fleet's agreement changed, so the earlier state was left behind"
-    from replayfleet.federation.methods.kit.travel import remainder_among
-
-    try:
-        artefacts = open_artefacts(commit.state, commit.state_facts, blobs)
-        return method.ClientState.unpack(artefacts), remainder_among(artefacts), ""
-    except (ArtefactRejected, KeyError, ValueError) as error:
-        note = f"state of round {commit.round} is damaged ({error}), going on with what the aggregator sent"
-        return fresh, {}, note
-
-
-def _sampler(job: TrainJob, blobs: BlobFiles, method: Any, device_type: str) -> Any:
-    graphs = [entry for entry in job.manifest.blobs if entry.name == SUB_GENERATOR_GRAPH]
-    if job.sampler == "onnx" and graphs and device_type == "cpu":
-        from replayfleet.export.running.sampler import onnx_sampler
-
-        return onnx_sampler(blobs.read(graphs[0].digest), num_threads=job.num_threads)
-    from replayfleet.federation.methods.steps.memory import sampler_of
-
-    return sampler_of(method)
-
-
 def main() -> None:
     """Serve jobs until standard input ends."""
     configure_logging(as_json=JSON_LOGS in sys.argv[1:])
@@ -257,7 +229,7 @@ def warm_up() -> None:
     leave_the_compiler_out()
 
 
-def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed:
+def answer(job: AnyJob, say: Callable[[FromTrainer], None] = lambda _: None) -> TrainDone | TrainFailed | Chose:
     """Do a job, and say how it ended.
 
     Args:
@@ -265,6 +237,10 @@ def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -
         say: told what becomes of it meanwhile.
     """
     try:
+        if isinstance(job, ChooseJob):
+            from replayfleet.edge_client.learning.training.choosing import run_choice
+
+            return run_choice(job)
         return run_job(job, say)
     except (ReplayfleetError, ValueError, OSError) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -274,15 +250,15 @@ def answer(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) -
         return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])
 
 
-def _jobs(parent: Parent) -> Iterator[TrainJob]:
+def _jobs(parent: Parent) -> Iterator[AnyJob]:
     """Yield jobs; a thread of its own listens, so that the client's goodbye ends a job in progress too."""
     import queue
     import threading
 
-    jobs: queue.SimpleQueue[TrainJob] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[AnyJob] = queue.SimpleQueue()
 
     def listen() -> None:
-        while (job := parent.hear(TrainJob)) is not None:
+        while (job := parent.hear(cast("type[AnyJob]", AnyJob))) is not None:
             jobs.put(job)
         os._exit(0)  # whatever is half done is on no record
 

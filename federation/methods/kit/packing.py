@@ -311,6 +311,15 @@ def _weights(raw: Any, name: str) -> dict[ClientId, float]:
     return {str(client_id): float(share) for client_id, share in raw.items()}
 
 
+def _share(raw: Any, name: str) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)) or not 0 <= raw <= 1:
+        raise ValueError(f"{name} is {raw!r:.40}, expected a number from 0 to 1")
+    return float(raw)
+
+
+SHARE = Fact(decoded=_share, optional=True)
+"""A number from 0 to 1."""
+
 COUNT = Fact(decoded=_count)
 """A whole number from 0 to ``MAX_SAMPLES``; bool, float and NaN are not."""
 

@@ -137,6 +137,9 @@ class MemorySettings:
         ddpm_learning_rate: of its Adam.
         ddpm_sampling_steps: calls of the denoiser per sample.
         sub_generators_travel_as: ``float32``: as they are, or ``float16``.
+        serve: ``downloaded``: what the aggregator made for the client (the paper), or ``best``: of that, its other
+            models, the client's own and the one that it serves, whatever proves best on its evidence, a tenth of each
+            round's samples and replay (``docs/serving.md``).
     """
 
     __slots__ = ()
@@ -164,11 +167,13 @@ class MemorySettings:
     ddpm_learning_rate: float = 2e-4
     ddpm_sampling_steps: int = 20
     sub_generators_travel_as: str = "float32"
+    serve: str = "downloaded"
 
     def check_memory(self) -> None:
         """Raise ValueError if a setting is impossible, or contradicts another."""
         checks.one_of(travel.SUB_GENERATORS, self, "sub_generators_travel_as")
         checks.one_of(("per-class", "single"), self, "generators")
+        checks.one_of(("downloaded", "best"), self, "serve")
         checks.one_of(SUB_GENERATORS, self, "sub_generator")
         checks.at_least(0, self, ["sub_generator_epochs", "first_sub_generator_epochs", "ddpm_epochs"])
         counts = ["max_tries_factor", "gate_samples", "gan_batch_size", "critic_steps_per_generator_step"]
@@ -188,6 +193,8 @@ class MemorySettings:
                 raise ValueError(f"sub_generator is {self.sub_generator!r}, which draws one class; expected 'wgan-gp'")
         if self.generators == "single" and not self.filter_replay:
             raise ValueError("generators is 'single', whose samples only the filter can label; expected filter_replay")
+        if self.generators == "single" and self.serve == "best":
+            raise ValueError("serve is 'best', which judges models by replay of single classes; expected 'per-class'")
 
     def _mixture(self) -> MixtureSpec:
         if self.sub_generator == "pca-gaussian":

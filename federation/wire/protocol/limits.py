@@ -45,8 +45,8 @@ MAX_METRICS = 256
 MAX_ENCODINGS = 16
 MAX_METRIC = 1e15
 """More than any device measures, bytes included; sums of such numbers stay finite."""
-_SHARES = frozenset({"accuracy", "boxes_found", "stream_accuracy"})
-"""Metrics from 0 to 1, by what stands before the ``/``: a fleet's mean is taken of them."""
+_SHARES = frozenset({"accuracy", "boxes_found", "stream_accuracy", "evidence", "served"})
+"""Metrics from 0 to 1, by what stands before the ``/``: of the first three a fleet's mean is taken."""
 MAX_MISSING_RANGES = 256
 MAX_CREDIT = 256
 MAX_COUNTER = 1 << 53

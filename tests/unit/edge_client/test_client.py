@@ -15,10 +15,18 @@ from replayfleet.edge_client.client import Client
 from replayfleet.edge_client.flow import PictureSource, Samples, Shown, Source
 from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerExited
-from replayfleet.edge_client.learning.training.job import TrainDone, TrainerReady, TrainFailed, TrainJob
+from replayfleet.edge_client.learning.training.job import (
+    ChooseJob,
+    Chose,
+    TrainDone,
+    TrainerReady,
+    TrainFailed,
+    TrainJob,
+    read_round_data,
+)
 from replayfleet.edge_client.serving.model import Workers
 from replayfleet.edge_client.serving.slot import Candidate, ModelSlot
-from replayfleet.edge_client.state_store import HeldDownload, StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.state_store import CHOSEN, Choice, HeldDownload, StateStore, TrainingCommit, spec_digest
 from replayfleet.edge_client.sync import downloads
 from replayfleet.edge_client.sync.download import Gate
 from replayfleet.edge_client.sync.parts import Parts
@@ -45,6 +53,8 @@ from replayfleet.models.specs import TaskSpec
 
 TASK = {"image_channels": 1, "image_size": 28, "class_names": ["a", "b"], "stem": "cifar", "generator_width": 16}
 SPEC = FleetSpec("fleet", "fedavg", {}, TASK, 1)
+BEST = FleetSpec("fleet", "fedavg", {"serve": "best"}, TASK, 1)
+GOOD, BAD = Probe(0, 1, (0.0, 0.0), 1.0), Probe(0, 1, (9.0, 9.0), 1.0)
 OTHER = FleetSpec("fleet", "fedavg", {}, TASK | {"class_names": ["a", "b", "c"]}, 2)
 
 
@@ -129,9 +139,9 @@ class Trainer:
     pid = 1
 
     def __init__(self) -> None:
-        self.jobs: list[TrainJob] = []
+        self.jobs: list[Any] = []
 
-    def submit(self, job: TrainJob) -> None:
+    def submit(self, job: Any) -> None:
         self.jobs.append(job)
 
     def stop(self) -> None:
@@ -229,7 +239,7 @@ class Harness:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
     def fake_candidate(manifest: Manifest, *_: Any, **__: Any) -> Candidate:
         def load() -> Any:
-            if manifest.version == 666:
+            if manifest.version == 666 or (manifest.serving and manifest.serving.probe == BAD):
                 raise ArtefactRejected(Reason.PROBE_MISMATCH, "wrong answers")
             return lambda images: np.tile(np.array([1, 0], np.float32), (len(images), 1))
 
@@ -573,3 +583,90 @@ def test_a_restarted_client_serves_reports_and_keeps_what_it_needs(made: Harness
     again.client.tick(0.0)
     assert {"a" * 64, "c" * 64, f"{1:064x}"} <= again.blobs.kept
     assert again.records.held() == HeldDownload(manifest(1), SPEC)
+
+
+def choice(name: str = "own", probe: Probe = GOOD) -> Choice:
+    scores = {"task": 0.5, "own": 0.75, "served": 0.5}
+    return Choice(name, scores, 0.25, 0.0625, True, BlobEntry("task", "c" * 64, 5), probe)
+
+
+def until_it_chooses(made: Harness) -> ChooseJob:
+    """Train round 0 and receive the download that ends it."""
+    made.source.samples = Samples(np.zeros((20, 1, 28, 28), np.float32), np.arange(20, dtype=np.int64) % 2)
+    made.hear(announcement(0, spec=BEST), offered(1))
+    assert len(read_round_data(made.trainer.jobs[0].round_data)) == 18
+    made.trained(0, 2, BEST)
+    made.hear(verdict(2))
+    made.hear(announcement(1, spec=BEST), offered(2))
+    job = made.trainer.jobs[-1]
+    assert isinstance(job, ChooseJob)
+    return job
+
+
+def test_what_proves_best_is_served_told_and_kept(made: Harness) -> None:
+    job = until_it_chooses(made)
+    assert len(read_round_data(job.held_out)) == 2
+    assert job.served is None, "what round 0 began with was nobody's choice"
+    assert made.client.serving_version == 1, "until it is chosen"
+    made.client.on_trainer(Chose(1, 2, choice()), 0.0)
+    made.hear()
+    held = made.records.held()
+    assert held is not None
+    assert (held.manifest, held.served.serving and held.served.serving.parameters) == (manifest(2), CHOSEN)
+    assert made.courier.verdicts[-1] == (2, True, "")
+    assert "c" * 64 in made.records.blobs_in_use()
+    assert made.client.choice.startswith("own, right on 75.0 %")
+    metrics = made.reports[-1].metrics
+    assert (metrics["evidence/own"], metrics["served/own"], metrics["served_gain"]) == (0.75, 1.0, 0.25)
+    assert [type(job) for job in made.trainer.jobs[-2:]] == [ChooseJob, TrainJob]
+    assert made.trainer.jobs[-1].choice == choice()
+    made.trained(1, 3, BEST)
+    made.hear(verdict(3))
+    made.hear(announcement(2, spec=BEST), offered(3))
+    again: Any = made.trainer.jobs[-1]
+    assert again.served == BlobEntry(CHOSEN, "c" * 64, 5)
+
+
+def test_a_client_that_died_before_the_swap_serves_what_it_served_and_chooses_by_replay(
+    made: Harness, tmp_path: Path
+) -> None:
+    until_it_chooses(made)
+    again = Harness(tmp_path)
+    assert again.client.serving_version == 1
+    again.hear(announcement(1, spec=BEST), offered(2))
+    job: Any = again.trainer.jobs[-1]
+    assert (job.manifest.version, job.held_out) == (2, "")
+    again.client.on_trainer(Chose(1, 2, None), 0.0)
+    again.hear()
+    assert again.records.held() == HeldDownload(manifest(2), BEST)
+
+
+def test_without_a_choice_what_was_downloaded_is_served(made: Harness) -> None:
+    until_it_chooses(made)
+    made.client.on_trainer(TrainFailed(1, "no memory"), 0.0)
+    made.hear()
+    assert made.records.held() == HeldDownload(manifest(2), BEST)
+    assert made.training.problem == "", "no round failed"
+
+
+def test_a_chosen_model_that_answers_otherwise_than_its_golden_vector_gives_way_to_the_downloaded_one(
+    made: Harness,
+) -> None:
+    until_it_chooses(made)
+    made.client.on_trainer(Chose(1, 2, choice(probe=BAD)), 0.0)
+    made.hear()
+    made.hear()
+    assert made.records.held() == HeldDownload(manifest(2), BEST)
+    assert made.courier.verdicts[-1] == (2, True, "")
+
+
+def test_a_newer_download_overtakes_one_that_waits_for_a_choice(made: Harness) -> None:
+    until_it_chooses(made)
+    made.hear(offered(3))
+    assert made.courier.verdicts[-1] == (2, False, "stale-version")
+    made.client.on_trainer(Chose(1, 2, choice()), 0.0)
+    job: Any = made.trainer.jobs[-1]
+    assert (job.manifest.version, made.client.serving_version) == (3, 1)
+    made.client.on_trainer(Chose(2, 3, None), 0.0)
+    made.hear()
+    assert made.records.held() == HeldDownload(manifest(3), BEST)
