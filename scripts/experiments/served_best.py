@@ -132,7 +132,7 @@ def experiment(**options: Any) -> None:
         }
         found["runs"][how] = result
         print(f"{how}: {said(result['summary'])}", flush=True)
-    write_atomic(given.out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_atomic(given.out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def said(found: Mapping[str, Any]) -> str:
