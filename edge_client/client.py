@@ -10,13 +10,13 @@ from replayfleet.edge_client.learning.collector import newest
 from replayfleet.edge_client.learning.local_training import TrainerEvent
 from replayfleet.edge_client.learning.training.job import (
     ChooseJob,
-    Chose,
     RoundFile,
     TrainDone,
     TrainFailed,
     TrainJob,
 )
 from replayfleet.edge_client.state_store import SentAway, TrainingCommit, goes_on_under
+from replayfleet.edge_client.sync.choices import ChoiceDesk
 from replayfleet.edge_client.sync.download import serves_best
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
 from replayfleet.edge_client.sync.following import Following
@@ -27,7 +27,6 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.fleet.growth import extends
 from replayfleet.federation.service.jobs import Outcome
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.streams.held_out import held_out
 from replayfleet.federation.wire.protocol.messages import Announcement, epoch_of
 from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 from replayfleet.models.specs import DetectionSpec
@@ -49,6 +48,7 @@ class Client:
         self._parts = parts
         self._downloads = DownloadDesk(parts)
         self._uploads = UploadDesk(parts)
+        self._choices = ChoiceDesk(parts, self._downloads)
         self._following = Following(parts.gate.fleet)
         self._deadline_at: float | None = None
         self._agreed: Agreement | None = None
@@ -56,7 +56,6 @@ class Client:
         self._trained = NOWHERE
         self._reading_round: int | None = None
         self._round_file: RoundFile | None = None
-        self._held_out: tuple[int, RoundFile] | None = None
         self._abandoned = NOWHERE
         self._data_again_at: float | None = None
         self.source: Source | None = None
@@ -174,7 +173,7 @@ class Client:
         job = self._parts.training.job
         ended = self._parts.training.handle(event, now)
         if ended is not None and isinstance(job, ChooseJob):
-            self._chosen(job, ended)
+            self._choices.chosen(job, ended)
         elif isinstance(ended, (TrainDone, TrainFailed)):
             self._training_ended(ended)
         self._advance(now)
@@ -206,7 +205,7 @@ class Client:
         """Leave what the next start has to know."""
         self._downloads.stop()
         self._forget_samples()
-        self._forget_held_out()
+        self._choices.forget()
 
     def _handle(self, events: list[Event], now: float) -> None:
         pending = list(events)
@@ -329,7 +328,7 @@ class Client:
                 self._read_round(self.round)
             else:
                 break
-        self._choose(now)
+        self._choices.advance(self._agreed, now)
         held, word = self._downloads.held, self._following.word
         if self.step is Step.OFFER and word is not None:
             self._uploads.offer(word.instance, None if held is None else held.manifest, now)
@@ -361,7 +360,7 @@ class Client:
         bounded, num_dropped = newest(samples)
         self._forget_samples()
         if serves_best(agreed.spec):
-            bounded = self._hold_out(bounded, agreed.spec.run_seed)
+            bounded = self._choices.hold_out(bounded, agreed.spec.run_seed, self.round)
         self._round_file = RoundFile(bounded)
         commit, version = parts.records.training(), held.manifest.version + 1
         if commit is not None and epoch_of(commit.version) <= held.manifest.epoch:
@@ -384,45 +383,6 @@ class Client:
             now,
             self._training_deadline(now),
         )
-
-    def _hold_out(self, samples: Samples, run_seed: int) -> Samples:
-        """Keep a tenth of the round's samples in memory, to choose by what to serve after it; returns the others."""
-        self._forget_held_out()
-        out = held_out(samples.labels, run_seed, self.round, self._parts.client_id)
-        if out.any():
-            self._held_out = (self.round, RoundFile(Samples(samples.images[out], samples.labels[out])))
-        return Samples(samples.images[~out], samples.labels[~out])
-
-    def _choose(self, now: float) -> None:
-        """Have the training process choose what to serve, once it is free and a download waits for that."""
-        waiting, agreed, parts = self._downloads.to_choose(), self._agreed, self._parts
-        if waiting is None or agreed is None or parts.training.job is not None:
-            return
-        (manifest, served), kept = waiting, self._held_out
-        parts.training.begin(
-            ChooseJob(
-                data_dir=str(parts.data_dir),
-                client_id=parts.client_id,
-                spec=agreed.spec,
-                manifest=manifest,
-                served=served,
-                sampler=parts.compute.sampler,
-                num_threads=parts.compute.training_threads,
-                held_out=kept[1].path if kept is not None and kept[0] == manifest.round - 1 else "",
-            ),
-            now,
-        )
-
-    def _chosen(self, job: ChooseJob, ended: TrainDone | TrainFailed | Chose) -> None:
-        if isinstance(ended, TrainFailed):
-            log.warning("no model chosen", round=ended.round, reason=ended.error, next="what was downloaded is served")
-        self._forget_held_out()
-        self._downloads.decide(job.manifest.version, ended.choice if isinstance(ended, Chose) else None)
-
-    def _forget_held_out(self) -> None:
-        kept, self._held_out = self._held_out, None
-        if kept is not None:
-            kept[1].close()
 
     def _training_deadline(self, now: float) -> float | None:
         """When training must be done, so that its upload arrives before the round's deadline."""

@@ -20,6 +20,8 @@ from replayfleet.edge_client.flow import Samples
 from replayfleet.edge_client.learning.local_training import LocalTraining, TrainerEvent, TrainerProcess
 from replayfleet.edge_client.learning.training.job import (
     BLOBS,
+    ChooseJob,
+    Chose,
     RoundFile,
     TrainDone,
     TrainerReady,
@@ -36,6 +38,7 @@ from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.wire.protocol.facts import decode_facts
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import TaskSpec
@@ -130,7 +133,7 @@ class Harness:
         self.events: queue.Queue[TrainerEvent] = queue.Queue()
         self.training = LocalTraining(lambda: TrainerProcess(self.events.put), Backoff(0.01, 0.01))
 
-    def until_end(self) -> TrainDone | TrainFailed:
+    def until_end(self) -> TrainDone | TrainFailed | Chose:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
@@ -182,6 +185,37 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
     assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
     assert commit.num_sub_generators == (2 if method == "pfedgrp" else 0)
     assert commit.train_s > 0
+
+
+def test_the_process_chooses_what_to_serve_with_a_golden_vector_and_the_next_upload_tells_it(
+    shared: Harness, tmp_path: Path
+) -> None:
+    agreed = spec("pfedgrp", serve="best")
+    shared.training.begin(job(tmp_path, agreed, 0))
+    assert shared.until_end() == TrainDone(0)
+    later = job(tmp_path, agreed, 1)
+    own = next(entry for entry in committed(tmp_path).upload if entry.name == "task")
+    kept = RoundFile(samples(7))
+    asked = ChooseJob(str(tmp_path), "c1", agreed, later.manifest, None, "eager", 1, kept.path)
+    shared.training.begin(asked)
+    chose: Any = shared.until_end()
+    assert (chose.round, chose.version) == (1, later.manifest.version)
+    assert chose.choice.scores.keys() == {"personalised", "average", "own"}
+    again = msgspec.structs.replace(asked, served=own)  # the same model twice: of equals the served one
+    shared.training.begin(again)
+    other: Any = shared.until_end()
+    assert other.choice.scores["served"] == other.choice.scores["own"] == chose.choice.scores["own"]
+    if other.choice.name == "served":
+        assert (other.choice.parameters.digest, len(other.choice.probe.logits)) == (own.digest, 8 * 3)
+    shared.training.begin(msgspec.structs.replace(later, choice=chose.choice))
+    assert shared.until_end() == TrainDone(1)
+    told = decode_facts(committed(tmp_path).upload_facts)["served"]
+    assert (told["name"], told["scores"], told["lost"]) == (chose.choice.name, chose.choice.scores, chose.choice.lost)
+    kept.close()
+    shared.training.begin(asked)
+    failed = shared.until_end()
+    assert isinstance(failed, TrainFailed)
+    assert shared.training.problem == "", "no round failed"
 
 
 def test_a_failing_round_is_reported_and_the_process_lives_on(shared: Harness, tmp_path: Path) -> None:
