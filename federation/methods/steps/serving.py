@@ -132,9 +132,11 @@ def choose(method: Any, client: Standing, download: Any, rng: torch.Generator, *
     evidence = _gathered(method.task, client, rng, sampler)
     if evidence is None:
         return None
+    judged = client.held_out is not None and len(client.held_out.labels) > 0
+    own = client.own if judged else None  # replay alone can't tell what a model that learned from it forgot
     sets = download.pack().parameter_sets
     loaded = {name: sets.get(name) for name in model_fields(type(download)).values()}
-    there = {name: own for name, own in {SERVED: client.served, **loaded, OWN: client.own}.items() if own}
+    there = {name: one for name, one in {SERVED: client.served, **loaded, OWN: own}.items() if one}
     downloaded = served_name(type(download)) or ""
     before = SERVED if SERVED in there else downloaded
     return Chosen(best_served(method.task, there, before, evidence, downloaded), there)

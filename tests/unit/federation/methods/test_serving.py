@@ -112,7 +112,9 @@ def test_evidence_is_real_where_the_round_brought_the_class_and_replay_of_the_ot
     assert found[0].weights()[:3].sum() == pytest.approx(0.25)
     middle = found[0].images[3:, :, TOY.image_size // 2, TOY.image_size // 2]
     assert middle.tolist() == [pytest.approx([8 / 9] * TOY.image_shape[0])] * serving.NUM_REPLAYED
-    chosen = choose(Fleet, Standing(state, served=answering(0)), download, torch.Generator(), sampler=drawn)
+    chosen = choose(
+        Fleet, Standing(state, own=answering(1), served=answering(0)), download, torch.Generator(), sampler=drawn
+    )
     assert chosen is not None
     assert (list(chosen.candidates), chosen.served.name) == (["served", "personalised", "average"], "served")
     assert bool((found[1].images == 0).all()), "without real samples replay is as it was drawn"
