@@ -249,6 +249,8 @@ class FleetCourier:
         if isinstance(message, (Presence, Report, RolledBack)):
             return [Received(peer, message)] if self._role == "aggregator" else []
         if isinstance(message, Announcement):
+            for current in self._open.values() if self._role == "client" else ():
+                current.sending.announced(now)
             return [Received(peer, message)]  # an aggregator hears of another one
         if isinstance(message, Block):
             return self._incoming.on_block(peer, message, now)

@@ -21,6 +21,7 @@ from replayfleet.federation.wire.transport.blob_store import EncodedBlob
 STALL_S = 5.0
 MAX_STALL_S = 60.0
 RESEND_S = 0.5
+UNHEARD_S = 1.0
 LAGGARD_S = 1.0
 MAX_SHARED_OFFERS = 4
 MAX_RECEIVERS = 4096
@@ -75,6 +76,11 @@ class Sending:
     def offer_again(self) -> None:
         """Ask every receiver what it has: after a reconnect, a restart or a stall."""
         self._offer_due = True
+
+    def announced(self, now: float) -> None:
+        """The aggregator spoke to all, perhaps since it lost what waited for it: offer again what it never answered."""
+        if not self._receivers and now - self._offered_at >= UNHEARD_S:
+            self._offer_due = True
 
     def on_progress(self, peer: str, progress: Progress, now: float) -> None:
         """Take a receiver's word on what it has."""

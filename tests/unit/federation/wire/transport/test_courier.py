@@ -377,6 +377,19 @@ def test_when_the_first_window_is_lost_the_stall_timer_asks_again(tmp_path: Path
     assert cam.concluded[0].verdict.accepted
 
 
+def test_an_offer_that_an_aggregator_lost_with_its_session_comes_again_as_soon_as_it_announces(tmp_path: Path) -> None:
+    """Whoever floods is muted by a new session, and what others said in that moment is gone with the old one."""
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    cam.offer("cam-1", os.urandom(1000))
+    yard.aggregator.inbox.clear()
+    announcement = Announcement("epoch", 0, "open", 9.0, FleetSpec(FLEET, "fedavg", {}, {}, 1))
+    yard.clock.now += 1.0
+    yard.aggregator.session.publish(topics.topic_of(FLEET, "round"), encode(announcement), retain=True)
+    yard.run(0.4)
+    assert cam.concluded[0].verdict.accepted
+
+
 def test_a_lost_verdict_is_repeated(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1")
     (cam,) = yard.cams

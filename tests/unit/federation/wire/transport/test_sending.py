@@ -63,6 +63,19 @@ def test_the_stall_timer_starts_again_with_any_progress_and_backs_off_without() 
     assert gaps[-1] > 2 * gaps[0]
 
 
+def test_what_was_never_answered_is_offered_again_as_soon_as_the_aggregator_speaks() -> None:
+    sending = Sending(100, credit=8, now=0.0)
+    sending.step(0.0)
+    sending.announced(0.5)
+    assert not sending.step(0.5).offer, "its answer may be on the way"
+    sending.announced(1.0)
+    assert sending.step(1.0) == Step(True)
+    sending.on_progress("cam-1", progress(2), 1.1)
+    sending.step(1.1)
+    sending.announced(3.0)
+    assert not sending.step(3.0).offer, "it was answered"
+
+
 def test_a_slow_link_is_not_mistaken_for_a_stall() -> None:
     sending, now = Sending(100, credit=8, now=0.0), 0.0
     sending.step(now)
