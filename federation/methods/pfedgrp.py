@@ -343,6 +343,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             learning_rate=self.aggregation_learning_rate,
             momentum=self.aggregation_momentum,
             patience=self.aggregation_patience,
+            precision=self.precision,
         )
 
     def _download(self, state: grp.AggregatorState, client_id: ClientId) -> grp.Download:

@@ -34,7 +34,7 @@ class TaskMethod(InStep):
         learning_rate_schedule: how it falls within a round, ``constant``, ``cosine`` or ``step``.
         momentum: of SGD.
         weight_decay: of SGD.
-        precision: of the training, ``float32`` or ``bfloat16``.
+        precision: of the training (pFedGRP: and of Eq. 3's descent), ``float32`` or ``bfloat16``.
         models_travel_as: ``float32``: as they are; ``float16``; or ``int8``: as a difference from a model that the
             other end holds (``docs/bytes.md``).
     """

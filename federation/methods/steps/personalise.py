@@ -20,6 +20,7 @@ from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import check_equal_layouts, project_to_simplex
 from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.methods.steps.task_model import computing_in
 from replayfleet.models.folding import build_folded_task_model, fold_batch_norm
 from replayfleet.models.specs import TaskSpec
 
@@ -77,6 +78,7 @@ class WeightSearch:
         learning_rate: step size on the weights.
         momentum: of the step.
         patience: stop after this many epochs in a row without ``MIN_IMPROVEMENT``; 0 runs all epochs.
+        precision: of the descent, one of ``task_model.PRECISIONS``; candidates are compared in float32 always.
     """
 
     num_epochs: int
@@ -84,6 +86,7 @@ class WeightSearch:
     learning_rate: float
     momentum: float
     patience: int = 0
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,8 @@ def personalised_weights(
         total = 0.0
         for batch in torch.randperm(len(replay.labels), generator=rng).to(device).split(search.batch_size):
             variable = weights.clone().requires_grad_(True)
-            loss = loss_of(variable, replay.images[batch], replay.labels[batch])
+            with computing_in(search.precision, device):
+                loss = loss_of(variable, replay.images[batch], replay.labels[batch])
             (gradient,) = torch.autograd.grad(loss, variable)
             velocity = search.momentum * velocity + gradient
             point = weights - search.learning_rate * velocity

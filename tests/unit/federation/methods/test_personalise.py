@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -120,6 +122,16 @@ def test_the_loss_that_is_told_is_that_of_the_mixed_model_on_the_whole_replay(
     replay = replay_of({0: 200, 2: 100})  # more than is judged at a time
     mixture = personalised_weights(TOY, StackedParameters(experts), 0, replay, SEARCH, torch.Generator().manual_seed(0))
     assert mixture.loss == pytest.approx(loss_on(experts, mixture.weights, replay), rel=1e-4)
+
+
+def test_a_descent_in_bfloat16_is_judged_in_float32(experts: list[dict[str, torch.Tensor]]) -> None:
+    replay, stacked = replay_of({0: 20, 2: 10}), StackedParameters(experts)
+    half = replace(SEARCH, precision="bfloat16")
+    found = personalised_weights(TOY, stacked, 0, replay, half, torch.Generator().manual_seed(0))
+    assert found.loss == pytest.approx(loss_on(experts, found.weights, replay), rel=1e-4)
+    assert found.loss <= loss_on(experts, torch.full((3,), 1 / 3), replay) * (1 + 1e-4), "the average was a candidate"
+    assert found.weights.sum().item() == pytest.approx(1)
+    assert found.weights.min().item() >= 0
 
 
 def test_the_descent_stops_when_it_makes_no_progress(experts: list[dict[str, torch.Tensor]]) -> None:
