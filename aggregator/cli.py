@@ -93,26 +93,35 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
 
 @cli.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`, which is stopped.")
+@click.option("--data-dir", type=ANY_PATH, required=True, help="The data dir of `aggregator serve`.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
 def add_class(names: tuple[str, ...], data_dir: Path, *, yes: bool, dry_run: bool) -> None:
     """Let the fleet learn the classes NAME too, beside those that it began with.
 
-    Stop the aggregator, add them, start it as before: devices serve on meanwhile, keep what they have learned, and
-    follow by themselves. For classifiers.
+    A running aggregator begins anew with them by itself; one that is stopped has them at its next start. Devices serve
+    on meanwhile, keep what they have learned, and follow by themselves. For classifiers.
     """
-    from replayfleet.aggregator.control.caller import who_is
-    from replayfleet.aggregator.control.growing import add_classes
+    from replayfleet.aggregator.control.caller import LocalControl, who_is
+    from replayfleet.aggregator.control.growing import add_classes, wait_until_known
 
-    who, at = who_is(os.getpid(), os.getuid()), time.time()
-    click.echo(visible(add_classes(data_dir, names, who, at, only_plan=True).text))
+    who, at, control = who_is(os.getpid(), os.getuid()), time.time(), LocalControl(data_dir)
+    try:
+        text, runs = control.add_classes(names, only_plan=True).text, True
+    except ConnectionError:
+        text, runs = add_classes(data_dir, names, who, at, only_plan=True).text, False
+    click.echo(visible(text))
     if dry_run:
         return
     if not yes:
         if not sys.stdin.isatty():
             raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
         click.confirm("Go on?", abort=True)
+    if runs:
+        control.add_classes(names)
+        wait_until_known(data_dir, names)
+        click.echo("done; the aggregator goes on with them")
+        return
     add_classes(data_dir, names, who, at)
     click.echo("done; start `aggregator serve` as before")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import threading
@@ -14,7 +15,10 @@ from replayfleet.aggregator.admission import Gate
 from replayfleet.aggregator.aggregation import Aggregation, Terms, upload_layout
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.exported import FleetCollector
+from replayfleet.aggregator.control.growing import planned
 from replayfleet.aggregator.control.local import LocalSocket
+from replayfleet.aggregator.control.membership import Plan
+from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.control.waits import PATIENCE, fleet_waits
 from replayfleet.aggregator.coordinator import Coordinator, announcement
 from replayfleet.aggregator.founding import Fleet, graphs_of, initial_of, take_up
@@ -159,16 +163,17 @@ class AggregatorService:
         self.coordinator = Coordinator(self._parts, clock())
         self._waits, self._looked_at = Waits(PATIENCE), float("-inf")
         self._certificate = CertificateEnd(certificate)
-        self.control = Control(self.loop.put, self.coordinator.control, self._waits)
-        metrics.registry.register(
-            FleetCollector(
-                self.control.look,
-                metrics.reported,
-                folder,
-                connected=lambda: self.loop.connected,
-                problem=lambda: self.loop.disk.problem,
-            )
+        self.growth: tuple[tuple[str, ...], str] | None = None
+        """Classes that the fleet is to learn too, and who asked for it: whoever runs this service begins anew."""
+        self.control = Control(self.loop.put, self.coordinator.control, self._waits, self._grow)
+        self._collector = FleetCollector(
+            self.control.look,
+            metrics.reported,
+            folder,
+            connected=lambda: self.loop.connected,
+            problem=lambda: self.loop.disk.problem,
         )
+        metrics.registry.register(self._collector)
         name = fleet.spec.fleet
         gone = announcement(self._parts, self.coordinator.rounds, clock(), state="offline")
         will = Will(topic_of(name, "round"), encode(gone), retain=True)
@@ -222,10 +227,11 @@ class AggregatorService:
         local = LocalSocket(self._folder, self.control)
         try:
             self.start()
-            self.loop.run(stop, self.coordinator.over, manager)
+            self.loop.run(stop, lambda now: self._grows or self.coordinator.over(now), manager)
             return self.coordinator.rounds.phase is Phase.FINISHED
         finally:
-            manager.stopping()
+            if self.growth is None:
+                manager.stopping()
             local.stop()
             self.stop()
 
@@ -278,8 +284,27 @@ class AggregatorService:
         for client, for_s in self._listening.update(clients, self.loop.flooding, now).items():
             self._parts.journal.add("client muted", client=client, for_s=for_s, reason="it sends too many messages")
 
+    @property
+    def _grows(self) -> bool:
+        """Whether this service ends so that the fleet can learn more classes; a round that is aggregated ends first."""
+        return self.growth is not None and self.coordinator.rounds.phase is not Phase.AGGREGATING
+
+    def _grow(self, names: tuple[str, ...], who: str, only_plan: bool) -> Plan:
+        """Say what more classes would do, and let this service end for it; on the loop's thread."""
+        coordinator = self.coordinator
+        if not coordinator.leads:
+            raise VerbRefused(f"this aggregator doesn't lead the fleet ({coordinator.notice}); ask the one that does")
+        if self.growth is not None:
+            raise VerbRefused(f"{', '.join(self.growth[0])} is being added; the aggregator begins anew for it")
+        grown = planned(self._store, names)
+        if not only_plan:
+            self.growth = (names, who)
+        return Plan(grown.text)
+
     def stop(self) -> None:
         """Say goodbye and close everything. Idempotent."""
+        with contextlib.suppress(KeyError):
+            self._parts.metrics.registry.unregister(self._collector)
         self.coordinator.farewell(self._clock())
         self.loop.stop()
         self._jobs.stop()

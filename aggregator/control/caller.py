@@ -1,7 +1,7 @@
 """Asks the aggregator that runs on a data dir, over the socket there: one line of JSON each way.
 
-The request is ``{"ask": "plan" | "do", "verb": {...}}`` or ``{"ask": "look"}``; the answer has ``plan``, ``view`` or
-``refused``.
+The request is ``{"ask": "plan" | "do", "verb": {...}}``, the same with ``"classes": [...]`` to add, or
+``{"ask": "look"}``; the answer has ``plan``, ``view`` or ``refused``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ _NOBODY = (1 << 32) - 1
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked; ``verb`` unless it is to look. ``who``: for whom a program asks that checked who that is."""
+    """What is asked; ``verb`` or ``classes`` unless it is to look.
+
+    ``who``: for whom a program asks that checked who that is.
+    """
 
     ask: Literal["plan", "do", "look"]
     verb: Verb | None = None
     who: str = ""
+    classes: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,6 +67,15 @@ class LocalControl:
     def do(self, verb: Verb, who: str = "") -> Plan:
         """Do a verb in the name of ``who``, or of this process's user; raises as ``Control.do``."""
         plan = self._ask(Request("do", verb, who)).plan
+        assert plan is not None
+        return plan
+
+    def add_classes(self, names: tuple[str, ...], *, only_plan: bool = False) -> Plan:
+        """Let the fleet learn more classes, or only say what that would do; raises as ``Control.add_classes``.
+
+        The aggregator begins anew for it, so it is done a moment after it said that it will be.
+        """
+        plan = self._ask(Request("plan" if only_plan else "do", classes=names)).plan
         assert plan is not None
         return plan
 

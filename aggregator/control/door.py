@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from replayfleet.aggregator.control.desk import ControlDesk
 from replayfleet.aggregator.control.membership import Plan
@@ -15,6 +15,7 @@ from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.waits import Waits
 
 _T = TypeVar("_T")
+Grow: TypeAlias = Callable[[tuple[str, ...], str, bool], Plan]
 
 
 class Put(Protocol):
@@ -30,12 +31,14 @@ class Control:
         put: hands work to the loop.
         desk: does it there.
         waits: what keeps the aggregator from its work.
+        grow: (classes, who, whether only to plan it) -> what adding them does; the aggregator begins anew then.
     """
 
-    def __init__(self, put: Put, desk: ControlDesk, waits: Waits | None = None) -> None:
+    def __init__(self, put: Put, desk: ControlDesk, waits: Waits | None = None, grow: Grow | None = None) -> None:
         self._put = put
         self._desk = desk
         self._waits = waits or Waits({})
+        self._grow = grow
 
     def plan(self, verb: Verb) -> Plan:
         """Say what a verb would do now.
@@ -58,6 +61,18 @@ class Control:
             MalformedMessage: It is no verb that anybody could do, or ``who`` no name.
         """
         return self._ask(lambda now: self._desk.do(verb, who, now))
+
+    def add_classes(self, names: tuple[str, ...], who: str, *, only_plan: bool = False) -> Plan:
+        """Let the fleet learn more classes, or only say what that would do.
+
+        Raises:
+            VerbRefused: It can't be done now.
+            SettingsError: The fleet can't take these classes.
+        """
+        grow = self._grow
+        if grow is None:
+            raise VerbRefused("this aggregator takes no classes while it runs; stop it, and ask again")
+        return self._ask(lambda now: grow(names, who, only_plan))
 
     def look(self) -> FleetView:
         """Return where the run stands, and every client.

@@ -7,13 +7,16 @@ the announcement of a task that begins with theirs, serve on until their grown m
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.aggregator.aggregation import restore_artefacts, store_artefacts
+from replayfleet.aggregator.control.caller import LocalControl
+from replayfleet.aggregator.control.verbs import VerbRefused
 from replayfleet.aggregator.records.deeds import Deed
-from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.aggregator.store import DATABASE, AggregatorStore, added_classes
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.beginning import first_download, with_more_classes
 from replayfleet.federation.methods.kit.packing import served_name
@@ -76,11 +79,14 @@ def add_classes(data_dir: Path, names: Sequence[str], who: str, at: float, *, on
     """
     if not (data_dir / DATABASE).is_file():
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
-    with (
-        claim_data_dir(data_dir, fleet=fleet_of(data_dir, None), role="aggregator"),
-        contextlib.closing(AggregatorStore(data_dir)) as store,
-    ):
-        grown, before = _plan(store, tuple(names)), store.spec()
+    with claim_data_dir(data_dir, fleet=fleet_of(data_dir, None), role="aggregator"):
+        return grow(data_dir, names, who, at, only_plan=only_plan)
+
+
+def grow(data_dir: Path, names: Sequence[str], who: str, at: float, *, only_plan: bool = False) -> Grown:
+    """As ``add_classes``, by whoever has claimed the data dir and closed its store."""
+    with contextlib.closing(AggregatorStore(data_dir)) as store:
+        grown, before = planned(store, tuple(names)), store.spec()
         if only_plan or before is None:
             return grown
         blobs = DiskBlobStore(data_dir / "blobs")
@@ -100,7 +106,32 @@ def add_classes(data_dir: Path, names: Sequence[str], who: str, at: float, *, on
         return grown
 
 
-def _plan(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
+def wait_until_known(data_dir: Path, names: Sequence[str], limit_s: float = 600.0) -> None:
+    """Wait until the aggregator that runs on a data dir goes on with these classes.
+
+    Raises:
+        SettingsError: It doesn't; says what is known.
+    """
+    control, end = LocalControl(data_dir), time.monotonic() + limit_s
+    while time.monotonic() < end:
+        try:
+            control.add_classes(tuple(names), only_plan=True)
+            break  # it could learn them, and isn't about to
+        except ConnectionError:
+            pass  # it begins anew
+        except VerbRefused:
+            if set(names) <= set(added_classes(data_dir)):
+                return
+        time.sleep(0.2)
+    raise SettingsError("the aggregator doesn't go on with these classes; its log says why")
+
+
+def planned(store: AggregatorStore, names: tuple[str, ...]) -> Grown:
+    """Return what adding classes would do.
+
+    Raises:
+        SettingsError: There is no run, or its fleet can't take these classes.
+    """
     spec = store.spec()
     if spec is None:
         raise SettingsError("data dir: its run hasn't begun yet; name all classes in its task")

@@ -109,6 +109,9 @@ class _Handler(socketserver.StreamRequestHandler):
         control = self.server.control
         if request.ask == "look":
             return Answer(view=control.look())
+        if request.classes:
+            who = request.who or who_is(*_peer(self.request)[:2])
+            return Answer(plan=control.add_classes(request.classes, who, only_plan=request.ask == "plan"))
         if request.verb is None:
             raise VerbRefused("a verb is missing")
         if request.ask == "plan":

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from replayfleet.federation.service.logs import EventLogger
 
@@ -131,6 +131,25 @@ class ServiceManager:
             with contextlib.suppress(ValueError):
                 watchdog_s = int(period) / _USEC
         return cls(Notifier(address), watchdog_s)
+
+    @contextlib.contextmanager
+    def busy(self, status: str, *, limit_s: float = START_LIMIT_S) -> Iterator[None]:
+        """Feed the watchdog from a thread while a running service rebuilds itself, at most for ``limit_s``."""
+        over = threading.Event()
+
+        def feed() -> None:
+            end = time.monotonic() + limit_s
+            while not over.wait(1.0) and time.monotonic() < end:
+                self._notifier.send(WATCHDOG=1)
+
+        self._notifier.send(STATUS=status, WATCHDOG=1)
+        feeding = threading.Thread(target=feed, name="watchdog", daemon=True)
+        feeding.start()
+        try:
+            yield
+        finally:
+            over.set()
+            feeding.join()
 
     def begin(self, status: str, *, limit_s: float = START_LIMIT_S) -> None:
         """Ask for more time, from a thread, until the first ``report``: what happens before may take minutes.

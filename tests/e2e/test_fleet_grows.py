@@ -1,4 +1,4 @@
-"""A running fleet of real processes that began with a simulation's model learns a class more, as an operator would."""
+"""A running fleet of real processes that began with a simulation's model learns classes more, as an operator would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on this machine")
-def test_a_first_model_is_given_and_a_class_is_added_while_devices_run(fleet: Fleet) -> None:
+def test_a_first_model_is_given_and_classes_are_added_while_the_fleet_runs(fleet: Fleet) -> None:
     folder = fleet.folder
     first = pictures(folder / "data" / "first", "red", "blue", count=100)
     simulated = (
@@ -59,15 +59,23 @@ def test_a_first_model_is_given_and_a_class_is_added_while_devices_run(fleet: Fl
     fleet.until(lambda: all(fleet.predictions(name) for name in roads))
     fleet.until(lambda: fleet.committed() >= 1)
 
-    fleet.stop("aggregator")
-    said = command("replayfleet.aggregator.cli", "add-class", "green", *fleet.place, "--yes")
+    said = command("replayfleet.aggregator.cli", "add-class", "green", *fleet.place, "--dry-run")
     assert "3 classes" in said
-    before = {name: fleet.running[name].pid for name in roads}
-    assert all(fleet.predictions(name) for name in roads)  # they serve on meanwhile
+    before = {name: process.pid for name, process in fleet.running.items()}
     for road in roads.values():
         pictures(road, "green")
-    fleet.serve()
+    said = command("replayfleet.aggregator.cli", "add-class", "green", *fleet.place, "--yes")
+    assert "done; the aggregator goes on with them" in said
+    assert all(fleet.predictions(name) for name in roads)  # they serve on meanwhile
     fleet.until(lambda: all("the fleet learns more classes" in fleet.log(name) for name in roads))
     fleet.until(lambda: all(any(one["class"] == "green" for one in fleet.predictions(name)) for name in roads))
-    assert {name: fleet.running[name].pid for name in roads} == before
+
+    fleet.stop("aggregator")  # and the other way: of one that is stopped
+    said = command("replayfleet.aggregator.cli", "add-class", "white", *fleet.place, "--yes")
+    assert "4 classes" in said
+    fleet.serve()
+    fleet.until(lambda: all(fleet.log(name).count("the fleet learns more classes") == 2 for name in roads))
+    assert {name: fleet.running[name].pid for name in roads} == {name: before[name] for name in roads}
+    deeds = [event["verb"] for event in fleet.events() if event["event"] == "operator"]
+    assert deeds == ["add-class", "add-class"]
     assert all("Traceback" not in fleet.log(name) for name in fleet.running)

@@ -99,6 +99,12 @@ def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFlee
     assert "round closed" in run(fleet, "history", "--last", "5").output
 
 
+def test_a_running_aggregator_says_why_its_fleet_takes_no_classes(fleet: TinyFleet) -> None:
+    refused = run(fleet, "add-class", "tram", "--dry-run")
+    assert "method 'tiny' has networks that know how many classes there are" in str(refused.exception)
+    assert fleet.service.growth is None
+
+
 def test_what_needs_a_running_aggregator_says_so_and_what_does_not_works(tmp_path: Path) -> None:
     fleet = TinyFleet(tmp_path)
     fleet.run(until=lambda: fleet.rounds.index == 1)

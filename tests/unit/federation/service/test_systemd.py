@@ -151,3 +151,10 @@ def test_a_start_that_never_ends_is_given_up(manager: ManagerSocket, monkeypatch
     manager.read()
     time.sleep(0.2)
     assert manager.read() == []
+
+
+def test_a_service_that_rebuilds_itself_is_not_taken_for_one_that_hangs(manager: ManagerSocket) -> None:
+    serving = ServiceManager(Notifier(manager.address), watchdog_s=30.0)
+    with serving.busy("the fleet learns more classes"):
+        pass
+    assert manager.read() == ["STATUS=the fleet learns more classes\nWATCHDOG=1"]
