@@ -12,6 +12,7 @@ from replayfleet.aggregator.console.samples import Held
 from replayfleet.aggregator.console.story import ClientStory, Event, Story
 from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.operator.status import Status, read_status
+from replayfleet.devices.profiles import FP32
 from replayfleet.federation.service.waits import Why
 from replayfleet.federation.wire.protocol.messages import spoken
 
@@ -191,7 +192,7 @@ def _alive(member: MemberView, told: ClientStory) -> Member:
         state, tone = ("offline", "warn" if member.is_awaited else "quiet")
     why = member.wait.text if member.wait is not None else member.phase if member.live else ""
     known = from_story(told)
-    device = _device(member.device, member.provider)
+    device = _device(member.device, member.provider, member.precision)
     return Member(
         client=member.client,
         state=state,
@@ -221,8 +222,10 @@ def from_story(told: ClientStory) -> Mapping[str, Any]:
     }
 
 
-def _device(name: str, provider: str) -> str:
-    return " · ".join(filter(None, (name, provider.removesuffix("ExecutionProvider").replace("rt", "RT"))))
+def _device(name: str, provider: str, precision: str = FP32) -> str:
+    """What a client computes with, and in which precision if that isn't float32."""
+    runtime = provider.removesuffix("ExecutionProvider").replace("rt", "RT")
+    return " · ".join(filter(None, (name, runtime, "" if precision == FP32 or not name else precision)))
 
 
 def _why(version: int, confirmed: int, *, awaited: bool) -> str:

@@ -80,3 +80,9 @@ def test_what_keeps_the_aggregator_is_in_its_metrics_and_on_every_page(folder: P
         assert (text if why is not Why.UPLOAD else "Round 3 waits for" if page in {"/", "/round"} else "") in ask(
             app, page
         ).text, page
+
+
+def test_a_clients_page_says_in_which_precision_it_serves(folder: Path) -> None:
+    member = replace(MEMBER, device="jetson-orin-nx", provider="CUDAExecutionProvider", precision="fp16")
+    app, _ = shown(folder, replace(VIEW, members=(member,)))
+    assert "jetson-orin-nx · CUDA · fp16" in ask(app, f"/clients/{CLIENT}").text
