@@ -184,7 +184,7 @@ def _textured(replay: Tensor, real: Tensor, rng: torch.Generator) -> Tensor:
 def best_served(
     spec: TaskSpec, candidates: Mapping[str, Parameters], before: str, evidence: Evidence, downloaded: str = ""
 ) -> Served:
-    """Return the best candidate, or ``before``, the one that is served, if no other is clearly better.
+    """Return ``before``, which is served, unless the best is clearly better; then ``downloaded``, likewise.
 
     Args:
         spec: of the task.
@@ -205,12 +205,14 @@ def best_served(
     }
     scores = {name: float((weights * own).sum()) for name, own in right.items()}
     best = max(candidates, key=lambda name: (scores[name], name == before))  # of equally good ones the first
-    gain, error = _ahead(weights, right[best] - right[before])
-    lost = False
-    if OWN in right and downloaded in right:
-        behind, noise = _ahead(weights, right[OWN] - right[downloaded])
-        lost = behind > CLEAR * noise
-    return Served(best if gain > CLEAR * error else before, scores, gain, error, lost)
+    ahead = {name: _ahead(weights, right[best] - own) for name, own in right.items()}
+    lasting = (name for name in (before, downloaded) if name in right and not _is_clear(*ahead[name]))
+    lost = OWN in right and downloaded in right and _is_clear(*_ahead(weights, right[OWN] - right[downloaded]))
+    return Served(next(lasting, best), scores, *ahead[before], lost)
+
+
+def _is_clear(gain: float, error: float) -> bool:
+    return gain > CLEAR * error
 
 
 def _ahead(weights: Tensor, apart: Tensor) -> tuple[float, float]:

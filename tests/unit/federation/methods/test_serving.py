@@ -70,6 +70,18 @@ def test_without_a_clear_gain_nothing_is_swapped() -> None:
     assert equal.name == "served"
 
 
+def test_the_downloaded_model_takes_the_place_of_the_served_one_unless_another_is_clearly_better_than_it() -> None:
+    labels = [0, 1] * 20
+    nearly, own = answering(1, 0, *labels[2:]), answering(*labels[:-1], 0)  # two wrong, one wrong
+    candidates = {"served": answering(*[0] * 40), "personalised": nearly, "own": own}
+    some = evidence(*labels, seen={0: 20, 1: 20})
+    found = best_served(TOY, candidates, "served", some, "personalised")
+    assert (found.name, found.lost, found.gain) == ("personalised", False, pytest.approx(0.475))
+    worse = {**candidates, "personalised": answering(*[1] * 40)}
+    found = best_served(TOY, worse, "served", some, "personalised")
+    assert (found.name, found.lost) == ("own", True)
+
+
 def test_choosing_needs_evidence_and_a_model_that_is_served() -> None:
     with pytest.raises(ValueError, match="on 0 samples"):
         best_served(TOY, {"a": answering()}, "a", evidence(seen={0: 1}))
