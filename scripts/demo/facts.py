@@ -21,6 +21,7 @@ from replayfleet.federation.errors import ArtefactRejected, ReplayfleetError
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.scripts.demo.plan import BASELINE, MARKER
+from replayfleet.scripts.demo.rivals import rivals
 from replayfleet.scripts.launch.record import ClientRound, FleetRecord, Round, read_record
 
 
@@ -56,6 +57,11 @@ class Facts:
     baseline: Result  # FedAvg on the same stream, as the simulator wrote it
     sizes: BlobSizes
     demo: Mapping[str, Any]  # what the demo noted about itself: preset, seed, broker, command, duration
+
+    @property
+    def rivals(self) -> Mapping[str, Result]:
+        """Other methods' runs on the same stream, at the same settings and seed; empty where there are none."""
+        return rivals(self.baseline, str(self.record.spec["method"]))
 
     @property
     def rounds(self) -> list[Round]:

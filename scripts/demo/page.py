@@ -12,6 +12,7 @@ from replayfleet.federation.service.pages.charts import Line, line_chart
 from replayfleet.federation.service.words import clock, milliseconds, percent, spaced
 from replayfleet.scripts.demo.facts import Facts
 from replayfleet.scripts.demo.plan import METHODS
+from replayfleet.scripts.demo.rivals import NAMES
 from replayfleet.scripts.demo.samples import Picture, draws_all_classes, why_nothing_is_drawn
 from replayfleet.scripts.demo.sentences import headline, is_quiet, revisit_sentence
 from replayfleet.scripts.launch.record import ClientRound
@@ -40,6 +41,8 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         facts=facts,
         method=_method(facts),
         numbers=_numbers(facts),
+        rivals=[(f"rival-{place}", NAMES[name]) for place, name in enumerate(facts.rivals)],
+        rivals_note=_rivals_note(facts),
         wide_chart=wide,
         narrow_chart=narrow,
         change_name=stream["change_name"] if changes else "",
@@ -49,7 +52,10 @@ def page(facts: Facts, generated: Mapping[str, Sequence[Picture]], real: Sequenc
         real=real,
         largest=max([1.0, *(max(way.sent, way.everything) for way in ways)]),
         blocks=_blocks(facts),
-        commands=[shlex.join(map(str, facts.demo.get("command", []))), shlex.join(facts.baseline.command)],
+        commands=[
+            shlex.join(map(str, facts.demo.get("command", []))),
+            *(shlex.join(one.command) for one in (facts.baseline, *facts.rivals.values())),
+        ],
     )
 
 
@@ -72,7 +78,25 @@ def _lines(facts: Facts) -> list[Line]:
         for name in facts.record.names
     ]
     fedavg = Line("FedAvg, mean of the clients", facts.baseline_accuracy, "fedavg")
-    return [*clients, fedavg, Line(f"{_method(facts)}, mean of the clients", facts.accuracy, "own")]
+    rivals = [
+        Line(f"{NAMES[name]}, simulated, mean of the clients", [record.accuracy for record in one.rounds], f"rival-{i}")
+        for i, (name, one) in enumerate(facts.rivals.items())
+    ]
+    return [*clients, *rivals, fedavg, Line(f"{_method(facts)}, mean of the clients", facts.accuracy, "own")]
+
+
+def _rivals_note(facts: Facts) -> str:
+    """Say where the rivals' curves come from; nothing where there are none."""
+    if not facts.rivals:
+        return ""
+    names = ", ".join(NAMES[name] for name in facts.rivals)
+    one = next(iter(facts.rivals.values()))
+    machine = one.hardware.get("processor") or one.hardware.get("machine", "")
+    return (
+        f"{names}: not run here. This comes with the project, from its simulator, which computes what a fleet "
+        f"does to the bit, on this stream at these settings and with this seed (commit {one.commit[:12]}, {machine}, "
+        f"torch {one.versions.get('torch', '')}). The commands stand at the end of the page."
+    )
 
 
 def _what_is_drawn(facts: Facts) -> str:

@@ -36,6 +36,7 @@ class ClientRound:
     num_stream: int = 0  # objects that this share is of
     place_accuracy: dict[str, float] = field(default_factory=dict)  # the same by place, for example by town
     swap_s: float | None = None  # loading, probing and swapping the model that came back
+    served: str = ""  # which of its models it chose to serve; empty where it serves what it downloads
     frames: int | None = None  # answered so far
 
 
@@ -215,6 +216,7 @@ class FleetRecord:
         found.place_accuracy = {name[len(begin) :]: share for name, share in metrics.items() if name.startswith(begin)}
         found.num_test = int(metrics.get("num_test", 0))
         found.swap_s = metrics.get("swap_s")
+        found.served = next((name.partition("/")[2] for name in metrics if name.startswith("served/")), "")
         found.frames = int(metrics.get("frames", 0))
         found.held = int(metrics.get("sub_generators_held", found.held or 0))
 

@@ -89,8 +89,9 @@ def _report_line(event: Mapping[str, Any], record: FleetRecord) -> str:
         return f"{who}: serves its first model, {megabytes(record.clients[who].first_bytes)} received"
     found = record.rounds[index]
     client = found.clients[who]
+    chosen = f" ({client.served})" if client.served else ""
     line = (
-        f"round {index}: {who} serves v{event.get('version')}, {record.measure} {percent(client.accuracy)} on "
+        f"round {index}: {who} serves v{event.get('version')}{chosen}, {record.measure} {percent(client.accuracy)} on "
         f"{client.num_test} test images, {megabytes(client.bytes_down)} down, swapped in {milliseconds(client.swap_s)}"
     )
     if found.mean_accuracy is not None:

@@ -19,6 +19,7 @@ _THEME = {
     "own": "#1f66d1",
     "fedavg": "#c4570c",
     "down": "#6b52c8",
+    "quiet": "#16794c",
     "soft": "#5c626e",
     "grid": "#ececea",
     "card": "#fffffe",
@@ -30,8 +31,14 @@ _STYLES: Mapping[str, dict[str, Any]] = MappingProxyType({
     "fedavg": {"linewidth": 3.0, "linestyle": (0, (2.3, 2))},
     "client": {"linewidth": 1.3, "alpha": 0.38},
     "stream": {"linewidth": 1.8, "linestyle": (0, (1.7, 2.8))},
+    "rival-0": {"linewidth": 1.6, "linestyle": (0, (5, 2))},
+    "rival-1": {"linewidth": 1.6, "linestyle": (0, (4, 1.5, 1, 1.5))},
+    "rival-2": {"linewidth": 1.6, "linestyle": (0, (1.2, 1.4))},
 })  # fmt: skip
-_COLOURS = MappingProxyType({"own": "own", "client": "own", "fedavg": "fedavg", "stream": "down"})
+_COLOURS = MappingProxyType({
+    "own": "own", "client": "own", "fedavg": "fedavg", "stream": "down",
+    "rival-0": "down", "rival-1": "soft", "rival-2": "quiet",
+})  # fmt: skip
 _MARKED_CHANGES = 15
 """More of them are drawn faintly."""
 
@@ -50,7 +57,8 @@ class Line:
     Attributes:
         label: what a reader sees when pointing at one of its dots.
         values: shares in [0, 1], one per round; None where nothing was measured.
-        style: ``own``, ``client``, ``fedavg`` or ``stream``; of a client neither dots nor the last value are shown.
+        style: ``own``, ``client``, ``fedavg``, ``stream`` or ``rival-0`` to ``-2``; of a client neither dots nor the
+            last value are shown, of a rival no dots.
     """
 
     label: str
@@ -173,7 +181,7 @@ def _draw(axes: Axes, line: Line, texts: list[str], first_round: int) -> None:
     style = {**_STYLES[line.style], "color": colour, "clip_on": False, "solid_capstyle": "round"}
     axes.plot([index for index, _ in known], [value for _, value in known], gid=f"tip-{len(texts)}", **style)
     texts.append(line.label)
-    if line.style == "client" or not known:
+    if line.style == "client" or line.style.startswith("rival") or not known:
         return
     dots: dict[str, Any] = {"color": colour, "markersize": 8, "mec": _THEME["card"], "mew": 2, "clip_on": False}
     axes.plot(*zip(*known, strict=True), "o", gid=f"tips-{len(texts)}", **dots)

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 from support.demo_journal import baseline_result, journal
 from support.finished_demo import finished_demo, tiny_images
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.methods import METHODS
+from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.federation.service.pages import contact_sheet, picture_uri
+from replayfleet.federation.simulator.result import Result
+from replayfleet.scripts.demo import rivals
 from replayfleet.scripts.demo.facts import BlobSizes, Facts, read_facts
 from replayfleet.scripts.demo.page import page
+from replayfleet.scripts.demo.plan import make_plan
 from replayfleet.scripts.demo.report import write_report
 from replayfleet.scripts.demo.samples import Picture, generated_pictures
 from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
@@ -88,6 +94,52 @@ def test_a_fleet_that_is_worse_says_so():
 
 def _fields(struct: object) -> dict[str, object]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def test_rivals_curves_stand_beside_the_fleets_and_say_that_they_are_simulated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(rivals, "FOLDER", tmp_path)
+    ours = facts().baseline
+    fits = ours.run | {"method": "fedcil", "settings": {}}
+    command = ["fleet-sim", "fedcil", "--seed", "0"]
+    told = _fields(ours) | {"run": fits, "command": command, "commit": "c" * 40}
+    (tmp_path / "fedcil.json").write_bytes(type(ours)(**told).encode())
+    (tmp_path / "fedavg-replay.json").write_bytes(type(ours)(**told | {"run": fits | {"run_seed": 9}}).encode())
+    (tmp_path / "pfedgrp.json").write_bytes(type(ours)(**told).encode())
+    text = the_page()
+    assert list(facts().rivals) == ["fedcil"], "another seed, or no rival"
+    assert '<span class="key rival-0">FedCIL, simulated</span>' in text
+    assert "FedCIL: not run here. This comes with the project, from its simulator" in text
+    assert f"(commit {'c' * 12}, " in text
+    assert "fleet-sim fedcil --seed 0" in text
+    assert text.count("FedCIL, simulated, mean of the clients") == 2
+    monkeypatch.setattr(rivals, "FOLDER", tmp_path / "none")
+    assert "not run here" not in the_page()
+
+
+def test_what_a_client_chose_to_serve_stands_in_its_round():
+    events = journal()
+    for event in events:
+        if event["event"] == "client report" and event["client"] == "client-0":
+            event["metrics"] |= {"served/own": 1.0, "evidence/own": 0.9}
+    chosen = dataclasses.replace(facts(), record=FleetRecord(events))
+    assert section(page(chosen, {}, []), "rounds").count("serves: own") == 3
+    assert "serves: " not in the_page()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in rivals.FOLDER.glob("*.json")))
+def test_committed_rivals_ran_as_the_demo_would_run_them_now(name: str):
+    plan = make_plan(Path("runs/demo"), "demo", 0, clients=None, rounds=None, data_root=None)
+    words = plan.fleet().beside["fedavg"]
+    committed = msgspec.json.decode((rivals.FOLDER / f"{name}.json").read_bytes(), type=Result)
+    assert committed.command[:2] == ["fleet-sim", name]
+    assert committed.command[2 : committed.command.index("--out")] == words[2 : words.index("--out")]
+    run = committed.run
+    known = [field.name for field in dataclasses.fields(METHODS[name])]
+    now = {key: value for key, value in settings_for(name, "demo", known=known).items() if key in run["settings"]}
+    assert now == {key: run["settings"][key] for key in now}
+    assert len(committed.rounds) == plan.rounds
 
 
 def test_wide_tables_say_how_many_columns_there_are():
