@@ -157,7 +157,7 @@ class Report:
             f"| {label} | {' | '.join(f'{own[place]:.1f}' if place in own else '-' for place in places)} |"
             for label, own in by_cell.items()
         ]
-        title = "After the last round by town [%], mean over clients and seeds:"
+        title = "After the last round by task or town [%], mean over clients and seeds:"
         return [title, "", *head(["method", *places]), *rows, ""]
 
     def _aims(self, column: Column) -> list[str]:
