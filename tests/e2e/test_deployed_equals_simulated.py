@@ -233,6 +233,10 @@ def held_parameters(folder: Path, round_index: int) -> dict[str, str]:
     return {entry.name: entry.digest for entry in held.manifest.blobs if not entry.name.startswith("graph/")}
 
 
+def through(broker: MemoryBroker) -> Connect:
+    return lambda client_id, on_message, will: broker.session(client_id, on_message=on_message, will=will)
+
+
 def duplicating(broker: MemoryBroker) -> Connect:
     """Deliver every message of a client twice."""
 
@@ -303,12 +307,7 @@ def test_methods_of_the_simulator_alone_run_two_rounds_to_the_same_bits_and_stor
 def test_clients_that_run_sub_generators_in_pytorch_equal_the_simulator_too(
     data_root: Path, tmp_path: Path, served_here: None
 ) -> None:
-    broker = MemoryBroker()
-
-    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        return broker.session(client_id, on_message=on_message, will=will)
-
-    found = deployed("pfedgrp", data_root, tmp_path, connect, "eager", [0, 1])
+    found = deployed("pfedgrp", data_root, tmp_path, through(MemoryBroker()), "eager", [0, 1])
     assert found == simulated("pfedgrp", data_root, "eager")
 
 
@@ -318,24 +317,15 @@ def test_robust_averages_of_the_fleet_equal_the_simulators_to_the_bit(
 ) -> None:
     monkeypatch.setattr(f"{__name__}.NUM_CLIENTS", 3)  # of two uploads all are trusted
     monkeypatch.setattr(f"{__name__}.NAMES", [f"client-{index}" for index in range(3)])
-    broker = MemoryBroker()
-
-    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        return broker.session(client_id, on_message=on_message, will=will)
-
-    assert deployed(method, data_root, tmp_path, connect, "eager", [2, 0, 1]) == simulated(method, data_root, "eager")
+    found = deployed(method, data_root, tmp_path, through(MemoryBroker()), "eager", [2, 0, 1])
+    assert found == simulated(method, data_root, "eager")
 
 
 @pytest.mark.parametrize("method", ["pfedgrp+int8", "pfedgrp+float16", "fedavg+int8", "der+int8"])
 def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
     method: str, data_root: Path, tmp_path: Path, served_here: None
 ) -> None:
-    broker = MemoryBroker()
-
-    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        return broker.session(client_id, on_message=on_message, will=will)
-
-    found = deployed(method, data_root, tmp_path, connect, "eager", [0, 1])
+    found = deployed(method, data_root, tmp_path, through(MemoryBroker()), "eager", [0, 1])
     assert found == simulated(method, data_root, "eager")
     assert found != simulated(method.partition("+")[0], data_root, "eager")
     spooled = {path.name.count(".") for path in (tmp_path / "aggregator").rglob("*.packed")}
@@ -346,12 +336,7 @@ def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
 def test_what_devices_choose_to_serve_and_learn_from_it_equals_the_simulators_to_the_bit(
     method: str, data_root: Path, tmp_path: Path, served_here: None
 ) -> None:
-    broker = MemoryBroker()
-
-    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> Session:
-        return broker.session(client_id, on_message=on_message, will=will)
-
-    found = deployed(method, data_root, tmp_path, connect, "eager", [0, 1])
+    found = deployed(method, data_root, tmp_path, through(MemoryBroker()), "eager", [0, 1])
     assert found == simulated(method, data_root, "eager")
     assert found != simulated(method.partition("+")[0], data_root, "eager")
     assert {name: held_choice(tmp_path / name) for name in NAMES} == choices(method, data_root)

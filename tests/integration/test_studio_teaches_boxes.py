@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +11,9 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.flow import Shown
-from replayfleet.edge_client.learning.settings import LearningSettings
-from replayfleet.edge_client.operator.studio import waiting
-from replayfleet.edge_client.operator.studio.app import StudioServer
-from replayfleet.edge_client.operator.studio.studio import Studio
-from replayfleet.edge_client.sources import source_opener
 from replayfleet.models.specs import DetectionSpec
 from tests.support.browser import CHROMIUM, Browser, Page, chromium
-from tests.support.client_world import World
+from tests.support.studio_world import taught
 
 TASK = DetectionSpec(3, 64, 96, ("car", "bike"), anchors=((0.25, 0.3),), width=8, stride=16, max_boxes=3)
 WIDTH, HEIGHT, SIDE, NUM_LABELS = 192, 128, 44, 30
@@ -113,19 +107,13 @@ def draw_one(page: Page) -> None:
 @pytest.mark.learning
 @pytest.mark.usefixtures("served_here")
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
-def test_thirty_drawn_frames_raise_what_the_next_detector_finds(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "APART_S", 0.05)
-    world = World(tmp_path, num_clients=1, num_rounds=1, task=TASK, local_epochs="40", batch_size="5")
-    seen: list[Shown] = []
-    learning = LearningSettings(min_samples=NUM_LABELS, max_samples=100, hold_out=0)
-    opener = source_opener([film(tmp_path / "film")], tmp_path, learning=learning)
-    client = world.start_client("car-0", open_source=opener, watchers=[seen.append])
-    studio = Studio(client.known, client.learn, 60.0, time.monotonic)
-    client.watchers.append(studio.watch)
-    server = StudioServer(studio, "127.0.0.1", 0)
-    try:
+def test_thirty_drawn_frames_raise_what_the_next_detector_finds(browser: Browser, tmp_path: Path) -> None:
+    with taught(tmp_path, TASK, film(tmp_path / "film"), NUM_LABELS, local_epochs="40", batch_size="5") as (
+        world,
+        client,
+        server,
+        seen,
+    ):
         world.until(lambda: len(seen) > 45 and bool(server.url))
         page = browser.page(server.url)
         for _ in range(NUM_LABELS):
@@ -138,6 +126,3 @@ def test_thirty_drawn_frames_raise_what_the_next_detector_finds(
         count = len(seen)
         world.until(lambda: len(seen) > count + 60)
         assert share_found(seen) > max(0.5, before)
-    finally:
-        server.close()
-        world.close()
