@@ -48,7 +48,8 @@ def picture_uri(pixels: NDArray[np.uint8], kind: str = ".png") -> str:
     """
     import cv2
 
-    done, encoded = cv2.imencode(kind, np.ascontiguousarray(pixels[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, 82])
+    options = [cv2.IMWRITE_JPEG_QUALITY, 82] if kind == ".jpg" else []  # OpenCV complains of another format's options
+    done, encoded = cv2.imencode(kind, np.ascontiguousarray(pixels[..., ::-1]), options)
     if not done:
         raise ReplayfleetError(f"a picture of shape {pixels.shape} can't be encoded as {kind}")
     return f"data:image/{kind[1:].replace('jpg', 'jpeg')};base64,{base64.b64encode(encoded.tobytes()).decode()}"
