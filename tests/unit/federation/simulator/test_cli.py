@@ -126,18 +126,22 @@ def test_a_run_on_another_stream_is_not_compared(fleet_sim: FleetSim, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+def interrupted_in(round_index: int) -> Callable[..., Any]:
+    original = Simulation._round
+
+    def interrupted(self: Simulation, index: int, *arguments: Any) -> Any:
+        if index == round_index:
+            raise KeyboardInterrupt
+        return original(self, index, *arguments)
+
+    return interrupted
+
+
 def test_an_interrupted_run_says_how_to_go_on_and_resumes(
     fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    original = Simulation._round
-
-    def interrupted(self: Simulation, round_index: int, *arguments: Any) -> Any:
-        if round_index == 2:
-            raise KeyboardInterrupt
-        return original(self, round_index, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "_round", interrupted)
+        patch.setattr(Simulation, "_round", interrupted_in(2))
         code, _, err = simulate(fleet_sim)
     assert code == 130
     assert "--resume" in err
@@ -147,6 +151,25 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes(
     simulate(fleet_sim, out="whole")
     resumed, whole = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "whole"))
     assert [r["accuracy"] for r in resumed["rounds"]] == [r["accuracy"] for r in whole["rounds"]]
+
+
+def test_a_resumed_run_serves_and_tells_what_was_chosen_before(
+    fleet_sim: FleetSim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_fashion_mnist(tmp_path / "data", train_per_class=24, test_per_class=4)
+    sizes = ["--clients", "2", "--rounds", "3", "--set", "samples_per_class=12", "--set", "test_samples_per_class=2"]
+    words = ["pfedgrp-plus", "--settings", "tiny", "--model", "lenet", "--serve", "best", *sizes, "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "_round", interrupted_in(2))
+        assert fleet_sim(*words, "out")[0] == 130
+    assert fleet_sim(*words, "out", "--resume")[0] == 0
+    assert fleet_sim(*words, "whole")[0] == 0
+    resumed, whole = (json.loads((tmp_path / name / "result.json").read_text())["rounds"] for name in ("out", "whole"))
+    for one, other in zip(resumed, whole, strict=True):
+        for name, client in other["clients"].items():
+            assert client["served"], "something was chosen"
+            told = ("served", "evidence", "accuracy", "bytes_up")
+            assert [one["clients"][name][key] for key in told] == [client[key] for key in told]
 
 
 def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
