@@ -90,11 +90,12 @@ def _rivals_note(facts: Facts) -> str:
     if not facts.rivals:
         return ""
     names = ", ".join(NAMES[name] for name in facts.rivals)
+    commits = " and ".join(sorted({one.commit[:12] for one in facts.rivals.values()}))
     one = next(iter(facts.rivals.values()))
     machine = one.hardware.get("processor") or one.hardware.get("machine", "")
     return (
         f"{names}: not run here. This comes with the project, from its simulator, which computes what a fleet "
-        f"does to the bit, on this stream at these settings and with this seed (commit {one.commit[:12]}, {machine}, "
+        f"does to the bit, on this stream at these settings and with this seed (commit {commits}, {machine}, "
         f"torch {one.versions.get('torch', '')}). The commands stand at the end of the page."
     )
 
