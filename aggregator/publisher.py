@@ -15,9 +15,8 @@ from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.methods.kit.travel import Rounded
 from replayfleet.federation.service.artefact_codec import BlobWriter, EncodedOnce, decode_parameters
 from replayfleet.federation.wire.protocol.facts import encode_facts
-from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Probe, Serving
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry, Manifest, Probe, Serving
 
-TASK_GRAPH = "graph/task"
 SUB_GENERATOR_GRAPH = "graph/sub-generator"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH
+from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH
 from replayfleet.export.golden import golden_vector
 from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import DETECTOR_TOLERANCE, TOLERANCE, check_parity, eager_run, load_parameters
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.records import Method, Parameters
 from replayfleet.federation.methods.steps.memory import kind_of
-from replayfleet.federation.wire.protocol.messages import Probe
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, Probe
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 

@@ -24,7 +24,7 @@ from replayfleet.federation.errors import UNREADABLE, Reason
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Probe, Serving
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry, FleetSpec, Manifest, Probe, Serving
 
 log = EventLogger(__name__)
 
@@ -112,10 +112,8 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 CHOSEN = "chosen"
-"""In a manifest that is served: the parameters that were chosen in place of the downloaded ones."""
-
-TASK_GRAPH = "graph/task"
-"""What these are served with: the float32 graph, which every download holds, a rounded one beside it or not."""
+"""In a manifest that is served: the parameters that were chosen in place of the downloaded ones. They are served with
+the float32 graph, which every download holds, a rounded one beside it or not."""
 
 
 class HeldDownload(msgspec.Struct, frozen=True):

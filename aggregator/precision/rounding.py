@@ -21,12 +21,16 @@ from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.service.artefact_codec import BlobFiles, BlobWriter
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_TEXT
-from replayfleet.federation.wire.protocol.messages import ROUNDED_FROM, BlobEntry, FleetSpec, Manifest, Serving
+from replayfleet.federation.wire.protocol.messages import (
+    ROUNDED_FROM,
+    ROUNDED_GRAPHS,
+    BlobEntry,
+    FleetSpec,
+    Manifest,
+    Serving,
+)
 from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
 from replayfleet.models.specs import AnyTaskSpec
-
-GRAPHS = "graph/task-"
-"""What names of rounded models begin with; the precision follows (``Serving.precision``)."""
 
 _NO_PARAMETERS = encode_arrays({})
 
@@ -134,7 +138,7 @@ class Rounder:
 
 def _serving(manifest: Manifest, precision: str, stored: tuple[str, str], made: RoundedModel) -> Manifest:
     assert manifest.serving is not None
-    graph = BlobEntry(GRAPHS + precision, stored[0], len(made.graph))
+    graph = BlobEntry(ROUNDED_GRAPHS + precision, stored[0], len(made.graph))
     empty = BlobEntry(ROUNDED_FROM + manifest.serving.model, stored[1], len(_NO_PARAMETERS))
     return msgspec.structs.replace(
         manifest, blobs=(*manifest.blobs, graph, empty), serving=Serving(graph.name, empty.name, made.probe)
@@ -147,7 +151,7 @@ def _noticed(manifest: Manifest, why: str) -> Manifest:
 
 def _shared(drafts: Mapping[str, Manifest]) -> dict[str, Manifest]:
     """Mark what of the rounded models all clients get."""
-    added = (GRAPHS, ROUNDED_FROM)
+    added = (ROUNDED_GRAPHS, ROUNDED_FROM)
     owners = Counter(entry.digest for draft in drafts.values() for entry in draft.blobs if entry.name.startswith(added))
     everybodys = {digest for digest, count in owners.items() if count == len(drafts) > 1}
     if not everybodys:

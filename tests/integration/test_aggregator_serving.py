@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from replayfleet.aggregator import serving
-from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, TASK_GRAPH, Publisher, export_graphs
+from replayfleet.aggregator.publisher import SUB_GENERATOR_GRAPH, Publisher, export_graphs
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.export.running.artefact import check_probe
 from replayfleet.export.running.runtime import OnnxModel
@@ -16,6 +16,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.wire.protocol.codec import decode_manifest, encode_manifest
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from replayfleet.aggregator.publisher import TASK_GRAPH, Publisher, export_graphs
+from replayfleet.aggregator.publisher import Publisher, export_graphs
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.export.graphs.graph import task_graph
 from replayfleet.export.graphs.join import join
@@ -26,6 +26,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.detection import found_boxes
 from replayfleet.federation.wire.protocol.codec import encode_manifest
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.build import build_task_model, initialise

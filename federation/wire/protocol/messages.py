@@ -33,6 +33,11 @@ Role: TypeAlias = Literal["client", "aggregator"]
 COUNTER_BITS = 32
 """Of a download's version: its lower bits count, its upper bits are the epoch of the aggregator's store."""
 
+TASK_GRAPH = "graph/task"
+"""In a download: the graph of its task models, float32, parameters left open."""
+
+ROUNDED_GRAPHS = f"{TASK_GRAPH}-"
+"""What names of graphs of rounded models begin with; the precision follows."""
 
 ROUNDED_FROM = "graph/rounded-from/"
 """Before the name of a set of parameters: the empty set that a graph rounded from them is served with."""
@@ -82,7 +87,7 @@ class Serving(msgspec.Struct, frozen=True):
     @property
     def precision(self) -> str:
         """What the graph computes in, which its name says: ``graph/task-fp16``; ``fp32`` if it says nothing."""
-        return self.graph.partition("-")[2] or "fp32"
+        return self.graph.partition(ROUNDED_GRAPHS)[2] or "fp32"
 
     @property
     def model(self) -> str:

@@ -14,7 +14,6 @@ from replayfleet.aggregator.precision import rounding
 from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
 from replayfleet.aggregator.precision.wishes import Wish
-from replayfleet.aggregator.publisher import TASK_GRAPH
 from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.edge_client.learning.training.job import parameter_sets_of
 from replayfleet.edge_client.serving.loading import load_model
@@ -27,7 +26,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.wire.protocol.limits import check_manifest
-from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest, Serving
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry, FleetSpec, Manifest, Serving
 from replayfleet.federation.wire.protocol.tensors import decode_arrays
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.build import build_task_model, initialise
