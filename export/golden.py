@@ -9,13 +9,12 @@ from replayfleet.export.running.artefact import (
     DETECTOR_PROBE_TOLERANCE,
     PICTURE_PROBE_BATCH,
     PROBE_BATCH,
+    PROBE_SEED,
     PROBE_TOLERANCE,
     make_probe,
 )
 from replayfleet.federation.wire.protocol.messages import Probe
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
-
-PROBE_SEED = 0
 
 
 def golden_vector(task: AnyTaskSpec, module: nn.Module) -> Probe:

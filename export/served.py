@@ -19,7 +19,7 @@ from replayfleet.export.graphs.graph import finished
 from replayfleet.export.graphs.join import join
 from replayfleet.export.job import rounding
 from replayfleet.export.parity import check_rounding
-from replayfleet.export.running.artefact import PICTURE_PROBE_BATCH, PROBE_BATCH, Array, make_probe
+from replayfleet.export.running.artefact import PICTURE_PROBE_BATCH, PROBE_BATCH, PROBE_SEED, Array, make_probe
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import MAX_SENT_GRAPH_BYTES
 from replayfleet.export.running.runtime import OnnxModel
@@ -31,7 +31,6 @@ PROBE_SPREADS: Mapping[str, float] = {"onnx-fp16": 0.1, "onnx-int8": 0.5}
 """How far another runtime may be off a golden vector, in standard deviations of its answers: one that computes in
 float16 throughout, or whose sums fall on the other side of a step of INT8, isn't wrong."""
 
-PROBE_SEED = 0
 _BATCHES = (1, 2, 64)
 
 

@@ -19,6 +19,8 @@ Array: TypeAlias = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Array], Array]
 """(B, ...) float32 -> (B, ...) float32: a model, however it is run."""
 
+PROBE_SEED = 0
+"""Of the golden vectors that the aggregator and a device make."""
 PROBE_BATCH = 8
 PICTURE_PROBE_BATCH = 2
 """Of a detector's golden vector: pictures are large, and the device runs them all at once."""
