@@ -28,10 +28,13 @@ from replayfleet.federation.wire.protocol.messages import Announcement, Manifest
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.seal import Voices
 from tests.fuzz.forms import MSGPACK, document, taken_apart
-from tests.fuzz.mutation import Unfit
+from tests.fuzz.mutation import Form, Unfit
 from tests.fuzz.strangers import FLEET, SERVED, SPEC, messages
 from tests.fuzz.target import Target, scratch, seeds
 from tests.support.voices import TakesAll
+
+PEM = Form(lambda data: data.split(b"\n"), b"\n".join)
+"""Lines. What stands around a block of them is nobody's business, so some changed inputs are accepted, whatever the key."""
 
 ROUND = topic_of(FLEET, "round")
 CLIENT = "cam-1"
@@ -169,7 +172,7 @@ TRUSTED = {
     "seals": Target(seeds(_sealed), _seals, (MalformedMessage,)),
     "roots": Target(seeds(_root_seeds), _roots, (MalformedMessage,), MSGPACK),
     "releases": Target(seeds(_release_seeds), _releases, (ArtefactRejected,), MSGPACK),
-    "requests": Target(seeds(_request_seeds), _requests, (SettingsError,)),
-    "certificates": Target(seeds(_certificate_seeds), lambda data: str(len(validities(data))), (MalformedMessage,)),
-    "keys": Target(seeds(_key_seeds), _keys, (SettingsError,)),
+    "requests": Target(seeds(_request_seeds), _requests, (SettingsError,), PEM),
+    "certificates": Target(seeds(_certificate_seeds), lambda data: str(len(validities(data))), (MalformedMessage,), PEM),
+    "keys": Target(seeds(_key_seeds), _keys, (SettingsError,), PEM),
 }
