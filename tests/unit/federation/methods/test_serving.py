@@ -35,58 +35,56 @@ def evidence(*labels: int, seen: dict[int, int]) -> Evidence:
     return Evidence(torch.zeros(len(labels), 1), torch.tensor(labels), seen)
 
 
-def test_a_class_counts_for_what_was_seen_of_it() -> None:
+LABELS = [0, 1] * 20
+SEEN = {0: 20, 1: 20}
+
+
+def served(candidates: dict[str, Parameters], downloaded: str, *pieces: Evidence) -> Served:
+    return best_served(TOY, candidates, downloaded, pieces or [evidence(*LABELS, seen=SEEN)])
+
+
+def test_a_class_counts_for_what_was_seen_of_it_and_each_piece_of_evidence_for_as_much() -> None:
     some = evidence(0, 0, 0, 1, seen={0: 10, 1: 30, 2: 5})  # of class 2 there is no evidence
     assert some.weights().tolist() == pytest.approx([0.25 / 3] * 3 + [0.75])
-    found = best_served(TOY, {"a": answering(0, 0, 0, 0), "b": answering(1, 1, 1, 1)}, "a", some)
-    assert found.scores == pytest.approx({"a": 0.25, "b": 0.75})
+    candidates = {"a": answering(0, 0, 0, 0), "b": answering(1, 1, 1, 1)}
+    assert served(candidates, "a", some).scores == pytest.approx({"a": 0.25, "b": 0.75})
+    twice = served(candidates, "a", some, evidence(0, 0, 0, 0, seen={0: 10, 1: 30}))
+    assert twice.scores == pytest.approx({"a": (0.25 + 1) / 2, "b": (0.75 + 0) / 2})
 
 
-def test_the_clearly_best_is_served() -> None:
-    labels = [0, 1] * 20
-    found = best_served(
-        TOY,
-        {"served": answering(*[0] * 40), "own": answering(*labels)},
-        "served",
-        evidence(*labels, seen={0: 20, 1: 20}),
+def test_what_was_downloaded_is_served_without_a_clear_gain() -> None:
+    nearly = answering(*LABELS[:-2], 1, 0)
+    found = served(
+        {"served": answering(*LABELS), "personalised": nearly, "own": answering(*LABELS[:-1], 0)}, "personalised"
     )
-    assert found.name == "own"
-    assert found.gain == pytest.approx(0.5)
+    assert (found.name, found.lost, found.gain) == ("personalised", False, pytest.approx(-0.05))
+    equal = served({"own": answering(*LABELS), "personalised": answering(*LABELS)}, "personalised")
+    assert (equal.name, equal.gain, equal.error) == ("personalised", 0.0, 0.0)
 
 
-def test_without_a_clear_gain_nothing_is_swapped() -> None:
-    labels = [0, 1] * 20
-    nearly = [*labels[:-2], 1, 0]
-    better = best_served(
-        TOY,
-        {"served": answering(*nearly[:-4], 1, 0, *labels[-2:]), "own": answering(*nearly)},
-        "served",
-        evidence(*labels, seen={0: 20, 1: 20}),
-    )
-    assert (better.name, better.gain) == ("served", 0.0)
-    equal = best_served(
-        TOY, {"own": answering(*labels), "served": answering(*labels)}, "served", evidence(*labels, seen={0: 1, 1: 1})
-    )
-    assert equal.name == "served"
+def test_the_best_of_those_that_are_clearly_better_is_served() -> None:
+    worse = {"served": answering(*[0] * 40), "personalised": answering(*[1] * 40)}
+    found = served({**worse, "average": answering(*LABELS[:-8], *[0] * 8), "own": answering(*LABELS)}, "personalised")
+    assert (found.name, found.lost, found.gain) == ("own", True, pytest.approx(0.5))
+    kept = served({"served": answering(*LABELS), "personalised": answering(*[1] * 40)}, "personalised")
+    assert (kept.name, kept.lost, kept.gain) == ("served", False, 0.0)
 
 
-def test_the_downloaded_model_takes_the_place_of_the_served_one_unless_another_is_clearly_better_than_it() -> None:
-    labels = [0, 1] * 20
-    nearly, own = answering(1, 0, *labels[2:]), answering(*labels[:-1], 0)  # two wrong, one wrong
-    candidates = {"served": answering(*[0] * 40), "personalised": nearly, "own": own}
-    some = evidence(*labels, seen={0: 20, 1: 20})
-    found = best_served(TOY, candidates, "served", some, "personalised")
-    assert (found.name, found.lost, found.gain) == ("personalised", False, pytest.approx(0.475))
-    worse = {**candidates, "personalised": answering(*[1] * 40)}
-    found = best_served(TOY, worse, "served", some, "personalised")
-    assert (found.name, found.lost) == ("own", True)
+def test_a_model_that_is_clearly_better_on_one_piece_of_evidence_alone_is_not_served() -> None:
+    candidates = {"personalised": answering(*[1] * 40), "own": answering(*[0] * 40)}
+    zeros, ones = evidence(*[0] * 40, seen=SEEN), evidence(*LABELS, seen=SEEN)
+    assert served(candidates, "personalised", zeros).name == "own"
+    both = served(candidates, "personalised", zeros, ones)
+    assert (both.name, both.lost) == ("personalised", False)
 
 
-def test_choosing_needs_evidence_and_a_model_that_is_served() -> None:
-    with pytest.raises(ValueError, match="on 0 samples"):
-        best_served(TOY, {"a": answering()}, "a", evidence(seen={0: 1}))
+def test_choosing_needs_evidence_and_a_downloaded_model() -> None:
+    with pytest.raises(ValueError, match=r"on \[0\] samples"):
+        served({"a": answering()}, "a", evidence(seen={0: 1}))
+    with pytest.raises(ValueError, match=r"on \[\] samples"):
+        best_served(TOY, {"a": answering()}, "a", [])
     with pytest.raises(ValueError, match="'b' of"):
-        best_served(TOY, {"a": answering(0)}, "b", evidence(0, seen={0: 1}))
+        served({"a": answering(0)}, "b", evidence(0, seen={0: 1}))
 
 
 class Fleet:
@@ -107,11 +105,11 @@ def drawn(parameters: Parameters) -> Any:
 def test_evidence_is_real_where_the_round_brought_the_class_and_replay_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[Evidence] = []
+    found: list[list[Evidence]] = []
 
-    def judged(spec: object, candidates: Any, before: str, evidence: Evidence, downloaded: str) -> Served:
+    def judged(spec: object, candidates: Any, downloaded: str, evidence: list[Evidence]) -> Served:
         found.append(evidence)
-        return Served(before, dict.fromkeys(candidates, 0.5), 0.0, 0.0)
+        return Served(downloaded, dict.fromkeys(candidates, 0.5), 0.0, 0.0)
 
     monkeypatch.setattr(serving, "best_served", judged)
     state = Memory({c: SubGenerator({"g": torch.zeros(1)}, {}) for c in (0, 1)}, {0: 30, 1: 10})
@@ -120,32 +118,34 @@ def test_evidence_is_real_where_the_round_brought_the_class_and_replay_of_the_ot
     chosen = choose(Fleet, client, download, torch.Generator(), sampler=drawn)
     assert chosen is not None
     assert list(chosen.candidates) == ["personalised", "average", "own"]
-    assert torch.bincount(found[0].labels).tolist() == [serving.NUM_REPLAYED, 3]
-    assert found[0].weights()[:3].sum() == pytest.approx(0.25)
-    middle = found[0].images[3:, :, TOY.image_size // 2, TOY.image_size // 2]
+    (mixed, replayed) = found[0]
+    assert torch.bincount(mixed.labels).tolist() == [serving.NUM_REPLAYED, 3]
+    assert mixed.weights()[:3].sum() == pytest.approx(0.25)
+    middle = mixed.images[3:, :, TOY.image_size // 2, TOY.image_size // 2]
     assert middle.tolist() == [pytest.approx([8 / 9] * TOY.image_shape[0])] * serving.NUM_REPLAYED
+    assert torch.bincount(replayed.labels).tolist() == [serving.NUM_REPLAYED * 3 // 4, serving.NUM_REPLAYED // 4]
+    assert bool((replayed.images == 0).all()), "the other piece is replay as it was drawn"
     chosen = choose(
         Fleet, Standing(state, own=answering(1), served=answering(0)), download, torch.Generator(), sampler=drawn
     )
     assert chosen is not None
-    assert (list(chosen.candidates), chosen.served.name) == (["served", "personalised", "average"], "served")
-    assert bool((found[1].images == 0).all()), "without real samples replay is as it was drawn"
+    assert (list(chosen.candidates), chosen.served.name) == (["served", "personalised", "average"], "personalised")
+    (alone,) = found[1]
+    assert bool((alone.images == 0).all()), "without real samples there is replay alone"
     nothing = Standing(Memory(), own=answering(0))
     assert choose(Fleet, nothing, download, torch.Generator(), sampler=drawn) is None
 
 
 def test_a_mixture_that_lost_to_the_clients_own_model_is_told_and_gets_more_of_that_the_next_time() -> None:
-    labels = [0, 1] * 20
-    own, mixed = answering(*labels), answering(*[0] * 40)
-    some = evidence(*labels, seen={0: 20, 1: 20})
-    lost = best_served(TOY, {"personalised": mixed, "own": own}, "personalised", some, "personalised")
+    own, mixed = answering(*LABELS), answering(*[0] * 40)
+    lost = served({"personalised": mixed, "own": own}, "personalised")
     assert lost.lost
-    won = best_served(TOY, {"personalised": own, "own": mixed}, "personalised", some, "personalised")
+    won = served({"personalised": own, "own": mixed}, "personalised")
     assert not won.lost
     upload = Upload(task_parameters=own, sub_generators={}, seen={0: 1}, num_samples=1)
     record, shares = None, []
-    for served in (None, lost, lost, won, won, won, won, won, won):
-        record = ClientRecord.merged(record, serving.with_choice(upload, served))
+    for told in (None, lost, lost, won, won, won, won, won, won):
+        record = ClientRecord.merged(record, serving.with_choice(upload, told))
         shares.append(record.own_share)
     assert shares == [0.0, 0.5, 0.75, 0.375, 0.1875, 0.09375, 0.046875, 0.0, 0.0]
     assert with_own(torch.tensor([0.5, 0.5]), 1, 0.5).tolist() == [0.25, 0.75]
