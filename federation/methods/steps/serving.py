@@ -160,7 +160,8 @@ def _gathered(spec: TaskSpec, client: Standing, rng: torch.Generator, sampler: S
 
     def replay(classes: Mapping[int, int]) -> RoundData:
         counts = counts_for_distribution(drawable(generators, classes), NUM_REPLAYED)
-        return draw_replay(generators, counts, sampler, None, rng, spec=spec)
+        drawn = draw_replay(generators, counts, sampler, None, rng, spec=spec)
+        return RoundData(drawn.images, drawn.labels)
 
     found = [] if real is None else [real]
     earlier = {class_id: count for class_id, count in seen.items() if class_id not in there}
