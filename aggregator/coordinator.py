@@ -9,6 +9,7 @@ from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
 from replayfleet.aggregator.control.desk import ControlDesk
 from replayfleet.aggregator.leading import Deed
+from replayfleet.aggregator.opening import Signs
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import DEAD_AFTER_S, Change
 from replayfleet.aggregator.records.roll import expected_uploads
@@ -68,6 +69,7 @@ class Coordinator:
             index=record.index,
             accepted=record.accepted,
             closed=record.phase is Phase.AGGREGATING,
+            begun=parts.store.begun(record.index),
         )
         self.rounds.steer(parts.store.course(), now)
         self.rounds.extend(parts.store.extension_s(record.index), now)
@@ -165,7 +167,12 @@ class Coordinator:
     def _list_members(self, now: float) -> None:
         parts = self._parts
         self._listed_at, parts.presence.members = now, parts.store.members()
-        self.rounds.expected = expected_uploads(parts.rules.num_clients, parts.store.roll.standings.values())
+        standings = parts.store.roll.standings
+        self.rounds.expected = expected_uploads(parts.rules.num_clients, standings.values())
+        if self.rounds.rests:
+            expected = [client for client, standing in standings.items() if standing.is_expected]
+            num_samples = parts.presence.samples_waiting(expected, self.rounds.index)
+            self.rounds.signs = Signs(num_samples, parts.wall_clock(), parts.store.round().opened_at)
 
     def _note_who_was_seen(self, now: float) -> None:
         """Keep when members were heard of; soon if one began or ceased to train."""
@@ -308,13 +315,17 @@ class Coordinator:
             return  # the round stays open until its end can be written down
         decision = self.rounds.decide(now)
         if decision is Decision.BEGIN:
-            self._announce(now)
+            self._parts.disk.do(self._begin)
         elif decision is Decision.EXTEND:
             self._chronicle.extended()
             self._announce(now)
             self._downloads.provide_again(now)
         elif decision in {Decision.CLOSE_QUORUM, Decision.CLOSE_DEADLINE}:
             self._parts.disk.do(functools.partial(self._close, decision))
+
+    def _begin(self, now: float) -> None:
+        self._parts.store.begin(self.rounds.index)
+        self._announce(now)
 
     def _close(self, decision: Decision, now: float) -> None:
         self._parts.store.close_round(self.rounds.index, self._parts.wall_clock())
@@ -345,6 +356,7 @@ class Coordinator:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
+        self._list_members(now)
         self._uploads.marks.clear()
         self._chronicle.committed(result, now)
         self._announce(now)

@@ -7,7 +7,7 @@ a time, until they confirm what they were sent. A newcomer that confirms nothing
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from replayfleet.federation.service.quotas import TokenBucket
@@ -91,6 +91,11 @@ class PresenceTable:
     def heard_of(self) -> dict[str, tuple[float, bool]]:
         """When each member was heard of, by the loop's clock, and whether it trains."""
         return {c: (seen.heard_at, seen.presence.trains) for c, seen in self._seen.items() if c in self.members}
+
+    def samples_waiting(self, clients: Iterable[str], round_index: int) -> int:
+        """Labelled samples that wait, as those of these live clients say that know the round: earlier ones are used."""
+        said = [seen.presence for client in clients if (seen := self._seen.get(client)) is not None and seen.live]
+        return sum(max(0, presence.labels_waiting) for presence in said if presence.round == round_index)
 
     @property
     def newcomers(self) -> list[str]:

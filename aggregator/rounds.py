@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from replayfleet.aggregator.opening import Opening, Signs
 from replayfleet.federation.errors import SettingsError
 
 
@@ -55,6 +56,7 @@ class RoundRules:
         num_rounds: the run is finished after this many; None runs for ever.
         interval_s: from the beginning of a round to that of the next, at least; until then nobody trains, and deadlines
             stand still. 0 begins at once. A restart begins at once too.
+        opening: what every round waits for besides, the first one too, also over restarts; None: for nothing.
     """
 
     num_clients: int | None = None
@@ -62,6 +64,7 @@ class RoundRules:
     deadline_s: float = 600.0
     num_rounds: int | None = None
     interval_s: float = 0.0
+    opening: Opening | None = None
 
     def __post_init__(self) -> None:
         if self.num_clients is not None and self.num_clients < 1:
@@ -85,21 +88,31 @@ class Rounds:
         index: the current round.
         accepted: clients whose upload for it is durable.
         closed: it was closed before a restart, and awaits its aggregation.
+        begun: it began before a restart; else it may have to wait for ``rules.opening``.
 
     Attributes:
+        signs: what ``rules.opening`` decides by; whoever turns the machine keeps it up to date.
         expected: a round closes at once with so many uploads, unless the rules ask for more at least.
         num_extensions: how often the round's deadline came with too few.
     """
 
     def __init__(
-        self, rules: RoundRules, now: float, *, index: int = 0, accepted: Iterable[str] = (), closed: bool = False
+        self,
+        rules: RoundRules,
+        now: float,
+        *,
+        index: int = 0,
+        accepted: Iterable[str] = (),
+        closed: bool = False,
+        begun: bool = False,
     ) -> None:
         self.course = Course.RUNNING
         self.num_extensions = 0
         self._extension_s = 0.0
         self._left_s = rules.deadline_s
         self._began, self._due_at = now, now
-        self._rests = False
+        self._rests = rules.opening is not None and not (begun or closed)
+        self.signs = Signs()
         self.rules = rules
         self.expected = rules.num_clients or 0
         self.index = index
@@ -146,9 +159,30 @@ class Rounds:
         return self.course is Course.PAUSED or self._rests
 
     def rests_s(self, now: float) -> float:
-        """Seconds until the round begins by itself; 0 if it is due, or an operator paused it."""
-        waits = self._rests and self.is_open and self.course is not Course.PAUSED
-        return max(0.0, self._due_at - now) if waits else 0.0
+        """Seconds until the round begins, infinite where no clock says when; 0 if it is due, or an operator paused."""
+        return self._left_to_rest_s(now) if self.rests and self.course is not Course.PAUSED else 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether the open round hasn't begun."""
+        return self._rests and self.is_open
+
+    def awaits(self, now: float) -> str:
+        """When the round that rests begins, in words that follow "it begins"; empty if none rests."""
+        if not self.rests:
+            return ""
+        opening, due_s = self.rules.opening, self._due_at - now
+        return opening.awaits(self.signs) if opening is not None else f"in {max(0.0, due_s):.0f} s"
+
+    def open(self, now: float) -> None:
+        """Begin the round that rests, whatever it waits for.
+
+        Raises:
+            ValueError: None rests.
+        """
+        if not self.rests:
+            raise ValueError(f"round {self.index} doesn't wait to begin")
+        self._begin(now, began=now)
 
     def extend(self, by_s: float, now: float) -> None:
         """Move the open round's deadline; one that has passed counts from now."""
@@ -192,8 +226,9 @@ class Rounds:
 
     def decide(self, now: float) -> Decision:
         """Close or extend the open round if it is time; call after uploads and regularly."""
-        if self.is_open and self._rests and now >= self._due_at:
-            return self._begin(now)
+        if self.rests and not self._left_to_rest_s(now):
+            self._begin(now, began=self._due_at if self.rules.opening is None else now)
+            return Decision.BEGIN
         if not self.is_open or self.is_paused:
             return Decision.WAIT
         if len(self._accepted) >= self.quorum:
@@ -219,19 +254,24 @@ class Rounds:
         self.index += 1
         self._accepted.clear()
         self._extension_s, self.num_extensions = 0.0, 0
+        self.signs = Signs()  # those that let the last round begin say nothing of the next
         self.begin_again(now)
         self._due_at = self._began + self.rules.interval_s
-        self._rests, self._began = self._due_at > now, max(self._due_at, now)
+        self._rests = self._due_at > now or self.rules.opening is not None
+        self._began = max(self._due_at, now)
         if self.course is Course.DRAINING:
             self.course = Course.PAUSED
         self.phase = Phase.OPEN
         self._finish_if_last()
 
-    def _begin(self, now: float) -> Decision:
-        self._rests = False
+    def _left_to_rest_s(self, now: float) -> float:
+        opening = self.rules.opening
+        return max(0.0, self._due_at - now, opening.left_s(self.signs) if opening is not None else 0.0)
+
+    def _begin(self, now: float, *, began: float) -> None:
+        self._rests, self._began = False, began
         if not self.is_paused:
             self._deadline = now + self._left_s
-        return Decision.BEGIN
 
     def _finish_if_last(self) -> None:
         if self.rules.num_rounds is not None and self.index >= self.rules.num_rounds:

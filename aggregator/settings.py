@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.opening import parse_opening
 from replayfleet.aggregator.operator.traces import check_traces
 from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
 from replayfleet.aggregator.rounds import RoundRules
@@ -79,6 +80,18 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             unset="back to back",
         ),
     ] = 0.0
+    open_rounds: Annotated[
+        str | None,
+        Option(
+            "What a round waits for before it begins: by-hand, for `aggregator round open`; samples=500, for so many "
+            "labelled samples at the members; or 02:00,14:00, for the next of these times, UTC. Until then clients "
+            "serve. The verb opens a round in any case.",
+            ROUNDS,
+            metavar="WHEN",
+            unset="for nothing but the interval",
+            check=parse_opening,
+        ),
+    ] = None
     max_change: Annotated[
         float,
         Meta(gt=0, le=1000),
@@ -275,6 +288,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             deadline_s=self.deadline_s,
             num_rounds=self.rounds,
             interval_s=self.round_interval_s,
+            opening=None if self.open_rounds is None else parse_opening(self.open_rounds),
         )
 
     def precision_rules(self) -> PrecisionRules:

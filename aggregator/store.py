@@ -423,6 +423,15 @@ class AggregatorStore:
         with transaction(self._db):
             self._set_fact("course", course.value)
 
+    def begun(self, index: int) -> bool:
+        """Whether a round that had to wait has begun."""
+        return self._fact("begun", int) == index
+
+    def begin(self, index: int) -> None:
+        """Let a round that had to wait begin."""
+        with transaction(self._db):
+            self._set_fact("begun", index)
+
     def extension_s(self, index: int) -> float:
         """By how many seconds operators extended a round."""
         found = self._fact("extension", tuple[int, float])

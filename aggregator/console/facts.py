@@ -57,6 +57,7 @@ class Fleet:
     Attributes:
         is_live: whether the aggregator's loop answers; else this is what lies on its disk.
         course: ``running``, ``draining`` or ``paused``.
+        rests: whether the open round hasn't begun.
         deadline_at: Unix time at which the open round closes at the latest; None unless open and known.
         at_least: uploads with which it closes then; None if unknown.
         notices: what is wrong with the aggregator itself, or why the round isn't over.
@@ -75,6 +76,7 @@ class Fleet:
     notices: tuple[str, ...]
     is_live: bool
     course: str = "running"
+    rests: bool = False
     deadline_at: float | None = field(default=None, compare=False)
     held: Held = field(default_factory=Held, compare=False)
 
@@ -163,7 +165,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         "paused": ["The fleet is paused: nobody begins to train, and no round closes."],
         "draining": ["The fleet pauses when this round is committed."],
     }.get(view.course, [])
-    stands_still = view.course == "paused" or any(wait.reason is Why.NOT_DUE for wait in view.waits)
+    stands_still = view.course == "paused" or view.rests
     return Fleet(
         name=view.fleet,
         method=view.method,
@@ -172,6 +174,7 @@ def fleet_alive(view: FleetView, before: Fleet, story: Story, now: float) -> Fle
         round=view.round,
         phase=view.phase,
         course=view.course,
+        rests=view.rests,
         expected=view.expected,
         at_least=view.at_least,
         members=tuple(_alive(member, story.clients.get(member.client) or ClientStory()) for member in view.members),

@@ -210,6 +210,8 @@ def headline(fleet: Fleet) -> str:
         return f"All {fleet.round} rounds are done"
     if fleet.phase == "aggregating":
         return f"Round {fleet.round} is being aggregated from {len(fleet.uploaded)} uploads"
+    if fleet.rests:
+        return f"Round {fleet.round} waits to begin"
     waits = [member.client for member in fleet.awaited]
     if not waits:
         return f"Round {fleet.round} is open"

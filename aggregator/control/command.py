@@ -24,6 +24,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -192,7 +193,7 @@ def rollback(client: str, to: str | None) -> Verb:
 
 @click.group("round", cls=Program, context_settings=HELP)
 def round_group() -> None:
-    """Close or extend the open round."""
+    """Open, close or extend a round."""
 
 
 @_verb(name="close")
@@ -208,6 +209,13 @@ def extend_round(by_s: float | None) -> Verb:
     return ExtendRound(by_s)
 
 
+@_verb(name="open")
+def open_round() -> Verb:
+    """Begin the round that waits, whatever it waits for (`aggregator serve --open-rounds`, `--round-interval-s`)."""
+    return OpenRound()
+
+
+round_group.add_command(open_round)
 round_group.add_command(close_round)
 round_group.add_command(extend_round)
 COMMANDS = (exclude, readmit, pause, resume, drain, rollback, round_group)

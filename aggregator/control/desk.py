@@ -15,6 +15,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -143,6 +144,8 @@ class ControlDesk:
                 store.close_round(rounds.index, deed.at)
             case ExtendRound(by_s):
                 store.extend(rounds.index, by_s or rounds.rules.deadline_s)
+            case OpenRound():
+                store.begin(rounds.index)
             case RollBack():
                 for target in self._planner.targets(verb).values():
                     notice = f"an operator rolled this client back to version {spoken(target.origin)}"
@@ -163,6 +166,8 @@ class ControlDesk:
                 return
             case ExtendRound(by_s):
                 rounds.extend(by_s or rounds.rules.deadline_s, now)
+            case OpenRound():
+                rounds.open(now)
         levers.tell_fleet(now)
         match verb:
             case Readmit(client):

@@ -27,6 +27,7 @@ def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
         at_least=rounds.rules.min_clients,
         remaining_s=rounds.remaining_s(now),
         members=members,
+        rests=rounds.rests,
     )
 
 
@@ -79,6 +80,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
         standby=parts.leadership.notice,
         paused=rounds.course is Course.PAUSED and rounds.phase is not Phase.FINISHED,
         rests_s=rounds.rests_s(now),
+        begins=rounds.awaits(now),
         round=rounds.index,
         is_open=rounds.is_open,
         num_uploads=len(rounds.accepted),

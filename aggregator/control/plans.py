@@ -10,6 +10,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -39,7 +40,7 @@ class Planner:
         self._parts = parts
         self._rounds = rounds
 
-    def plan(self, verb: Verb) -> Plan:  # one for each verb
+    def plan(self, verb: Verb) -> Plan:  # noqa: PLR0911 -- one for each verb
         """Say what a verb would do now.
 
         Raises:
@@ -61,6 +62,8 @@ class Planner:
                 return self._close()
             case ExtendRound(by_s):
                 return self._extension(by_s)
+            case OpenRound():
+                return self._opening()
 
     def targets(self, verb: RollBack) -> dict[str, Kept]:
         """Return to which content each client goes back; those that have none stay as they are.
@@ -179,6 +182,15 @@ class Planner:
             f"round {rounds.index} stays open {by_s or rounds.rules.deadline_s:g} s longer, unless its uploads are "
             "there before"
         )
+
+    def _opening(self) -> Plan:
+        rounds = self._rounds
+        self._is_open()
+        if not rounds.rests:
+            raise VerbRefused(f"round {rounds.index} has begun already")
+        if rounds.course is Course.PAUSED:
+            raise VerbRefused("the fleet is paused; `aggregator resume` comes first")
+        return Plan(f"round {rounds.index} begins now: members train, and its deadline counts")
 
     def _is_open(self) -> None:
         self._still_runs()

@@ -74,7 +74,11 @@ class ExtendRound(_Verb, frozen=True, tag="round extend"):
     by_s: float | None = None
 
 
-Verb: TypeAlias = Exclude | Readmit | Pause | Drain | Resume | RollBack | CloseRound | ExtendRound
+class OpenRound(_Verb, frozen=True, tag="round open"):
+    """The round that waits begins, whatever it waits for."""
+
+
+Verb: TypeAlias = Exclude | Readmit | Pause | Drain | Resume | RollBack | CloseRound | ExtendRound | OpenRound
 
 _decoder: msgspec.json.Decoder[Verb] = msgspec.json.Decoder(Verb)
 

@@ -80,6 +80,7 @@ class FleetView:
         members: all clients, sorted.
         waits: why the round isn't over, and what is wrong with the aggregator; the most important first.
         healthy: whether the aggregator does its work.
+        rests: whether the open round hasn't begun.
     """
 
     fleet: str
@@ -95,3 +96,4 @@ class FleetView:
     members: tuple[MemberView, ...]
     waits: tuple[Wait, ...] = ()
     healthy: bool = True
+    rests: bool = False

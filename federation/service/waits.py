@@ -118,7 +118,8 @@ class MemberFacts:
         disk: why nothing is written; empty if all is well.
         certificate_left_s: seconds until its certificate ends; None where it has none.
         paused: whether an operator paused the fleet.
-        rests_s: seconds until the round is due, when last heard of; 0 if it is.
+        rests_s: seconds until the round is due, when last heard of; 0 if it is, infinite where no clock says when.
+        begins: when it begins, in words that follow "it begins".
     """
 
     member: str
@@ -129,6 +130,7 @@ class MemberFacts:
     certificate_left_s: float | None = None
     paused: bool = False
     rests_s: float = 0.0
+    begins: str = "when the aggregator says so; its status says what it waits for"
 
 
 COMMON_PATIENCE = {
@@ -153,7 +155,7 @@ def common_waits(facts: MemberFacts) -> Iterator[Wait]:
     if facts.paused:
         yield Wait(Why.PAUSED, "an operator paused the fleet; `aggregator resume` lets rounds go on")
     elif facts.rests_s:
-        text = "the next round isn't due yet (`--round-interval-s` of the aggregator); it begins by itself"
+        text = f"the next round isn't due yet: it begins {facts.begins}"
         yield Wait(Why.NOT_DUE, text)
     left_s, renew = facts.certificate_left_s, f"`aggregator renew {facts.member}`"
     if left_s is not None and left_s <= 0:

@@ -21,6 +21,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -61,6 +62,7 @@ _VERBS = (
     RollBack("cam-1", 7),
     CloseRound(),
     ExtendRound(60.0),
+    OpenRound(),
 )
 
 

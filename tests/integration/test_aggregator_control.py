@@ -38,6 +38,7 @@ CHANGES = {
     "rollback * --to 1": ["served", "version"],
     "round extend": ["extension_s"],
     "round close": ["phase"],
+    "round open": ["begun"],
 }
 
 
@@ -92,6 +93,7 @@ def test_the_command_line_says_what_will_happen_and_then_does_it(fleet: TinyFlee
     assert "its lens is broken; `aggregator readmit cam-3` brings it back" in listed
     refused = run(fleet, "exclude", "cam-3", "--yes")
     assert isinstance(refused.exception, VerbRefused)
+    assert "round 1 has begun already" in str(run(fleet, "round", "open", "--yes").exception)
     assert run(fleet, "backup", str(fleet.tmp_path / "backup")).exit_code == 0, "beside the socket"
     told = run(fleet, "history", "--deeds").output
     assert "verb=exclude" in told

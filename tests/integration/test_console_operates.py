@@ -16,6 +16,7 @@ from support.waiting_fleet import waiting_fleet
 
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.watch import Watch
+from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import COOKIE, Rules
@@ -77,6 +78,22 @@ def test_a_client_is_excluded_and_brought_back(fleet: TinyFleet) -> None:
         ("exclude", "anna in the console"),
         ("readmit", "anna in the console"),
     ]
+
+
+def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: Path) -> None:
+    with waiting_fleet(tmp_path, opening=Opening()):
+        anna = Browser(tmp_path, "operator")
+        page = anna.get("/round").text
+        assert "Round 0 waits to begin" in page
+        assert "it begins when an operator opens it" in anna.get("/").text
+        assert "round%20open" in page
+        assert "round%20close" not in page
+        asked = anna.get("/ask?verb=round%20open")
+        assert "round 0 begins now" in asked.text.lower()
+        assert anna.send("/do", verb="round open", secret=anna.secret(asked)).status == 303
+        assert "Round 0 waits for cam-3" in anna.get("/round").text
+        told = [event for event in read_journal(tmp_path / "aggregator") if event["event"] == "operator"]
+        assert [(event["verb"], event["who"]) for event in told] == [("round open", "anna in the console")]
 
 
 def test_whoever_shows_no_operators_token_changes_nothing(fleet: TinyFleet) -> None:

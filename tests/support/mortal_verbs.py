@@ -27,6 +27,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -36,6 +37,7 @@ from replayfleet.aggregator.control.verbs import (
     name_of,
 )
 from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.records.roll import Exclusion
 from replayfleet.aggregator.rounds import Course, RoundRules
@@ -59,6 +61,7 @@ VERBS: tuple[Verb, ...] = (
     RollBack(EVERYBODY, to=1),
     ExtendRound(100.0),
     CloseRound(),
+    OpenRound(),
 )
 HALF = "half"
 """When the second client's download is written in the middle of a deed for all."""
@@ -91,6 +94,7 @@ def state(folder: Path) -> dict[str, Any]:
             "uploads": sorted(store.uploads(0)),
             "course": store.course().value,
             "extension_s": store.extension_s(0),
+            "begun": store.begun(0),
             "phase": "open" if record.index == 0 and record.phase.value == "open" else "closed",
             "served": [download.blobs[0].digest[:2] for download in downloads],
             "version": [download.version for download in downloads],
@@ -106,7 +110,7 @@ def aggregate(folder: Path, kill_at: str) -> None:
         if step.value == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    rules = RoundRules(num_clients=5, min_clients=1, deadline_s=3600)
+    rules = RoundRules(num_clients=5, min_clients=1, deadline_s=3600, opening=Opening())
     fleet = Fleet(tiny_spec(), TinyMethod(), lambda _: None, TinyExporter(), rules)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from support.tiny_fleet import TinyFleet
 
@@ -14,9 +15,9 @@ from replayfleet.aggregator.control.caller import SOCKET
 
 
 @contextlib.contextmanager
-def waiting_fleet(folder: Path) -> Iterator[TinyFleet]:
-    """Run one; its aggregator's data dir is ``folder / "aggregator"``."""
-    made = TinyFleet(folder)
+def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
+    """Run one; its aggregator's data dir is ``folder / "aggregator"``, ``rules`` are of ``RoundRules``."""
+    made = TinyFleet(folder, **rules)
     made.clients["cam-3"].dies_in = 0
     made.run(until=lambda: len(made.rounds.accepted) == 2)
     made.kill_aggregator()

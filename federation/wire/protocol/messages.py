@@ -354,7 +354,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         excluded: ``client_mark`` of every client that takes no part, sorted; clients look for theirs.
         paused: nobody begins to train until the operator lets the fleet go on, or the round is due; uploads of the open
             round still count.
-        rests_s: seconds from now until the round is due and begins by itself; 0 if it is due.
+        rests_s: seconds from now until the round is due, infinite where no clock says when; 0 if it is due.
         decodes: names of the encodings of blobs that the aggregator takes.
     """
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from replayfleet.aggregator.opening import Opening, Signs
 from replayfleet.aggregator.rounds import Course, Decision, Phase, RoundRules, Rounds
 from replayfleet.federation.errors import SettingsError
 
@@ -117,6 +120,49 @@ def test_the_last_round_rests_for_nobody():
     rounds.decide(1)
     rounds.committed(2)
     assert (rounds.phase, rounds.rests_s(2), rounds.decide(200)) == (Phase.FINISHED, 0, Decision.WAIT)
+
+
+def test_a_round_that_an_operator_opens_waits_for_ever_and_its_deadline_with_it():
+    rounds = Rounds(RoundRules(num_clients=1, deadline_s=60, opening=Opening()), 0)
+    assert (rounds.is_open, rounds.is_paused, rounds.rests_s(0)) == (True, True, math.inf)
+    assert (rounds.decide(1e9), rounds.awaits(1e9)) == (Decision.WAIT, "when an operator opens it")
+    rounds.open(1000)
+    assert (rounds.is_paused, rounds.remaining_s(1010), rounds.awaits(1010)) == (False, 50, "")
+    with pytest.raises(ValueError, match="doesn't wait"):
+        rounds.open(1010)
+    rounds.accept("a")
+    rounds.decide(1011)
+    rounds.committed(1012)
+    assert (rounds.index, rounds.rests) == (1, True)
+
+
+def test_the_signs_that_let_a_round_begin_do_not_let_the_next_one():
+    rounds = Rounds(RoundRules(num_clients=1, opening=Opening(num_samples=10)), 0)
+    rounds.signs = Signs(num_samples=9)
+    assert rounds.decide(1) is Decision.WAIT
+    rounds.signs = Signs(num_samples=10)
+    assert [rounds.decide(2), rounds.decide(2)] == [Decision.BEGIN, Decision.WAIT]
+    rounds.accept("a")
+    assert rounds.decide(3) is Decision.CLOSE_QUORUM
+    rounds.committed(4)
+    assert rounds.decide(5) is Decision.WAIT
+
+
+def test_an_interval_counts_from_when_a_round_was_opened_and_both_are_waited_for():
+    rounds = Rounds(RoundRules(num_clients=1, interval_s=100, opening=Opening(num_samples=1)), 0)
+    rounds.open(500)
+    rounds.accept("a")
+    rounds.decide(501)
+    rounds.committed(502)
+    rounds.signs = Signs(num_samples=5)
+    assert rounds.rests_s(502) == 98
+    assert [rounds.decide(now) for now in (599, 600)] == [Decision.WAIT, Decision.BEGIN]
+
+
+def test_a_round_that_began_before_a_restart_does_not_wait_again():
+    rules = RoundRules(num_clients=1, opening=Opening())
+    assert not Rounds(rules, 0, begun=True).rests
+    assert not Rounds(rules, 0, closed=True).rests
 
 
 def test_an_open_round_can_not_be_committed():

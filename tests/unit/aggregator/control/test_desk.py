@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from replayfleet.aggregator.control.verbs import (
     Drain,
     Exclude,
     ExtendRound,
+    OpenRound,
     Pause,
     Readmit,
     Resume,
@@ -29,6 +32,7 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.aggregator.control.view import MemberView
 from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.members.table import Issued, Members
+from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.rounds import RoundRules
 from replayfleet.aggregator.steps import Step
@@ -216,6 +220,77 @@ def test_rounds_that_have_an_interval_begin_and_end_when_they_are_due(tmp_path: 
     assert fleet.rounds.index == 2
     assert fleet.now - began >= 20
     fleet.kill_aggregator()
+
+
+@pytest.fixture
+def resting(tmp_path: Path) -> Iterator[Callable[[Opening], TinyFleet]]:
+    """Makes a fleet of two whose rounds wait; these upload without leave, and the round doesn't close by that."""
+    with contextlib.ExitStack() as stack:
+
+        def make(opening: Opening) -> TinyFleet:
+            made = TinyFleet(tmp_path / "resting", ("cam-1", "cam-2"), num_rounds=2, opening=opening)
+            stack.callback(made.close)
+            made.run(until=lambda: len(made.rounds.accepted) == 2)
+            return made
+
+        yield make
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["lives", "crashes"])
+def test_each_round_waits_until_an_operator_opens_it_over_restarts(
+    resting: Callable[[Opening], TinyFleet], crashes: bool
+) -> None:
+    fleet = resting(Opening())
+    word = fleet.clients["cam-1"].announcement
+    assert (word.round, word.state, word.paused, word.rests_s) == (0, "open", True, math.inf)
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.service.ready)
+    assert fleet.rounds.rests
+    wait = fleet_waits(facts_of(fleet.service._parts, fleet.rounds, fleet.now))[0]
+    assert (wait.reason, wait.text) == (
+        Why.NOT_DUE,
+        "the next round isn't due yet: it begins when an operator opens it",
+    )
+    fleet.crash_at = Step.DEED_DONE if crashes else None
+    if crashes:
+        with pytest.raises(Crash):
+            do(fleet, OpenRound())
+        fleet.kill_aggregator()
+        fleet.new_service()
+    else:
+        assert "round 0 begins now" in do(fleet, OpenRound())
+    fleet.run(until=lambda: fleet.rounds.index == 1 and len(fleet.rounds.accepted) == 2)
+    assert fleet.clients["cam-1"].manifest.round == 1  # the new model is there to serve meanwhile
+    do(fleet, Pause())
+    with pytest.raises(VerbRefused, match="`aggregator resume` comes first"):
+        do(fleet, OpenRound())
+    do(fleet, Resume())
+    assert fleet.rounds.rests
+    do(fleet, OpenRound())
+    with pytest.raises(VerbRefused, match="has begun already"):
+        do(fleet, OpenRound())
+    fleet.run()
+    assert [(event["who"], event["verb"]) for event in events(fleet, "operator") if event["verb"] == "round open"] == [
+        ("ana", "round open")
+    ] * 2
+
+
+def test_a_round_begins_with_enough_samples_of_those_that_it_waits_for(
+    resting: Callable[[Opening], TinyFleet],
+) -> None:
+    fleet = resting(Opening(num_samples=10))
+    for client, num_samples, round_index in (("cam-1", 4, 0), ("cam-2", 50, -1)):
+        fleet.clients[client].says = {"labels_waiting": num_samples, "round": round_index}
+    fleet.run(until=lambda: fleet.rounds.signs.num_samples == 4)
+    assert fleet.rounds.awaits(fleet.now) == "when 6 more labelled samples wait at its members (4 of 10)"
+    fleet.clients["cam-2"].says = {"labels_waiting": 6, "round": 0}
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    assert fleet.rounds.rests, "what was said before the round is used up"
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.service.ready)
+    assert fleet.rounds.rests
 
 
 def test_a_drained_fleet_ends_its_round_and_pauses_also_over_a_restart(fleet: TinyFleet) -> None:

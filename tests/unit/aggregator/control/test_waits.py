@@ -62,7 +62,7 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
         ({"disk": "disk full"}, [Why.DISK], "disk full"),
         ({"standby": "standing by", "num_uploads": 0}, [Why.STANDBY], "standing by"),
         ({"paused": True, "quorum": 5}, [Why.PAUSED], "resume"),
-        ({"rests_s": 40.0, "quorum": 5}, [Why.NOT_DUE], "begins by itself"),
+        ({"rests_s": 40.0, "begins": "in 40 s", "quorum": 5}, [Why.NOT_DUE], "isn't due yet: it begins in 40 s"),
         ({"certificate_left_s": 86400.0}, [Why.CERTIFICATE_ENDS], "`aggregator renew aggregator`"),
         (
             {"quorum": 7, "awaited": AWAITED, "round": 2},

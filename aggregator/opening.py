@@ -1,0 +1,82 @@
+"""What a round waits for before it begins: an operator, enough labelled samples, or a time of day. Decisions only."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from replayfleet.federation.errors import SettingsError
+
+BY_HAND = "by-hand"
+DAY_S = 86400
+_SAMPLES = re.compile(r"samples=([1-9]\d{0,8})", re.ASCII)
+_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a round that rests may wait for, as it stands.
+
+    Attributes:
+        num_samples: labelled samples that wait at the members for whom rounds wait, by their presences.
+        wall_s: Unix time now.
+        since_s: Unix time at which the round before was committed, or the fleet founded.
+    """
+
+    num_samples: int = 0
+    wall_s: float = 0.0
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a round waits for before it begins; with neither of both for an operator.
+
+    Attributes:
+        num_samples: for so many labelled samples; 0 doesn't count them.
+        times_s: for the first of these times of day after the round before, in seconds after midnight UTC, rising. One
+            that came while the aggregator was down counts.
+    """
+
+    num_samples: int = 0
+    times_s: tuple[int, ...] = ()
+
+    def left_s(self, signs: Signs) -> float:
+        """Return in how many seconds a round begins: 0 if it is time, infinite where no clock says so."""
+        if self.times_s:
+            return max(0.0, self._due_s(signs) - signs.wall_s)
+        return 0.0 if 0 < self.num_samples <= signs.num_samples else math.inf
+
+    def awaits(self, signs: Signs) -> str:
+        """Return when a round begins, in words that follow "it begins"."""
+        if self.times_s:
+            minutes = int(self._due_s(signs) % DAY_S) // 60
+            return f"at {minutes // 60:02}:{minutes % 60:02} UTC"
+        if self.num_samples:
+            more = max(0, self.num_samples - signs.num_samples)
+            return f"when {more} more labelled samples wait at its members ({signs.num_samples} of {self.num_samples})"
+        return "when an operator opens it"
+
+    def _due_s(self, signs: Signs) -> float:
+        """Unix time of the first of the times after the round before."""
+        midnight = signs.since_s // DAY_S * DAY_S
+        return min(at for day in (0, DAY_S) for time in self.times_s if (at := midnight + day + time) > signs.since_s)
+
+
+def parse_opening(text: str) -> Opening:
+    """Return what an operator wrote: ``by-hand``, ``samples=500``, or times such as ``02:00,14:00``.
+
+    Raises:
+        SettingsError: It is none of these.
+    """
+    if text == BY_HAND:
+        return Opening()
+    samples, times = _SAMPLES.fullmatch(text), [_TIME.fullmatch(word.strip()) for word in text.split(",")]
+    if samples is not None:
+        return Opening(num_samples=int(samples[1]))
+    if not all(times):
+        raise SettingsError(
+            f"open_rounds is {text!r}, expected {BY_HAND}, samples=N, or times of day in UTC such as 02:00,14:00"
+        )
+    return Opening(times_s=tuple(sorted({int(time[1]) * 3600 + int(time[2]) * 60 for time in times if time})))

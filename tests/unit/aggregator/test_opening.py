@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from replayfleet.aggregator.opening import Opening, Signs, parse_opening
+from replayfleet.federation.errors import SettingsError
+
+DAY_S, HOUR_S = 86400, 3600
+MIDNIGHT = 20_000.0 * DAY_S
+TWICE = parse_opening("14:30,02:00")
+
+
+@pytest.mark.parametrize(
+    ("committed_h", "now_h", "left_h", "words"),
+    [
+        (1, 1.5, 0.5, "at 02:00 UTC"),
+        (2, 2, 12.5, "at 14:30 UTC"),  # a round that ends on the minute waits for the next time
+        (3, 14.5, 0, "at 14:30 UTC"),
+        (15, 20, 6, "at 02:00 UTC"),
+        (15, 60, 0, "at 02:00 UTC"),  # the time came while nobody ran: one round begins, not four
+    ],
+)
+def test_a_round_begins_at_the_first_time_after_the_one_before(
+    committed_h: float, now_h: float, left_h: float, words: str
+) -> None:
+    signs = Signs(0, MIDNIGHT + now_h * HOUR_S, MIDNIGHT + committed_h * HOUR_S)
+    assert (TWICE.left_s(signs), TWICE.awaits(signs)) == (left_h * HOUR_S, words)
+
+
+def test_samples_are_awaited_without_a_clock() -> None:
+    opening = parse_opening("samples=500")
+    assert opening.left_s(Signs(499)) == math.inf
+    assert opening.left_s(Signs(500)) == 0
+    assert opening.awaits(Signs(380)) == "when 120 more labelled samples wait at its members (380 of 500)"
+
+
+def test_what_operators_write_is_understood_or_refused() -> None:
+    assert parse_opening("by-hand") == Opening()
+    assert Opening(times_s=(2 * HOUR_S, 14 * HOUR_S + 1800)) == TWICE
+    assert parse_opening("02:00, 02:00") == Opening(times_s=(2 * HOUR_S,))
+    for wrong in ("", "by hand", "samples=0", "samples=", "24:00", "2:00", "02:60", "02:00,", "02:00;14:00"):
+        with pytest.raises(SettingsError, match="expected by-hand"):
+            parse_opening(wrong)
