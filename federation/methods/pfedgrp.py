@@ -75,6 +75,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         dp_max_epsilon: a class's sub-generator isn't trained again where its epsilon might pass this; 0 for no bound.
         mix_absent: let cached models of clients that missed the round take part in mixing (asynchronous rounds);
             if False they are only served. Absent clients get a download either way.
+        staleness_exponent: with ``mix_absent``, a cached model of t rounds ago counts (1 + t)^-staleness_exponent of a
+            new one in the average (0.5 in FedBuff, Nguyen et al. 2022); 0: as much as a new one.
     """
 
     name: ClassVar[str] = "pfedgrp"
@@ -98,6 +100,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
     aggregation_neighbours: int = 0
     aggregation_patience: int = 0
     mix_absent: bool = False
+    staleness_exponent: float = 0.0
     dp_noise_multiplier: float = 0.0
     dp_max_grad_norm: float = 1.0
     dp_delta: float = 1e-5
@@ -111,9 +114,11 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         checks.one_of(("own", "average"), self, "aggregation_filter")
         checks.at_least(0, self, ["aggregation_patience", "aggregation_neighbours"])
         checks.at_least(1, self, ["replay_per_client", "aggregation_epochs", "aggregation_batch_size"])
-        checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate"])
+        checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate", "staleness_exponent"])
         checks.within(0.0, 1.0, self, ["aggregation_momentum"])
         checks.within(0.0, math.inf, self, ["dp_max_epsilon"])
+        if self.staleness_exponent and not (self.mix_absent and self.robust == "none"):
+            raise ValueError("staleness_exponent weighs cached models; expected mix_absent=true and robust='none'")
         if self.dp_noise_multiplier != 0:
             checks.at_least(1, self, ["sub_generator_epochs", "ddpm_epochs"])
             if self.sub_generator == "pca-mixture":
@@ -177,9 +182,11 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         clients = dict(state.clients)
         for client_id, upload in sorted(uploads.items()):
             clients[client_id] = grp.ClientRecord.merged(clients.get(client_id), upload)
+        for client_id in sorted(clients.keys() - uploads.keys()):
+            clients[client_id] = replace(clients[client_id], num_missed=clients[client_id].num_missed + 1)
         mixed_ids = sorted(clients if self.mix_absent else uploads)
         models = [clients[client_id].task_parameters for client_id in mixed_ids]
-        average, trusted = self._average(models)
+        average, trusted, even_weights = self._average(models, [clients[one].num_missed for one in mixed_ids])
 
         replayed = [client_id for client_id in mixed_ids if clients[client_id].sub_generators]
 
@@ -195,8 +202,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         mixtures = personalise_all(
             self.task, StackedParameters(models), replays, self.weight_search(), split_generator(rng), trusted, near
         )
-        shares = {other: float(place in trusted) / len(trusted) for place, other in enumerate(mixed_ids)}
-        even = grp.Personalised(average, shares)
+        even = grp.Personalised(average, dict(zip(mixed_ids, even_weights, strict=True)))
         for client_id, mixture in zip(replayed, mixtures, strict=True):
             weights = with_own(mixture.weights, mixed_ids.index(client_id), clients[client_id].own_share)
             mixed = self._mixed(mixed_ids, models, weights)
@@ -282,14 +288,18 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             {client_ids[place]: float(weights[place]) for place in told},
         )
 
-    def _average(self, models: Sequence[Parameters]) -> tuple[Parameters, tuple[int, ...]]:
-        """Return omega_g, and the places of those models that may take part in others' mixtures."""
+    def _average(
+        self, models: Sequence[Parameters], num_missed: Sequence[int]
+    ) -> tuple[Parameters, tuple[int, ...], list[float]]:
+        """Return omega_g, the places of those models that may take part in others' mixtures, and each one's share."""
         if self.robust == "none":
-            # the plain mean, whatever the clients' volumes (section 4.2)
-            evenly = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
-            return weighted_average(models, evenly), tuple(range(len(models)))
+            # the plain mean, whatever the clients' volumes (section 4.2); cached models by FedBuff's s(t) = (1 + t)^-a
+            weights = torch.tensor([(1 + t) ** -self.staleness_exponent for t in num_missed], dtype=torch.float64)
+            weights /= weights.sum()
+            return weighted_average(models, weights), tuple(range(len(models))), weights.tolist()
         found = robust_average(models, self.robust, self.hostile_share)
-        return found.parameters, found.trusted
+        shares = [float(place in found.trusted) / len(found.trusted) for place in range(len(models))]
+        return found.parameters, found.trusted, shares
 
     def _chosen(
         self,

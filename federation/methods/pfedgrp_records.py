@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from replayfleet.federation.methods.kit.packing import (
     COUNT,
     COUNTS,
+    OPTIONAL_COUNT,
     SHARE,
     WEIGHTS,
     ByClient,
@@ -103,6 +104,7 @@ class ClientRecord(Record):
         weights: client id -> share in ``personalised``.
         privacy: what it spent, as it said last.
         own_share: what of its personalised model is its own task model, before Eq. 3 divides the rest.
+        num_missed: rounds since its last upload.
     """
 
     task_parameters: Annotated[Parameters, OneSet("task")]
@@ -112,6 +114,7 @@ class ClientRecord(Record):
     weights: Annotated[Mapping[ClientId, float], replace(WEIGHTS, name="weights")] = field(default_factory=dict)
     privacy: Annotated[Account | None, ACCOUNT] = None
     own_share: Annotated[float, SHARE] = 0.0
+    num_missed: Annotated[int, OPTIONAL_COUNT] = 0
 
     @classmethod
     def merged(cls, earlier: ClientRecord | None, upload: Upload) -> ClientRecord:

@@ -78,6 +78,7 @@ LATER_SETTINGS = {
     "proximal_weight": 0.0,
     "activation_weight": 0.0,
     "samples_per_round": 0,
+    "staleness_exponent": 0.0,
     "aggregation_neighbours": 0,
     "models_travel_as": "float32",
     "sub_generators_travel_as": "float32",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,33 @@ def test_with_neighbours_a_model_is_mixed_of_the_nearest_and_tells_of_nobody_els
     shares = torch.tensor([downloads["a"].weights.get(client, 0.0) for client in "ac"], dtype=torch.float64)
     mixed = weighted_average(models, shares / shares.sum())
     assert all(torch.allclose(value, mixed[name]) for name, value in downloads["a"].personalised.items())
+
+
+def test_the_older_a_cached_model_is_the_less_it_counts_in_the_average(
+    everybody: tuple[AggregatorState, dict[str, Upload]], without_c: dict[str, Upload]
+) -> None:
+    method, (state, first) = replace(MIXING, staleness_exponent=0.5), everybody
+    models = [without_c["a"].task_parameters, without_c["b"].task_parameters, first["c"].task_parameters]
+    for num_missed in (1, 2, 3):
+        state, downloads = after(method, AggregatorState.unpack(state.pack()), without_c)  # over a restart
+        weights = torch.tensor([1, 1, (1 + num_missed) ** -0.5], dtype=torch.float64)
+        assert same_bits(downloads["c"].average, weighted_average(models, weights / weights.sum()))
+    state, _ = after(method, state, uploads_of(2, {"c": {3: 8}}))
+    assert [state.clients[client].num_missed for client in "abc"] == [1, 1, 0]
+
+
+def test_without_an_exponent_a_cached_model_counts_as_a_new_one(
+    everybody: tuple[AggregatorState, dict[str, Upload]], without_c: dict[str, Upload]
+) -> None:
+    _, downloads = after(MIXING, everybody[0], without_c)
+    models = [*(without_c[client].task_parameters for client in "ab"), everybody[1]["c"].task_parameters]
+    assert same_bits(downloads["a"].average, weighted_average(models, torch.full((3,), 1 / 3, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("wrong", [{"mix_absent": False}, {"robust": "median"}, {"staleness_exponent": -1.0}])
+def test_an_exponent_that_nothing_would_obey_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="staleness_exponent"):
+        PFedGRP(**{"task": TOY, "mix_absent": True, "staleness_exponent": 0.5, **wrong})
 
 
 def test_an_absent_clients_old_model_takes_no_part_in_the_others(
