@@ -76,7 +76,5 @@ def parse_opening(text: str) -> Opening:
     if samples is not None:
         return Opening(num_samples=int(samples[1]))
     if not all(times):
-        raise SettingsError(
-            f"open_rounds is {text!r}, expected {BY_HAND}, samples=N, or times of day in UTC such as 02:00,14:00"
-        )
+        raise SettingsError(f"{text!r}, expected {BY_HAND}, samples=N, or times of day in UTC such as 02:00,14:00")
     return Opening(times_s=tuple(sorted({int(time[1]) * 3600 + int(time[2]) * 60 for time in times if time})))
