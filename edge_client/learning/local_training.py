@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from replayfleet.devices.memory import give_memory_back
 from replayfleet.edge_client.learning.training.job import (
     AnyJob,
     Chose,
@@ -225,6 +226,7 @@ class LocalTraining:
         idle_since = self._idle_since if self._ready and self.job is None else None
         if idle_since is not None and now - idle_since >= self._patience_s:
             self.stop()
+            give_memory_back()  # what our own half of the round took; now it may be long until the next
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
             self.num_restarts += 1

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from replayfleet.devices.memory import give_memory_back
 from replayfleet.edge_client.serving import messages
 from replayfleet.edge_client.serving.area import Area
 from replayfleet.edge_client.serving.loading import LoadedModel, load_model
@@ -67,6 +68,7 @@ def serve(fds: Sequence[int], load: Callable[[Load], LoadedModel] = load_model) 
     job = to_worker(data)
     assert isinstance(job, Load)
     model = _loaded(job, control, load)
+    give_memory_back()  # loading takes twice what serving does
     for lane, memory in zip(fds[1::2], fds[2::2], strict=True):
         area = Area(memory, job.image_shape, model.output_shape)
         threading.Thread(target=_serve, args=(socket.socket(fileno=lane), area, model.run), daemon=True).start()

@@ -5,6 +5,7 @@ Axes: N images, H height, W width, C channels. Needs numpy only, so a device wit
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -46,6 +47,32 @@ class LazyImages:
         return self._pixels[indices]
 
 
+class MappedImages:
+    """N images in a mapped file: what is taken is a copy, and of the file nothing stays in this process's memory.
+
+    The kernel maps 64 KB around each byte that is read, so a few rounds of a stream would keep all of a set.
+
+    Attributes:
+        shape: (N, H, W, C).
+    """
+
+    names: Sequence[str] = ()
+
+    def __init__(self, mapping: mmap.mmap, pixels: NDArray[np.uint8]) -> None:
+        """``pixels``: (N, H, W, C), a view of ``mapping``, which is shared with its file and never written."""
+        self._mapping, self._pixels = mapping, pixels
+        self.shape = pixels.shape
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, indices: NDArray[np.int64] | slice) -> NDArray[np.uint8]:
+        """Return the images (len(indices), H, W, C)."""
+        found = np.array(self._pixels[indices])
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class LabelledImages:
     """Images and what they show.
@@ -56,7 +83,7 @@ class LabelledImages:
         class_names: K names.
     """
 
-    images: NDArray[np.uint8] | LazyImages
+    images: NDArray[np.uint8] | LazyImages | MappedImages
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
 

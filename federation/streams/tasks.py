@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
-from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages
+from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, MappedImages
 from replayfleet.federation.streams.stream import (
     FEW_SHOT,
     PERMUTED,
@@ -57,7 +57,7 @@ Pixels = NDArray[np.uint8]
 class _Seen:
     """N images as each of T tasks shows them; image ``i`` of task ``t`` has index ``t N + i``."""
 
-    images: Pixels | LazyImages
+    images: Pixels | LazyImages | MappedImages
     show: tuple[Callable[[Pixels], Pixels], ...]
 
     names: tuple[str, ...] = ()

@@ -6,15 +6,14 @@ Facts: Linux manual pages sched(7), setrlimit(2), proc_pid_oom_score_adj(5), prc
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from replayfleet.devices.budget import smaller_batch
+from replayfleet.devices.memory import give_memory_back
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
 
@@ -83,13 +82,6 @@ def lift_bound() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def give_memory_back() -> None:
-    """Return what a finished round freed to the system, which the C library would keep for the next."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from replayfleet.devices.memory import give_memory_back
 from replayfleet.edge_client.learning.training.guard import (
     bound_memory,
-    give_memory_back,
     is_out_of_memory,
     within_memory,
     yield_to_serving,

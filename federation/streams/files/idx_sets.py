@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
+from replayfleet.federation.streams.labelled_images import LabelledImages, MappedImages, Parts
 
 _MAX_BYTES = 1 << 31
 """Larger headers are taken for damage before anything is allocated."""
@@ -83,7 +83,8 @@ def download_idx_set(torchvision_name: str, root: Path, **options: str) -> None:
 
 
 def _part(images_path: Path, labels_path: Path, class_names: tuple[str, ...], *, transposed: bool) -> LabelledImages:
-    images, labels = _read_idx(images_path, 3), _read_idx(labels_path, 1).astype("int64")
+    images, mapping = _read_idx(images_path, 3)
+    labels = _read_idx(labels_path, 1)[0].astype("int64")
     if images.shape[1:] != (28, 28) or len(images) != len(labels):
         raise SettingsError(
             f"{images_path} holds images {images.shape} and {labels_path.name} {len(labels)} labels; "
@@ -91,14 +92,17 @@ def _part(images_path: Path, labels_path: Path, class_names: tuple[str, ...], *,
         )
     if transposed:
         images = images.transpose(0, 2, 1)  # a view: EMNIST has half a gigabyte of them
+    pixels = images[..., None]
     try:
-        return LabelledImages(images[..., None], labels, class_names)
+        return LabelledImages(pixels if mapping is None else MappedImages(mapping, pixels), labels, class_names)
     except ValueError as error:
         raise SettingsError(f"{labels_path} is damaged: {error}; fetch it again") from error
 
 
-def _read_idx(path: Path, num_axes: int) -> NDArray[np.uint8]:
-    """Return the uint8 array of ``num_axes`` axes in ``path``; a name ending in ``.gz`` is decompressed.
+def _read_idx(path: Path, num_axes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
+    """Return the uint8 array of ``num_axes`` axes in ``path``, and the mapped file that it is a view of, if it is.
+
+    A name ending in ``.gz`` is decompressed.
 
     Raises:
         SettingsError: The file can't be read, is no such idx file, or ends early or late.
@@ -111,7 +115,7 @@ def _read_idx(path: Path, num_axes: int) -> NDArray[np.uint8]:
         raise SettingsError(f"{path} is damaged or unreadable ({error}); fetch it again") from error
 
 
-def _parse(stream: BinaryIO, path: Path, num_axes: int) -> NDArray[np.uint8]:
+def _parse(stream: BinaryIO, path: Path, num_axes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
     expected_magic = (8 << 8) | num_axes
     header = stream.read(4 + 4 * num_axes)
     if len(header) < 4 + 4 * num_axes or int.from_bytes(header[:4], "big") != expected_magic:
@@ -129,7 +133,8 @@ def _parse(stream: BinaryIO, path: Path, num_axes: int) -> NDArray[np.uint8]:
         raise SettingsError(
             f"{path} is damaged: its header promises {size_bytes} bytes, it has {found}; fetch it again"
         )
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    pixels = np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    return pixels, data if isinstance(data, mmap.mmap) else None
 
 
 def _kept(stream: BinaryIO, max_bytes: int) -> bytes | mmap.mmap:

@@ -220,8 +220,9 @@ def test_where_rounds_come_soon_after_each_other_the_process_waits_for_the_next(
     assert spawn.last.stopped
 
 
-def test_an_idle_process_ends_and_the_next_job_starts_another() -> None:
-    spawn = Spawner()
+def test_an_idle_process_ends_and_the_next_job_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn, given_back = Spawner(), []
+    monkeypatch.setattr(local_training, "give_memory_back", lambda: given_back.append(spawn.last.stopped))
     training = LocalTraining(spawn)
     training.start()
     training.tick(1000.0)  # still importing torch

@@ -29,7 +29,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams import datasets
 from replayfleet.federation.streams.datasets import DATASETS, load_dataset
 from replayfleet.federation.streams.files import idx_sets, picture_files
-from replayfleet.federation.streams.labelled_images import LabelledImages, normalise
+from replayfleet.federation.streams.labelled_images import LabelledImages, MappedImages, normalise
 from replayfleet.federation.streams.stream import Stream, StreamSettings
 
 
@@ -63,12 +63,29 @@ def test_large_images_lie_in_a_file_and_are_the_same(
     in_memory = load_dataset("fashion-mnist", data_root=tmp_path).train.images
     monkeypatch.setattr(idx_sets, "_PIECE_BYTES", 1000)
     mapped = load_dataset("fashion-mnist", data_root=tmp_path).train.images
-    assert isinstance(mapped, np.ndarray)
-    owner = mapped
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    assert isinstance(owner.obj if isinstance(owner, memoryview) else owner, mmap.mmap)
-    assert np.array_equal(in_memory, mapped)
+    assert isinstance(in_memory, np.ndarray)
+    assert isinstance(mapped, MappedImages)
+    assert np.array_equal(in_memory[[3, 1]], mapped[np.array([3, 1])])
+    assert np.array_equal(in_memory, mapped[:])
+
+
+def test_images_that_were_taken_from_a_file_are_out_of_this_process_s_memory_again(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(bytes(range(256)) * 4096)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    pixels = np.frombuffer(mapping, np.uint8).reshape(-1, 16, 16, 1)
+    images = MappedImages(mapping, pixels)
+    assert pixels.any()
+    assert _resident_kb(path) > 0
+    assert images[np.array([4095])].tobytes() == bytes(range(256))
+    assert _resident_kb(path) == 0
+
+
+def _resident_kb(path: Path) -> int:
+    """Return how much of a mapped file is in this process's memory."""
+    _, _, entry = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
+    return int(entry.split("Rss:")[1].split()[0])
 
 
 def test_the_environment_names_a_folder_and_an_argument_goes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
