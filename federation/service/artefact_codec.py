@@ -16,7 +16,7 @@ import numpy as np
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.facts import decode_facts, encode_facts
 from replayfleet.federation.wire.protocol.messages import BlobEntry
-from replayfleet.federation.wire.protocol.tensors import Table, encode_arrays, table_of
+from replayfleet.federation.wire.protocol.tensors import TORCH_NAMES, Table, encode_arrays, table_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,10 +131,22 @@ class StoredParameters(Mapping[str, "Tensor"]):
     def __getitem__(self, name: str) -> Tensor:
         import torch
 
-        # The tensor holds the array, and the array the mapping.
-        return torch.from_numpy(
-            self._table.view(name, np.frombuffer(self._mapped(), np.uint8, offset=self._table.start))
-        )
+        return torch.from_numpy(self._table.view(name, self._bytes()))
+
+    @property
+    def in_order(self) -> tuple[str, ...]:
+        """As ``OnePiece`` says."""
+        return self._table.in_order
+
+    def floats(self) -> Tensor:
+        """As ``OnePiece`` says."""
+        import torch
+
+        return torch.from_numpy(self._table.side_by_side(self._bytes()))
+
+    def _bytes(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        # A tensor holds its array, and the array the mapping.
+        return np.frombuffer(self._mapped(), np.uint8, offset=self._table.start)
 
     def __iter__(self) -> Iterator[str]:
         mapped = self._mapped()  # once for all tensors of a pass, though each may be dropped before the next
@@ -299,7 +311,7 @@ def _table(name: str, data: bytes | memoryview, layout: Parameters | None) -> Ta
         raise ArtefactRejected(Reason.WRONG_LAYOUT, f"{name}: {what}" + (f", and {more} more differ" if more else ""))
     for key, expected in layout.items():
         dtype, shape, *_ = table.places[key]
-        if shape != expected.shape or f"torch.{dtype.name}" != str(expected.dtype):
+        if shape != expected.shape or TORCH_NAMES[dtype] != str(expected.dtype):
             raise ArtefactRejected(
                 Reason.WRONG_LAYOUT,
                 f"{name}: tensor {key!r} is {shape} torch.{dtype.name}, "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from torch import Tensor
 ClientId: TypeAlias = str
 Parameters: TypeAlias = Mapping[str, Tensor]
 """Named tensors of one model: parameters and buffers, as in its state dict. Never mutated in place."""
+
+
+@runtime_checkable
+class OnePiece(Protocol):
+    """What a set of parameters may have besides: its floating tensors as one, to be summed in one go."""
+
+    @property
+    def in_order(self) -> tuple[str, ...]:
+        """Names of its floating tensors as ``floats`` has them, the same object for sets of equal layout; or none."""
+
+    def floats(self) -> Tensor:
+        """Return them (P,), flat and one behind the other."""
+
 
 Facts: TypeAlias = Mapping[str, Any]
 """Small msgpack-able values: None, bool, int, float, str, and lists and str-keyed dicts of them."""

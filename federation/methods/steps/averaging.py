@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit.records import Parameters
+from replayfleet.federation.methods.kit.records import OnePiece, Parameters
 
 _SMALL = 1 << 12
 """Elements up to which tensors are summed side by side: of a ResNet's tensors most are BatchNorm's, and tiny."""
@@ -43,15 +43,33 @@ def weighted_average(parameter_sets: Sequence[Parameters], weights: Tensor) -> d
     heaviest = parameter_sets[int(torch.argmax(weights))]
     shares: list[float] = weights.tolist()
     first = dict(parameter_sets[0])
-    groups = _groups(first)
+    in_order = _in_one_piece(parameter_sets)
+    groups = _groups(first) if in_order is None else [in_order]
     totals = [torch.zeros_like(_joined(first, names), dtype=torch.float64) for names in groups]
     for start in range(0, len(parameter_sets), _AT_HAND):
+        if in_order is not None:
+            _add_weighted(totals[0], [_floats(one) for one in parameter_sets[start : start + _AT_HAND]], shares[start:])
+            continue
         at_hand = [dict(parameters) for parameters in parameter_sets[start : start + _AT_HAND]]
         check_equal_layouts([first, *at_hand], start - 1)
         for names, total in zip(groups, totals, strict=True):
             _add_weighted(total, [_joined(parameters, names) for parameters in at_hand], shares[start:])
     sums = [total.to(first[names[0]].dtype) for names, total in zip(groups, totals, strict=True)]
     return _separated(first, groups, sums, lambda name: heaviest[name].clone())
+
+
+def _in_one_piece(parameter_sets: Sequence[Parameters]) -> list[str] | None:
+    """Return the names of the floating tensors in their order, if all sets have theirs in one piece, and so alike."""
+    first = parameter_sets[0]
+    if not (isinstance(first, OnePiece) and first.in_order):
+        return None
+    alike = all(isinstance(one, OnePiece) and one.in_order is first.in_order for one in parameter_sets)
+    return list(first.in_order) if alike else None
+
+
+def _floats(parameters: Parameters) -> Tensor:
+    assert isinstance(parameters, OnePiece)
+    return parameters.floats()
 
 
 def combined(
@@ -104,7 +122,7 @@ def _separated(
 def _add_weighted(total: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
     """Add to a float64 ``total``: element by element and in the order given, block by block."""
     buffer: Tensor | None = None
-    for start, end in blocks(total):
+    for start, end in blocks(total, 4):  # the second level of a cache is smaller than the last
         block = total[start:end]
         buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
         widened = buffer[: len(block)]

@@ -35,6 +35,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 """In the order in which safetensors lays arrays out, so that each begins at a multiple of its item's size."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+TORCH_NAMES = {dtype: f"torch.{dtype.name}" for dtype in _NAMES}
+"""What torch calls them; asking a NumPy dtype for its name takes longer than all else of a tensor's check."""
 _RANKS = {name: rank for rank, name in enumerate(_DTYPES)}
 _MAX_HEADER_BYTES = 1 << 20
 _KNOWN_HEADER_BYTES = 64 << 10
@@ -58,17 +60,23 @@ class Table:
         start: the first byte behind the header.
         places: name -> (dtype, shape, first byte, the byte behind the last), bytes counted from ``start``.
         floats: (dtype, first, behind the last) of what lies there in floating point, neighbours together.
+        in_order: names of those arrays if they are of one dtype and side by side, else none; one object for one header.
     """
 
     start: int
     places: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], int, int]]
     floats: tuple[tuple[np.dtype[Any], int, int], ...]
+    in_order: tuple[str, ...]
 
     def view(self, name: str, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return one array as a view of ``data``, the bytes from ``start`` on as uint8."""
         dtype, shape, first, last = self.places[name]
-        view = data[first:last].view(dtype).reshape(shape)
-        return view if view.flags.aligned else view.copy()
+        return _aligned(data[first:last].view(dtype).reshape(shape))
+
+    def side_by_side(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the arrays of ``in_order`` as one, flat: a view of ``data``."""
+        ((dtype, first, last),) = self.floats
+        return _aligned(data[first:last].view(dtype))
 
     def not_finite(self, data: np.ndarray[Any, Any]) -> str | None:
         """Return the name of an array that holds NaN or infinity; None if there is none."""
@@ -76,6 +84,10 @@ class Table:
             return None
         names = (name for name, (dtype, *_) in self.places.items() if dtype.kind == "f")
         return next(name for name in names if not bool(np.isfinite(self.view(name, data)).all()))
+
+
+def _aligned(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return view if view.flags.aligned else view.copy()
 
 
 def digest(raw: bytes | memoryview | mmap.mmap) -> str:
@@ -269,7 +281,8 @@ def _parsed(header: bytes) -> tuple[Table, int]:
             floats[-1] = (dtype, floats[-1][1], last)
         elif dtype.kind == "f":
             floats.append((dtype, first, last))
-    return Table(8 + len(header), places, tuple(floats)), end
+    in_order = tuple(name for name, (dtype, *_) in places.items() if dtype.kind == "f") if len(floats) == 1 else ()
+    return Table(8 + len(header), places, tuple(floats), in_order), end
 
 
 _known_table = functools.lru_cache(maxsize=64)(_parsed)

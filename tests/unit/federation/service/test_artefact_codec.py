@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
+from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.service import artefact_codec
 from replayfleet.federation.service.artefact_codec import (
     EncodedOnce,
@@ -101,8 +102,8 @@ def _mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artefact_codec, "_SMALL_BYTES", 0)
 
 
-def stored(folder: Path, **how: object) -> tuple[StoredParameters, DiskBlobStore]:
-    store, data = DiskBlobStore(folder), encode_parameters(SET)
+def stored(folder: Path, parameters: Parameters = SET, **how: object) -> tuple[StoredParameters, DiskBlobStore]:
+    store, data = DiskBlobStore(folder), encode_parameters(parameters)
     return StoredParameters(BlobEntry("task", store.put(data), len(data)), store, **how), store  # type: ignore[arg-type]
 
 
@@ -183,3 +184,24 @@ def test_a_stored_set_with_numbers_that_are_none_is_refused_by_name(tmp_path: Pa
     entry = BlobEntry("task", store.put(data), len(data))
     with pytest.raises(ArtefactRejected, match=r"task: tensor 'b\.weight' has values"):
         StoredParameters(entry, store, must_be_finite=True)
+
+
+@pytest.mark.parametrize("others", [{}, {"c.half": torch.randn(5).to(torch.float16)}, {"z.bias": torch.randn(9001)}])
+def test_stored_sets_have_the_average_of_the_same_sets_in_memory_to_the_bit(
+    tmp_path: Path, others: Parameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [{**SET, "b.weight": torch.randn(3, 2), "a.large": torch.randn(70, 90), **others} for _ in range(70)]
+    weights = torch.rand(70, dtype=torch.float64)
+    weights /= weights.sum()
+    on_disk = [stored(tmp_path, parameters=one)[0] for one in sets]
+    expected = weighted_average(sets, weights)
+    mixed = weighted_average([*on_disk[:1], *sets[1:]], weights)
+    one_piece = "c.half" not in others
+    assert bool(on_disk[0].in_order) == one_piece
+    if one_piece:  # only the first and the heaviest are asked for single tensors
+        for number in {*range(1, 70)} - {int(weights.argmax())}:
+            monkeypatch.setattr(on_disk[number], "_names", ())
+    found = weighted_average(on_disk, weights)
+    assert list(found) == list(on_disk[0])
+    assert equal(found, expected)
+    assert equal(mixed, expected)
