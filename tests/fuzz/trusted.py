@@ -34,7 +34,7 @@ from tests.fuzz.target import Target, scratch, seeds
 from tests.support.voices import TakesAll
 
 PEM = Form(lambda data: data.split(b"\n"), b"\n".join)
-"""Lines. What stands around a block of them is nobody's business, so some changed inputs are accepted, whatever the key."""
+"""Lines. What stands around a block of them counts for nothing, so some changed inputs are accepted with any key."""
 
 ROUND = topic_of(FLEET, "round")
 CLIENT = "cam-1"
@@ -173,6 +173,8 @@ TRUSTED = {
     "roots": Target(seeds(_root_seeds), _roots, (MalformedMessage,), MSGPACK),
     "releases": Target(seeds(_release_seeds), _releases, (ArtefactRejected,), MSGPACK),
     "requests": Target(seeds(_request_seeds), _requests, (SettingsError,), PEM),
-    "certificates": Target(seeds(_certificate_seeds), lambda data: str(len(validities(data))), (MalformedMessage,), PEM),
+    "certificates": Target(
+        seeds(_certificate_seeds), lambda data: str(len(validities(data))), (MalformedMessage,), PEM
+    ),
     "keys": Target(seeds(_key_seeds), _keys, (SettingsError,), PEM),
 }

@@ -194,8 +194,8 @@ def best_served(
 ) -> Served:
     """Return ``downloaded``, unless another is clearly better on each piece of evidence; of several, the best.
 
-    That nothing is swapped without a clear gain would be the other rule. Over 72 updates it cost accuracy, for what was
-    served knows none of the classes that the round brought (docs/serving.md).
+    That what is served stays without a clear gain was the other rule. It cost accuracy, for that model knows none of
+    the classes that the round brought, which evidence didn't always show (docs/serving.md).
 
     Args:
         spec: of the task.
