@@ -370,7 +370,7 @@ def test_tls_with_certificates_and_password_and_what_happens_without(tls_broker:
     good = TlsSettings(authority.ca, certificate, key)
     right, wrong = Credentials("cam-1", "secret"), Credentials("cam-1", "guess")
     session, _ = listen(url, "good", tls=good, credentials=right)
-    expected = {  # that there is no certificate at all isn't always heard: the broker may close before its alert is read
+    expected = {  # that there is no certificate isn't always heard: the broker may close before its alert is read
         "not trusted": listen(url, "a", tls=TlsSettings(None, certificate, key), credentials=right),
         "client certificate": listen(url, "b", tls=TlsSettings(authority.ca), credentials=right),
         "not authorized": listen(url, "c", tls=good, credentials=wrong),
