@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replayfleet.aggregator.rounds import Rounds
+from replayfleet.aggregator.rounds.machine import Rounds
 from replayfleet.federation.errors import ArtefactRejected, Reason, UploadRejected
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.service.artefact_codec import BlobFiles, Layout, largest_encoding_bytes, open_artefacts

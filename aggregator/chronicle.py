@@ -6,7 +6,7 @@ import msgspec
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.parts import Parts
-from replayfleet.aggregator.rounds import Decision, Phase, Rounds
+from replayfleet.aggregator.rounds.machine import Decision, Phase, Rounds
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.wire.protocol.facts import decode_facts
 

@@ -9,11 +9,11 @@ from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.chronicle import Chronicle
 from replayfleet.aggregator.control.desk import ControlDesk
 from replayfleet.aggregator.leading import Deed
-from replayfleet.aggregator.opening import Signs
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import DEAD_AFTER_S, Change
 from replayfleet.aggregator.records.roll import expected_uploads
-from replayfleet.aggregator.rounds import Decision, Phase, Rounds
+from replayfleet.aggregator.rounds.machine import Decision, Phase, Rounds
+from replayfleet.aggregator.rounds.opening import Signs
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk

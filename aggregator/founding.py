@@ -11,7 +11,7 @@ from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.precision.rules import PrecisionRules
 from replayfleet.aggregator.publisher import Exporter, export_graphs
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
 from replayfleet.federation.methods.kit.each import Map

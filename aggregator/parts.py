@@ -13,7 +13,7 @@ from replayfleet.aggregator.operator.journal import Journal
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.precision.wishes import Wishes
 from replayfleet.aggregator.presence import PresenceTable
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.steps import Checkpoint, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing

@@ -32,7 +32,7 @@ from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.wishes import Wishes
 from replayfleet.aggregator.presence import PresenceTable
 from replayfleet.aggregator.publisher import Publisher
-from replayfleet.aggregator.rounds import Phase
+from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing

@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
-from replayfleet.aggregator.opening import parse_opening
 from replayfleet.aggregator.operator.traces import check_traces
 from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
+from replayfleet.aggregator.rounds.opening import parse_opening
 from replayfleet.devices.profiles import FP16, INT8
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
 from replayfleet.federation.paths import check_folder

@@ -20,7 +20,7 @@ from replayfleet.aggregator.records.database import transaction
 from replayfleet.aggregator.records.deeds import DEEDS_TABLE, Deed, Deeds
 from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_table
 from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
-from replayfleet.aggregator.rounds import Course, Phase
+from replayfleet.aggregator.rounds.machine import Course, Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH

@@ -32,7 +32,7 @@ from replayfleet.aggregator.control.waits import Facts
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.deeds import Deed
 from replayfleet.aggregator.records.roll import Exclusion
-from replayfleet.aggregator.rounds import Course, Rounds
+from replayfleet.aggregator.rounds.machine import Course, Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import spoken

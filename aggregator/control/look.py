@@ -6,7 +6,7 @@ from replayfleet.aggregator.control.view import FleetView, MemberView
 from replayfleet.aggregator.control.waits import Facts, wait_of
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Standing
-from replayfleet.aggregator.rounds import Course, Phase, Rounds
+from replayfleet.aggregator.rounds.machine import Course, Phase, Rounds
 from replayfleet.devices.profiles import FP32
 
 

@@ -21,7 +21,7 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.records.roll import Exclusion, Standing, expected_uploads
 from replayfleet.aggregator.records.versions import Kept
-from replayfleet.aggregator.rounds import Course, Phase, Rounds
+from replayfleet.aggregator.rounds.machine import Course, Phase, Rounds
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import spoken
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.operator.journal import read_journal
-from replayfleet.aggregator.rounds import Phase
+from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import UNREADABLE, SettingsError

@@ -6,7 +6,7 @@ import functools
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.parts import Parts
-from replayfleet.aggregator.rounds import Rounds
+from replayfleet.aggregator.rounds.machine import Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import digests_of
 from replayfleet.federation.backoff import Backoff, fleet_backoff

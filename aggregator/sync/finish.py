@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replayfleet.aggregator.presence import PresenceTable
-from replayfleet.aggregator.rounds import Phase, Rounds
+from replayfleet.aggregator.rounds.machine import Phase, Rounds
 from replayfleet.aggregator.store import AggregatorStore
 
 GRACE_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replayfleet.aggregator.admission import decode_upload, what_next
 from replayfleet.aggregator.parts import Parts
-from replayfleet.aggregator.rounds import Rounds
+from replayfleet.aggregator.rounds.machine import Rounds
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import Reason, UploadRejected
 from replayfleet.federation.methods.kit.packing import sub_generators_among

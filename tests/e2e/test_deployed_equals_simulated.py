@@ -20,7 +20,7 @@ from support.client_world import PFEDGRP, TrainerThread
 from support.image_sets import idx_bytes
 
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.service import ClientService, Identity

@@ -16,8 +16,8 @@ from support.waiting_fleet import waiting_fleet
 
 from replayfleet.aggregator.console.app import Console
 from replayfleet.aggregator.console.watch import Watch
-from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.federation.service.web.access import Access, add_token
 from replayfleet.federation.service.web.guard import COOKIE, Rules
 from tests.support.asking import Said, ask

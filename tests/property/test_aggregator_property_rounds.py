@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayfleet.aggregator.rounds import Decision, Phase, RoundRules, Rounds
+from replayfleet.aggregator.rounds.machine import Decision, Phase, RoundRules, Rounds
 
 clients = st.sampled_from([f"cam-{i}" for i in range(6)])
 arrivals = st.lists(clients, max_size=20)

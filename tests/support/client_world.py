@@ -15,7 +15,7 @@ import numpy as np
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera

@@ -30,7 +30,7 @@ import msgspec
 
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.operator.journal import read_journal
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.steps import Step

@@ -37,10 +37,10 @@ from replayfleet.aggregator.control.verbs import (
     name_of,
 )
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.records.roll import Exclusion
-from replayfleet.aggregator.rounds import Course, RoundRules
+from replayfleet.aggregator.rounds.machine import Course, RoundRules
+from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.store import AggregatorStore

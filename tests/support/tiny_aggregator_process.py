@@ -15,7 +15,7 @@ from support.tiny_fleet import TinyExporter, tiny_spec
 from support.tiny_method import TinyMethod
 
 from replayfleet.aggregator.founding import Fleet
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.service.logs import configure_logging

@@ -14,7 +14,7 @@ from support.tiny_method import TASK, TinyDownload, TinyMethod
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.founding import Fleet
 from replayfleet.aggregator.leading import Claim
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.methods.kit.records import Artefacts

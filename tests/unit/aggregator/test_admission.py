@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from replayfleet.aggregator.admission import Caps, Gate, what_next
-from replayfleet.aggregator.rounds import Decision, RoundRules, Rounds
+from replayfleet.aggregator.rounds.machine import Decision, RoundRules, Rounds
 from replayfleet.federation.errors import Reason, UploadRejected
 from replayfleet.federation.wire.protocol.messages import BlobEntry, BundlePart, Manifest, Offer
 

@@ -22,7 +22,7 @@ from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.precision.wishes import Wish, Wishes
 from replayfleet.aggregator.presence import DEAD_AFTER_S, MAX_NEWCOMERS, PresenceTable
-from replayfleet.aggregator.rounds import Phase, RoundRules
+from replayfleet.aggregator.rounds.machine import Phase, RoundRules
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.aggregator.sync.downloads import MAX_PREPARING
 from replayfleet.federation.errors import ReplayfleetError

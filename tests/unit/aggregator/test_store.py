@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.tiny_fleet import tiny_spec
 
-from replayfleet.aggregator.rounds import Phase
+from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import KEEP_ROUNDS, AggregatorStore, StoredArtefacts
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.limits import MAX_COUNTER

@@ -32,9 +32,9 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.aggregator.control.view import MemberView
 from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.members.table import Issued, Members
-from replayfleet.aggregator.opening import Opening
 from replayfleet.aggregator.operator.journal import read_journal
-from replayfleet.aggregator.rounds import RoundRules
+from replayfleet.aggregator.rounds.machine import RoundRules
+from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.steps import Step
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.waits import Why

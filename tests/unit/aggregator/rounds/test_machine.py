@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from replayfleet.aggregator.opening import Opening, Signs
-from replayfleet.aggregator.rounds import Course, Decision, Phase, RoundRules, Rounds
+from replayfleet.aggregator.rounds.machine import Course, Decision, Phase, RoundRules, Rounds
+from replayfleet.aggregator.rounds.opening import Opening, Signs
 from replayfleet.federation.errors import SettingsError
 
 RULES = RoundRules(num_clients=3, min_clients=2, deadline_s=60, num_rounds=2)

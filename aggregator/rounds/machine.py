@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from replayfleet.aggregator.opening import Opening, Signs
+from replayfleet.aggregator.rounds.opening import Opening, Signs
 from replayfleet.federation.errors import SettingsError
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from replayfleet.aggregator.opening import Opening, Signs, parse_opening
+from replayfleet.aggregator.rounds.opening import Opening, Signs, parse_opening
 from replayfleet.federation.errors import SettingsError
 
 DAY_S, HOUR_S = 86400, 3600

@@ -1,0 +1,1 @@
+"""When rounds begin, close and end: decisions only."""
