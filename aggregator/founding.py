@@ -18,6 +18,7 @@ from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Parameters, Sampler
 from replayfleet.federation.service.artefact_codec import decode_parameters, encode_parameters
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
+from replayfleet.federation.service.fleet.spec import with_later_settings
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec
 from replayfleet.federation.wire.protocol.tensors import digest
@@ -65,6 +66,9 @@ class Fleet:
 def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     """Begin a run in a new store (True), or check that it is the one that the store holds.
 
+    A store that an earlier version founded may lack settings that are asked for as what was done without them. Its own
+    spec stays the fleet's then, for what clients keep is bound to it.
+
     Raises:
         SettingsError: The store's run has another spec, or began with another model.
     """
@@ -81,6 +85,8 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
             "data dir: its run began with another model; start without --initial to go on with it, or in another "
             "--data-dir"
         )
+    if before.method == spec.method and before.settings.keys() < spec.settings.keys():
+        before = with_later_settings(before)
     for name in spec.__struct_fields__:
         if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
             store.close()

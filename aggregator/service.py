@@ -106,6 +106,7 @@ class AggregatorService:
         self._store = AggregatorStore(folder)
         blobs = DiskBlobStore(folder / "blobs")
         self._is_new = take_up(self._store, blobs, fleet)
+        fleet = dataclasses.replace(fleet, spec=self._store.spec() or fleet.spec)
         self._store.set_num_rounds(fleet.rules.num_rounds)
         self._jobs = jobs(lambda outcome: self.loop.put("job", outcome, guarded=False))
         graphs = graphs_of(self._store, blobs, fleet.exporter)

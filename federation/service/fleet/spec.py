@@ -40,10 +40,18 @@ def make_spec(
         raise SettingsError(f"seed is {run_seed}, expected 0 to {(1 << 63) - 1}")
     known = _setting_names(kind)
     fields = {**settings_for_task(method, preset, task, known=known), **_converted(kind, overrides, strict=False)}
-    built = _build(kind, task, fields)
-    settings = {name: getattr(built, name) for name in _setting_names(kind)}
-    spec = FleetSpec(fleet, method, settings, task_fields(task), run_seed)
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=FleetSpec)  # tuples as lists, as they travel
+    return _spelt_out(FleetSpec(fleet, method, {}, task_fields(task), run_seed), _build(kind, task, fields))
+
+
+def with_later_settings(spec: FleetSpec) -> FleetSpec:
+    """Return a spec that an earlier version made, with the settings that its method got since, at their defaults.
+
+    The default of a setting that comes later is what was done before it.
+
+    Raises:
+        SettingsError: This version doesn't know the method, one of its settings or its task.
+    """
+    return _spelt_out(spec, method_of(spec))
 
 
 def method_of(spec: FleetSpec) -> Method:
@@ -80,6 +88,12 @@ def method_class(name: str) -> type[Any]:
             f"or take one of {usable}"
         )
     return kind
+
+
+def _spelt_out(spec: FleetSpec, method: Method) -> FleetSpec:
+    settings = {name: getattr(method, name) for name in _setting_names(type(method))}
+    whole = msgspec.structs.replace(spec, settings=settings)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(whole), type=FleetSpec)  # tuples as lists, as they travel
 
 
 def _setting_names(kind: type[Any]) -> list[str]:

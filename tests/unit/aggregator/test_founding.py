@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from support.client_world import World
@@ -19,8 +21,6 @@ from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Callable[[Parameters | None], Fleet]:
-    import dataclasses
-
     (tmp_path / "world").mkdir()
     world = World(tmp_path / "world")
     world.close()
@@ -55,3 +55,22 @@ def test_a_run_that_began_at_random_takes_no_model_later(
     assert initial_of(store, blobs) is None
     with pytest.raises(SettingsError, match="began with another model"):
         take_up(store, blobs, fleet(first_download(fleet(None).method, 9).task_parameters))
+
+
+def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    asked, spec = world.fleet, world.spec
+    settings = {name: value for name, value in spec.settings.items() if name != "robust"}
+    older = msgspec.structs.replace(spec, settings=settings)  # as of a version that knew no robust averages
+    world.fleet = dataclasses.replace(asked, spec=older)
+    founded = world.start_aggregator("older")
+    founded.stop()
+    world.fleet = asked
+    again = world.start_aggregator("older")
+    assert again._parts.spec == older, "clients' states are bound to it"
+    again.stop()
+    other = msgspec.structs.replace(spec, settings=spec.settings | {"robust": "median"})
+    world.fleet = dataclasses.replace(asked, spec=other)
+    with pytest.raises(SettingsError, match="its run has settings"):
+        world.start_aggregator("older")
+    world.close()
