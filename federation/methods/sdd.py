@@ -119,8 +119,9 @@ class SDD(ImageSynthesisMethod):
         alpha: weight of the cross-entropy in Eq. 1.
         beta: weight of the reverse cross-entropy.
         replay_weight: k of Eq. 3.
-        fine_tuning_scale: share of the learning rate that everything but the rows of new classes has, in a round that
-            brings a client new classes beside replay.
+        session_learning_rate: of the rows of new classes, in a round that brings a client new classes beside replay; 0
+            is ``learning_rate``.
+        fine_tuning_scale: share of it that everything else has in such a round.
         replay_per_class: images of a class that the replay buffer keeps.
         latent_learning_rate: of the latents, which are trained too.
         entropy_weight: lambda_2 of Eq. 10; ``label_weight``, ``batch_norm_weight`` and ``adversarial_weight`` are the
@@ -139,6 +140,7 @@ class SDD(ImageSynthesisMethod):
     alpha: float = 1.0
     beta: float = 1.0
     replay_weight: float = 1.0
+    session_learning_rate: float = 0.0
     fine_tuning_scale: float = 0.001
     replay_per_class: int = 100
     latent_learning_rate: float = 0.01
@@ -160,7 +162,7 @@ class SDD(ImageSynthesisMethod):
         checks.one_of(AGGREGATIONS, self, "aggregation")
         checks.one_of(TEACHERS, self, "teachers")
         weights = ["alpha", "beta", "replay_weight", "entropy_weight", "proximal_weight", "activation_weight"]
-        checks.within(0.0, math.inf, self, [*weights, "latent_learning_rate"])
+        checks.within(0.0, math.inf, self, [*weights, "latent_learning_rate", "session_learning_rate"])
         checks.within(0.0, 1.0, self, ["fine_tuning_scale"])
         checks.at_least(1, self, ["replay_per_class"])
 
@@ -205,8 +207,10 @@ class SDD(ImageSynthesisMethod):
                 loss = loss + self.activation_weight * activation_divergence(real)
             return loss
 
-        request = self.descending(start, len(data.labels), rng, batch_loss)
         new_classes = sorted(counts.keys() - set(download.seen))
+        rate = self.session_learning_rate if new_classes else 0.0
+        settings = replace(self, learning_rate=rate or self.learning_rate)
+        request = settings.descending(start, len(data.labels), rng, batch_loss)
         if new_classes:
             request = replace(request, after_backward=self._gently(torch.tensor(new_classes, device=device)))
         parameters = yield request

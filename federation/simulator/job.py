@@ -77,6 +77,7 @@ LATER_SETTINGS = {
     "teachers": "ensemble",
     "proximal_weight": 0.0,
     "activation_weight": 0.0,
+    "session_learning_rate": 0.0,
     "samples_per_round": 0,
     "staleness_exponent": 0.0,
     "aggregation_neighbours": 0,

@@ -168,6 +168,17 @@ def test_in_a_session_all_but_the_rows_of_new_classes_hardly_move() -> None:
             torch.testing.assert_close(moved, 0.01 * free, rtol=1e-3, atol=1e-6)
 
 
+def test_a_session_has_a_step_size_of_its_own_and_the_base_session_the_other() -> None:
+    method = SDD(task=TOY, **QUICK)
+    assert same_bits(
+        local_round(method, session_learning_rate=0.02, learning_rate=0.7), local_round(method, learning_rate=0.02)
+    )
+    plain, changed = (
+        run_rounds(each, SESSIONS[:1])[1] for each in (method, replace(method, session_learning_rate=0.7))
+    )
+    assert same_bits(plain["a"].task_parameters, changed["a"].task_parameters)
+
+
 @pytest.mark.parametrize("loss", ["noise-aware", "cross-entropy", "distillation"])
 def test_what_is_learned_from_replay_is_the_settings(loss: str) -> None:
     method = SDD(task=TOY, **QUICK, replay_loss=loss)
