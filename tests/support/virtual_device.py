@@ -7,7 +7,8 @@ lazy device has no kernels in its wheels and runs backward passes on the calling
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "lazy"
 DEVICE = torch.device(NAME)
@@ -92,8 +92,8 @@ def _is_there(device: Any) -> bool:
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name = str(func)
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    name, aliases = _known(func)
+    tensors = [each for each in _flat((*args, *kwargs.values())) if isinstance(each, Tensor)]
     places = {isinstance(tensor, _There) for tensor in tensors if tensor.ndim > 0}
     if len(places) > 1 and not name.startswith(_TAKES_FROM_THE_CPU):
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, found cpu and {NAME}")
@@ -101,10 +101,33 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if there and kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: expected a {NAME} device type for generator but found cpu")
     inside = {key: "cpu" if key == "device" and _is_there(value) else value for key, value in kwargs.items()}
-    result = func(*tree_map(_inner, args), **tree_map(_inner, inside))
+    result = func(*_each(_inner, args), **{key: _each(_inner, value) for key, value in inside.items()})
     if not there:
         return result
-    return return_and_correct_aliasing(func, args, kwargs, tree_map(_outer, result))
+    result = _each(_outer, result)
+    return return_and_correct_aliasing(func, args, kwargs, result) if aliases else result
+
+
+@functools.cache
+def _known(func: Any) -> tuple[str, bool]:
+    """Return an operation's name, and whether it writes into an argument or returns a view of one."""
+    return str(func), any(each.alias_info is not None for each in (*func._schema.arguments, *func._schema.returns))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    """Go through what lies in values, and in lists and tuples of them: operations take nothing deeper."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value changed; of a list or tuple everything in it."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_each(change, each) for each in value])
+    return change(value)
 
 
 def _result_is_there(name: str, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
