@@ -33,6 +33,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit import travel
 from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.methods.steps import serving
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.methods.steps.serving import BEST, Served
 from replayfleet.federation.service.artefact_codec import encode_artefacts, encode_parameters
@@ -52,6 +53,7 @@ from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.federation.wire.transport.interfaces import OnMessage, Session, Will
 from replayfleet.federation.wire.transport.mqtt import MqttSession
+from replayfleet.models.specs import TaskSpec
 from tests.support.memory_broker import MemoryBroker
 
 NUM_CLIENTS, SAMPLES, SEED, RUN_SEED = 2, 8, 5, 11
@@ -83,11 +85,16 @@ def num_rounds(method: str) -> int:
     return 3 if method.partition("+")[0] == "pfedgrp" else 2
 
 
+def task_for(name: str, data_root: Path) -> TaskSpec:
+    task = replace(load_dataset("fashion-mnist", data_root=data_root).task, generator_width=4)
+    if name in SMALL:
+        return replace(task, architecture="lenet")
+    return replace(task, architecture="resnet20-he", stem="imagenet")  # few parameters; its first layers halve twice
+
+
 def spec_of(name: str, data_root: Path) -> FleetSpec:
     name, _, more = name.partition("+")
-    task = load_dataset("fashion-mnist", data_root=data_root).task
-    if name in SMALL:
-        task = replace(task, architecture="lenet")
+    task = task_for(name, data_root)
     method, changes = resolved(name, "tiny")
     overrides = {**(PFEDGRP if method == "pfedgrp" else {"local_epochs": "1", "batch_size": "8"}), **changes}
     if more in travel.MODELS:
@@ -103,25 +110,32 @@ def spec_of(name: str, data_root: Path) -> FleetSpec:
 
 def built_at_tiny(name: str, data_root: Path) -> Method:
     if name in METHODS and not METHODS[name].deployable:
-        kind, task = METHODS[name], load_dataset("fashion-mnist", data_root=data_root).task
+        kind, task = METHODS[name], task_for(name, data_root)
         known = [field.name for field in dataclasses.fields(kind)]
         return build_method(kind, task, settings_for(name, "tiny", known=known))
     return method_of(spec_of(name, data_root))
 
 
-@functools.cache
 def simulated(
     method: str, data_root: Path, sampler_name: str, run_seed: int = RUN_SEED, where: str = HERE
 ) -> dict[str, dict[str, str]]:
     """Return client -> parameter set -> digest of the last download, from the simulator."""
-    last = outcome(method, data_root, sampler_name, run_seed, where)
-    return {name: digests_of(download) for name, download in last.downloads.items()}
+    return last_round(method, data_root, sampler_name, run_seed, where)[0]
 
 
 def choices(method: str, data_root: Path) -> dict[str, tuple[Served, str]]:
     """Return client -> what it chose to serve after the last round, and the digest of that, from the simulator."""
-    last = outcome(method, data_root, "eager").chosen
-    return {name: (one.served, digest(encode_parameters(one.parameters))) for name, one in last.items()}
+    return last_round(method, data_root, "eager")[1]
+
+
+@functools.cache
+def last_round(
+    method: str, data_root: Path, sampler_name: str, run_seed: int = RUN_SEED, where: str = HERE
+) -> tuple[dict[str, dict[str, str]], dict[str, tuple[Served, str]]]:
+    """Return what ``simulated`` and ``choices`` tell, from one simulation."""
+    last = outcome(method, data_root, sampler_name, run_seed, where)
+    chosen = {name: (one.served, digest(encode_parameters(one.parameters))) for name, one in last.chosen.items()}
+    return {name: digests_of(download) for name, download in last.downloads.items()}, chosen
 
 
 def held_choice(folder: Path) -> tuple[Served, str]:
@@ -334,8 +348,9 @@ def test_rounded_values_of_the_fleet_equal_the_simulators_to_the_bit(
 
 @pytest.mark.parametrize("method", ["pfedgrp+best", "pfedgrp-plus+best"])
 def test_what_devices_choose_to_serve_and_learn_from_it_equals_the_simulators_to_the_bit(
-    method: str, data_root: Path, tmp_path: Path, served_here: None
+    method: str, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served_here: None
 ) -> None:
+    monkeypatch.setattr(serving, "NUM_REPLAYED", 64)
     found = deployed(method, data_root, tmp_path, through(MemoryBroker()), "eager", [0, 1])
     assert found == simulated(method, data_root, "eager")
     assert found != simulated(method.partition("+")[0], data_root, "eager")
