@@ -125,6 +125,9 @@ def test_what_needs_a_running_aggregator_says_so_and_what_does_not_works(tmp_pat
 
 def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet) -> None:
     folder = fleet.tmp_path / "aggregator"
+    end = time.monotonic() + 60
+    while not listens(folder):  # before that nobody can connect, whatever the file's mode
+        assert time.monotonic() < end
     assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
     hostile = [b"", b"\n", b"\x00" * 100, b"{" * 5000 + b"\n", b"x" * (2 * MAX_REQUEST_BYTES), b'{"ask": "do"}\n']
     hostile += [b'{"ask": "plan", "verb": {"verb": "exclude", "client": "\\u0000"}}\n', b'{"ask": "look", "x": 1}\n']

@@ -15,6 +15,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "agem-fedgp": ("fedgp", {"base": "agem"}),
     "derpp-fedgp": ("fedgp", {"base": "der", "beta": 0.5}),
     "der-fedgp": ("fedgp", {"base": "der"}),
+    "er-fedgp": ("fedgp", {"base": "der", "alpha": 0.0, "beta": 1.0}),
     "fedcurv-fedgp": ("fedgp", {"base": "fedcurv"}),
     "fedlwf-2t": ("lwf", {"new_weight": 0.33, "past_weight": 0.33, "server_weight": 0.34}),
     "fedprox-plus": ("ewc", {"weighting": "even", "importance": 0.01}),
@@ -45,7 +46,8 @@ AS1 to ASP: Table 3 of pFedGRP. ``pfedgrp-ddpm``: its second row in Tables 1 and
 ``pfedgrp-v1``: the paper's first version (its section 4); its lengths are in ``PAPER_LENGTHS``.
 ``agem-fedgp`` and the like: A-GEM, DER, FedCurv, FedProx "w/ FedGP" in FedGP's Tables 1 and 4; its "FedAvg w/ FedGP" is
 ``fedgp`` itself.
-``derpp-fedgp`` isn't in it: DER++ (of DER's paper) learns kept samples' labels too.
+``derpp-fedgp`` and ``er-fedgp`` aren't in it: DER++ (of DER's paper) learns kept samples' labels too, experience replay
+(Chaudhry et al. 2019) these alone.
 ``fedlwf-2t`` and ``fedprox-plus``: baselines of MFCL's Table 2.
 ``sdd-baseline`` to ``sdd-nagr``: the baseline and the halves of SDD in its Tables I to V, and the baseline with FedProx
 and FedMax in its Table V. ``erdfr``: "ERDFR + FL" in its Tables I to III.
