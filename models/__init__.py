@@ -10,17 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from replayfleet.models.pyramid import Pyramid
     from replayfleet.models.resnet import ResNet
     from replayfleet.models.specs import DetectionSpec, TaskSpec
     from replayfleet.models.tiny_yolo import TinyYolo
     from replayfleet.models.wgan import Critic, Generator
 
-__all__ = ["Critic", "DetectionSpec", "Generator", "ResNet", "TaskSpec", "TinyYolo"]
+__all__ = ["Critic", "DetectionSpec", "Generator", "Pyramid", "ResNet", "TaskSpec", "TinyYolo"]
 
 _HOMES = {
     "Critic": "replayfleet.models.wgan",
     "DetectionSpec": "replayfleet.models.specs",
     "Generator": "replayfleet.models.wgan",
+    "Pyramid": "replayfleet.models.pyramid",
     "ResNet": "replayfleet.models.resnet",
     "TaskSpec": "replayfleet.models.specs",
     "TinyYolo": "replayfleet.models.tiny_yolo",

@@ -19,6 +19,7 @@ from replayfleet.models import cnn, resnet
 from replayfleet.models.cnn import LinearHead, SmallCnn
 from replayfleet.models.data_free import PixelScale
 from replayfleet.models.gaussian import GaussianMixture
+from replayfleet.models.pyramid import Pyramid
 from replayfleet.models.resnet import CosineHead, ResNet
 from replayfleet.models.specs import (
     ADDED_MODELS,
@@ -45,8 +46,9 @@ def build_task_model(spec: AnyTaskSpec, *, device: str = "cpu") -> Any:
     ``device="meta"`` gives shapes and dtypes without memory, for layouts and ``functional_call``.
     """
     if isinstance(spec, DetectionSpec):
+        network = Pyramid if spec.architecture == "pyramid" else TinyYolo
         return _build(
-            lambda: TinyYolo(spec.image_channels, spec.num_classes, spec.num_anchors, spec.width, spec.stride), device
+            lambda: network(spec.image_channels, spec.num_classes, spec.num_anchors, spec.width, spec.stride), device
         )
     if spec.architecture in cnn.SHAPES:
         return _build(

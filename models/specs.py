@@ -44,6 +44,9 @@ ADDED_MODELS: Extended[Any] = Extended(
 DETECTION_STRIDES = (8, 16, 32)
 """Pixels between neighbouring cells of a detector's grid; 32 is the published one, finer ones see smaller things."""
 
+DETECTORS = ("tiny-yolo", "pyramid")
+"""Networks of a detector: the published one (``models.tiny_yolo``), and one for small things (``models.pyramid``)."""
+
 STANDARD_WIDTH = 16
 """Channels of the published tiny YOLO's first convolution."""
 
@@ -113,7 +116,7 @@ def check_architecture(name: Any) -> None:
 def plain_task(task: TaskSpec | DetectionSpec) -> dict[str, Any]:
     """Return a task's fields; one that came later is left out at its default, so that old runs stay the same."""
     fields = dataclasses.asdict(task)
-    if fields.get("architecture") == ARCHITECTURES[0]:
+    if fields["architecture"] in {ARCHITECTURES[0], DETECTORS[0]}:
         del fields["architecture"]
     return fields
 
@@ -166,6 +169,7 @@ class DetectionSpec:
         width: channels of the first convolution; ``STANDARD_WIDTH`` or, for small boards, ``NARROW_WIDTH``.
         stride: one of ``DETECTION_STRIDES``. Parameters don't depend on it; arithmetic does.
         max_boxes: M, most boxes that a picture's label holds; labels of a fleet all have this length.
+        architecture: one of ``DETECTORS``; a ``pyramid`` needs sides that are multiples of 32 at every stride.
     """
 
     image_channels: int
@@ -176,16 +180,20 @@ class DetectionSpec:
     width: int = STANDARD_WIDTH
     stride: int = 32
     max_boxes: int = 32
+    architecture: str = DETECTORS[0]
 
     def __post_init__(self) -> None:
         if self.image_channels not in {1, 3}:
             raise ValueError(f"image_channels is {self.image_channels}, expected 1 or 3")
         if self.stride not in DETECTION_STRIDES:
             raise ValueError(f"stride is {self.stride}, expected one of {DETECTION_STRIDES}")
+        if self.architecture not in DETECTORS:
+            raise ValueError(f"architecture is {self.architecture!r}, expected one of {DETECTORS}")
+        factor = self.stride if self.architecture == "tiny-yolo" else max(DETECTION_STRIDES)
         for name in ("image_height", "image_width"):
             pixels = getattr(self, name)
-            if not 32 <= pixels <= 4096 or pixels % self.stride:
-                raise ValueError(f"{name} is {pixels}, expected 32 to 4096 pixels and a multiple of {self.stride}")
+            if not 32 <= pixels <= 4096 or pixels % factor:
+                raise ValueError(f"{name} is {pixels}, expected 32 to 4096 pixels and a multiple of {factor}")
         if not 1 <= len(self.class_names) <= 4096:
             raise ValueError(f"a detector needs 1 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)

@@ -21,7 +21,7 @@ from replayfleet.export.running.artefact import Array
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
-from replayfleet.models.specs import ARCHITECTURES, AnyTaskSpec, DetectionSpec, TaskSpec
+from replayfleet.models.specs import ARCHITECTURES, DETECTORS, AnyTaskSpec, DetectionSpec, TaskSpec
 
 OUR_TASK = TaskSpec(1, 28, tuple(f"class {number}" for number in range(10)))
 """Of the model that comes with this package: the task model for 28 pixels, its parameters drawn at random."""
@@ -129,7 +129,8 @@ def task_of_facts(facts: Mapping[str, str]) -> AnyTaskSpec | None:
         names = tuple(str(name) for name in json.loads(facts["classes"]))
         if facts["kind"] == "detector":
             anchors = tuple((float(wide), float(high)) for wide, high in json.loads(facts["anchors"]))
-            return DetectionSpec(channels, height, width, names, anchors, stride=int(facts["stride"]))
+            stride, network = int(facts["stride"]), facts.get("architecture", DETECTORS[0])
+            return DetectionSpec(channels, height, width, names, anchors, stride=stride, architecture=network)
         if facts["kind"] != "task":
             return None
         architecture = facts.get("architecture", ARCHITECTURES[0])

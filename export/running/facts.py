@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from replayfleet.models.specs import (
     ARCHITECTURES,
+    DETECTORS,
     LATENT_SIZE,
     AnyTaskSpec,
     DetectionSpec,
@@ -30,6 +31,7 @@ def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
         "preprocessing": "float32, pixel / 127.5 - 1, channels first, "
         + ("grey" if spec.image_channels == 1 else "RGB"),
     }
+    other = {} if spec.architecture in {ARCHITECTURES[0], DETECTORS[0]} else {"architecture": spec.architecture}
     if isinstance(spec, DetectionSpec):
         return {
             "kind": "detector",
@@ -37,8 +39,8 @@ def task_facts(spec: AnyTaskSpec) -> dict[str, str]:
             "output": json.dumps(spec.output_shape),
             "anchors": json.dumps(spec.anchors),
             "stride": str(spec.stride),
+            **other,
         }
-    other = {} if spec.architecture == ARCHITECTURES[0] else {"architecture": spec.architecture}
     return {"kind": "task", **shared, "stem": spec.stem, **other}
 
 

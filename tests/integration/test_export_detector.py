@@ -36,7 +36,8 @@ NARROW = DetectionSpec(
     3, 64, 96, ("vehicle", "bike", "traffic_light"), ((0.05, 0.1), (0.2, 0.2), (0.5, 0.6)), width=4, stride=16
 )
 STANDARD = DetectionSpec(3, 64, 64, ("vehicle",), ((0.1, 0.2),))
-SPECS = [NARROW, replace(NARROW, stride=8, width=2), STANDARD]
+PYRAMID = replace(NARROW, stride=8, architecture="pyramid")
+SPECS = [NARROW, replace(NARROW, stride=8, width=2), STANDARD, PYRAMID]
 
 
 def as_if_trained(spec: DetectionSpec, seed: int = 0) -> nn.Module:
@@ -62,7 +63,7 @@ def pictures(spec: DetectionSpec, count: int) -> Array:
     return np.random.default_rng(count).uniform(-1, 1, (count, *spec.image_shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.width}-wide-stride-{spec.stride}")
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.architecture}-{spec.width}-wide-stride-{spec.stride}")
 def test_the_exported_detector_agrees_with_the_eager_one(spec: DetectionSpec):
     module, batches = as_if_trained(spec), BATCHES if spec is NARROW else (1, 2, 8)
     assert BATCHES == (1, 2, 64)

@@ -86,10 +86,13 @@ def overlaps(first: Tensor, second: Tensor) -> Tensor:
 
     Boxes of no area overlap with nothing, themselves included.
     """
-    inner = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
-    intersection = inner.clamp_min(0).prod(dim=-1)
-    areas = [(one[..., 2:] - one[..., :2]).clamp_min(0).prod(dim=-1) for one in (first, second)]
-    union = areas[0] + areas[1] - intersection
+    (left, top, right, bottom), others = first.unbind(dim=-1), second.unbind(dim=-1)  # a side at a time is faster
+    width = (torch.minimum(right, others[2]) - torch.maximum(left, others[0])).clamp_min(0)
+    height = (torch.minimum(bottom, others[3]) - torch.maximum(top, others[1])).clamp_min(0)
+    intersection = width * height
+    area = (right - left).clamp_min(0) * (bottom - top).clamp_min(0)
+    other_area = (others[2] - others[0]).clamp_min(0) * (others[3] - others[1]).clamp_min(0)
+    union = area + other_area - intersection
     return torch.where(union > 0, intersection / union.clamp_min(torch.finfo(union.dtype).tiny), 0.0)
 
 

@@ -94,6 +94,7 @@ def detection_loss(spec: DetectionSpec, outputs: Tensor, labels: Tensor) -> Tens
     """
     if labels.ndim != 3 or len(labels) != len(outputs) or labels.shape[2] != 5:
         raise ValueError(f"labels are {tuple(labels.shape)}, expected ({len(outputs)}, M, 5)")
+    labels = labels[:, (labels[..., 0] >= 0).any(dim=0)]  # padding that all pictures have only costs time
     fields = Fields.of(spec, outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
     assignment = assign(spec, labels)
     confidences = wanted_confidences(spec, fields, labels, assignment)
@@ -130,8 +131,8 @@ def wanted_confidences(spec: DetectionSpec, fields: Fields, labels: Tensor, assi
     targets = torch.zeros_like(fields.confidences)
     if labels.shape[1] > 0:
         true = corners_of(labels[..., 1:]).to(predicted.dtype)
-        shared = overlaps(predicted.flatten(1, 3)[:, :, None], true[:, None])  # (B, A Y X, M)
-        shared = torch.where(labels[:, None, :, 0] >= 0, shared, 0.0).amax(dim=2)
+        shared = overlaps(predicted.flatten(1, 3)[:, None], true[:, :, None])  # (B, M, A Y X)
+        shared = torch.where(labels[:, :, None, 0] >= 0, shared, 0.0).amax(dim=1)
         weights[shared.view_as(weights) > IGNORE_THRESHOLD] = 0.0
     own = overlaps(predicted[assignment.places], corners_of(assignment.boxes).to(predicted.dtype))
     targets[assignment.places] = own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 QUICK = 0.01
 DETECTS = DetectionSpec(3, 64, 96, ("car", "bus"), ((0.1, 0.2), (0.3, 0.4)), stride=16)
+PYRAMID = replace(DETECTS, stride=8, architecture="pyramid")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_percentiles_are_values_that_were_measured():
     assert len(timed(lambda: None, 0.0)) == MIN_RUNS
 
 
-@pytest.mark.parametrize("task", [OUR_TASK, DETECTS, TaskSpec(3, 64, ("a", "b"), stem="imagenet")])
+@pytest.mark.parametrize("task", [OUR_TASK, DETECTS, PYRAMID, TaskSpec(3, 64, ("a", "b"), stem="imagenet")])
 def test_a_task_survives_json_and_a_files_facts(task: TaskSpec | DetectionSpec):
     assert task_from(json.loads(json.dumps(msgspec.to_builtins(task)))) == task
     found = task_of_facts(task_facts(task))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -39,7 +41,10 @@ def test_a_detection_task_travels_as_one_and_an_older_task_without_a_kind_stays_
     spec = make_spec("f", "fedavg", BOXES, preset="tiny", overrides={}, run_seed=3)
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec))
     assert travelled.task["kind"] == "detection"
+    assert "architecture" not in travelled.task
     assert task_of(travelled) == BOXES
+    small = replace(BOXES, architecture="pyramid")
+    assert task_of(make_spec("f", "fedavg", small, preset="tiny", overrides={}, run_seed=3)) == small
     assert method_of(travelled) == METHODS["fedavg"](task=BOXES, **detector_settings_for("fedavg", "tiny"))
     older = make_spec("f", "fedavg", FASHION, preset="tiny", overrides={}, run_seed=3)
     assert "kind" not in older.task
