@@ -1,6 +1,6 @@
 """``make demo-carla``: two vehicles as real processes drive through towns in different orders, and learn on the way.
 
-First they learn what the objects are that they meet (pFedGRP), then where objects are (DER with FedGP). At the end
+First they learn what the objects are that they meet (pFedGRP), then where objects are (FedGP over replay). At the end
 ``runs/demo-carla/report.html`` shows both. Towns are recorded ones of the CARLA simulator, or drawn (``--synthetic``).
 """
 

@@ -168,7 +168,8 @@ def test_a_detectors_task_fits_the_boxes_on_the_road(recorded: Roads, tmp_path: 
     spec = plan(recorded, tmp_path).detector_task(dataclasses.replace(work, detector=(320, 192, 4)))
     assert isinstance(spec, DetectionSpec)
     assert spec.class_names == CLASS_NAMES
-    assert (spec.image_width, spec.image_height, spec.stride) == (320, 192, 16)
+    assert (spec.image_width, spec.image_height, spec.stride) == (320, 192, 8)
+    assert spec.architecture == "pyramid"
 
 
 def test_a_folder_without_towns_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
