@@ -121,7 +121,11 @@ def met(table: PaperTable, measured_cells: list[Cell]) -> list[str]:
     ("table", "methods", "words"),
     [
         (CROPS, ["pfedgrp", "fedavg", "fedavg-replay", "centralized"], "--scenario driving --dataset carla-crops"),
-        (BOXES, ["fedavg", "der", "agem", "fedgp", "der-fedgp", "ideal"], "--scenario driving --dataset carla-boxes"),
+        (
+            BOXES,
+            ["fedavg", "der", "agem", "fedgp", "der-fedgp", "er-fedgp", "ideal"],
+            "--scenario driving --dataset carla-boxes",
+        ),
     ],
 )
 def test_the_plan_is_every_method_and_seed_over_two_vehicles(
