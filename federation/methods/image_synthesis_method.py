@@ -204,14 +204,19 @@ class ImageSynthesisMethod(SynthesisMethod, ABC):
         return made, images
 
     def images_against(
-        self, teacher: data_free.Teacher, generator: Parameters, classes: tuple[int, ...], rng: torch.Generator
+        self,
+        teacher: data_free.Teacher,
+        generator: Parameters,
+        classes: tuple[int, ...],
+        rng: torch.Generator,
+        among: tuple[int, ...] = (),
     ) -> tuple[Parameters, Tensor, Tensor]:
-        """Return (the generator trained on, images as bytes, their labels) of some classes."""
+        """Return (the generator trained on, images as bytes, their labels) of some classes; see ``synthesise``."""
         device = next(teacher.parameters()).device
         module = self._generator(generator, rng).to(device).to(memory_format=torch.channels_last)
         student = Student(self.task, StudentTraining(), device, split_generator(rng))
         open_round = self.open_rounds(module, split_generator(rng))
-        images, labels = synthesise(teacher, open_round, classes, self, student, split_generator(rng))
+        images, labels = synthesise(teacher, open_round, classes, self, student, split_generator(rng), among)
         trained = trained_parameters(module)
         return (trained if data_free.all_finite(trained) else generator), images, labels
 

@@ -48,6 +48,13 @@ AGGREGATIONS = ("class-specific", "average")
 TEACHERS = ("ensemble", "average")
 """Against what images of new classes are made: all local models together (Eq. 4), or their average."""
 
+LABELLED_AMONG = ("new", "seen")
+"""Among whose logits a new class's image is labelled: the new classes', as the paper has it below Eq. 4, or all seen.
+
+Of two new ones an image needs only be likelier the one than the other, and an old class may be likelier than both: then
+the next session relabels it as that one, and Eq. 14 finds that nobody knows the new class.
+"""
+
 LEAST_LABEL = 1e-4
 """What a one-hot label has in place of 0 in the reverse cross-entropy: its logarithm is finite."""
 LEAST_PROBABILITY = 1e-7
@@ -114,6 +121,7 @@ class SDD(ImageSynthesisMethod):
         replay_loss: one of ``REPLAY_LOSSES``.
         aggregation: one of ``AGGREGATIONS``.
         teachers: one of ``TEACHERS``.
+        labelled_among: one of ``LABELLED_AMONG``.
         proximal_weight: mu of FedProx's term beside Eq. 3, for Table V.
         activation_weight: beta of FedMax's, likewise.
         alpha: weight of the cross-entropy in Eq. 1.
@@ -135,6 +143,7 @@ class SDD(ImageSynthesisMethod):
     replay_loss: str = "noise-aware"
     aggregation: str = "class-specific"
     teachers: str = "ensemble"
+    labelled_among: str = "new"
     proximal_weight: float = 0.0
     activation_weight: float = 0.0
     alpha: float = 1.0
@@ -161,6 +170,7 @@ class SDD(ImageSynthesisMethod):
         checks.one_of(REPLAY_LOSSES, self, "replay_loss")
         checks.one_of(AGGREGATIONS, self, "aggregation")
         checks.one_of(TEACHERS, self, "teachers")
+        checks.one_of(LABELLED_AMONG, self, "labelled_among")
         weights = ["alpha", "beta", "replay_weight", "entropy_weight", "proximal_weight", "activation_weight"]
         checks.within(0.0, math.inf, self, [*weights, "latent_learning_rate", "session_learning_rate"])
         checks.within(0.0, 1.0, self, ["fine_tuning_scale"])
@@ -259,7 +269,7 @@ class SDD(ImageSynthesisMethod):
         teachers = members if self.teachers == "ensemble" else []
         teacher = data_free.Ensemble(teachers) if teachers else data_free.frozen_task_model(self.task, average)  # Eq. 4
         generator, synthetic = self._images_of(
-            teacher, {} if new else state.generator, new or tuple(sorted(met)), max(1, len(teachers)), rng
+            teacher, {} if new else state.generator, new or tuple(sorted(met)), seen, max(1, len(teachers)), rng
         )
         if session and self.aggregation == "class-specific":
             weights = class_specific_weights(accuracies_of(members, synthetic, new, seen))
@@ -279,12 +289,15 @@ class SDD(ImageSynthesisMethod):
         teacher: data_free.Teacher,
         generator: Parameters,
         classes: tuple[int, ...],
+        seen: tuple[int, ...],
         num_teachers: int,
         rng: torch.Generator,
     ) -> tuple[Parameters, dict[int, Parameters]]:
         """Return the generator and the last ``replay_per_class`` images of each class that any were made of."""
         settings = replace(self, batch_norm_weight=self.batch_norm_weight / num_teachers)  # Eq. 8: the mean over them
-        generator, images, labels = settings.images_against(teacher, generator, classes, rng)
+        generator, images, labels = settings.images_against(
+            teacher, generator, classes, rng, seen if self.labelled_among == "seen" else classes
+        )
         found = {class_id: images[labels.to(images.device) == class_id] for class_id in classes if len(images)}
         kept = {class_id: each[-self.replay_per_class :].clone() for class_id, each in found.items() if len(each)}
         return generator, {class_id: {IMAGES: each} for class_id, each in kept.items()}

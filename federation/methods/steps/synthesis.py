@@ -108,6 +108,7 @@ def synthesise(
     settings: Any,
     student: Student,
     rng: torch.Generator,
+    among: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Return the images of all rounds, uint8, and their labels: of each round those of the step whose loss was least.
 
@@ -117,23 +118,25 @@ def synthesise(
     Args:
         teacher: the frozen task model, or several.
         open_round: gives the source of a round of labels.
-        classes: to make images of; other logits are left out.
+        classes: to make images of.
         settings: an ``ImageSynthesisMethod``, whose attributes say what they mean.
         student: of the adversarial term.
         rng: draws labels and augmentation.
+        among: classes whose logits count, ``classes`` among them; without any these alone.
 
     Returns:
         (B * kept rounds, C, H, W) and (B * kept rounds,) int64; fewer if no step of a round had a finite loss.
     """
     device = next(teacher.parameters()).device
-    known = torch.tensor(classes, device=device)
+    known = torch.tensor(among or classes, device=device)
+    places = torch.tensor([(among or classes).index(class_id) for class_id in classes])
     history: list[tuple[Tensor, Tensor]] = []
     pool: list[Tensor] = []
     shown: list[Tensor] = []
     # A warm-up whose images aren't kept comes before the rounds, one whose images are is part of them.
     for index in range(settings.synthesis_rounds + (0 if settings.keep_warm_up else settings.warm_up_rounds)):
         labels = labels_of_round(len(classes), settings.synthesis_batch_size, rng, balanced=settings.balance_labels)
-        targets = labels.to(device)
+        targets = places[labels].to(device)
         rival = student if index > settings.warm_up_rounds and settings.adversarial_weight > 0 else None
         source = open_round(known[targets])
 

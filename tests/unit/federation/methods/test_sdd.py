@@ -146,6 +146,15 @@ def test_a_session_adds_its_classes_and_leaves_the_images_of_the_others() -> Non
         assert same_bits(second.synthetic[class_id], first.synthetic[class_id])
 
 
+def test_images_of_a_session_are_labelled_among_all_classes_seen_if_so_wished() -> None:
+    new, seen = (run_rounds(SDD(task=TOY, **QUICK, labelled_among=among), SESSIONS)[0] for among in ("new", "seen"))
+    kept = sorted(new.synthetic.keys() & seen.synthetic.keys())
+    assert [same_bits(new.synthetic[class_id], seen.synthetic[class_id]) for class_id in kept[:2]] == [True, True]
+    assert not all(same_bits(new.synthetic[class_id], seen.synthetic[class_id]) for class_id in kept[2:])
+    with pytest.raises(ValueError, match="labelled_among"):
+        SDD(task=TOY, **QUICK, labelled_among="old")
+
+
 def local_round(method: SDD, **changes: Any) -> dict[str, torch.Tensor]:
     images = (torch.rand(6, *TOY.image_shape, generator=torch.Generator().manual_seed(5)) * 255).to(torch.uint8)
     download = Download(model(), {0: {IMAGES: images}, 1: {IMAGES: images.flip(0)}}, (0, 1))

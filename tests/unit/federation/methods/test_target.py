@@ -201,6 +201,28 @@ def test_synthesis_descends_the_weighted_sum_of_its_terms() -> None:
         torch.testing.assert_close(source.losses[0], expected.detach())
 
 
+def test_images_are_labelled_among_the_classes_that_are_given() -> None:
+    changes = {"batch_norm_weight": 0.0, "label_weight": 1.0, "adversarial_weight": 0.0}
+    method = short_target(**changes, synthesis_rounds=1, synthesis_steps=1, padding=0)
+    teacher = data_free.frozen_task_model(TOY, random_task_model())
+    student = Student(TOY, StudentTraining(), torch.device("cpu"), rng(7))
+    sources: list[Watched] = []
+
+    def opened(labels: torch.Tensor) -> Watched:
+        sources.append(Watched(labels))
+        return sources[-1]
+
+    settings = replace(method, synthesis_batch_size=6)
+    _, shown = synthesise(teacher, opened, (1, 3), settings, student, rng(), among=(0, 1, 3))
+    [source] = sources
+    judged = data_free.observe(teacher, 2 * source.images - 1)
+    logs = judged.logits[:, [0, 1, 3]].log_softmax(dim=1)
+    expected = -logs[torch.arange(6), torch.where(source.labels == 3, 2, 1)].mean() + judged.features.mean()
+    assert shown.tolist() == source.labels.tolist()
+    assert set(shown.tolist()) <= {1, 3}
+    torch.testing.assert_close(source.losses, [expected.detach()])
+
+
 def test_a_students_first_step_is_the_gradient_of_its_distillation() -> None:
     parameters = random_task_model()
     parameters["head.bias"] = torch.tensor([4.0, -4.0, 0.0, 0.0])  # sure of itself, or no temperature would matter
