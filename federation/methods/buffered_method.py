@@ -83,6 +83,8 @@ class BufferedMethod(TaskMethod):
         """
         keeping, drawing = forked_generator(rng, "reservoir"), forked_generator(rng, "buffer")
         loss_of = task_loss(self.task)
+        if not use.keeps_logits:
+            reservoir = reservoir.without_logits()  # of a version that kept them all the same
         latest = fingerprint_of(data.images)
         is_new = torch.full((len(data.labels),), latest != reservoir.latest, device=data.labels.device)
         batch_met = logits_met = torch.empty(0)

@@ -37,7 +37,7 @@ def refreshed(task: AnyTaskSpec, start: Parameters, reservoir: Reservoir, target
     """
     if targets == "met" or not len(reservoir):
         return reservoir
-    said = judge_with(task, start)(reservoir.samples[IMAGES])
+    said = judge_with(task, start)(reservoir.images())
     return replace(reservoir, samples={**reservoir.samples, LOGITS: said.to(torch.float32)})
 
 
@@ -52,7 +52,7 @@ def dark_experience(task: AnyTaskSpec, alpha: float, beta: float) -> BufferUse:
         if beta > 0.0 and (met := drawn()):
             yield beta * loss_of(module(met[IMAGES]), met[LABELS])  # Eq. 7: DER++
 
-    return BufferUse(terms, keeps_logits=True)
+    return BufferUse(terms, keeps_logits=alpha > 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,6 @@ class DER(BufferedMethod, AveragingMethod):
         """Minimise the loss on new samples and ``dark_experience`` of kept ones."""
         use = dark_experience(self.task, self.alpha, self.beta)
         start = download.task_parameters
-        kept = refreshed(self.task, start, state, self.targets)
+        kept = refreshed(self.task, start, state, self.targets) if use.keeps_logits else state
         parameters, kept = yield from self.trained(use, start, data, kept, rng)
         return kept, TaskUpload(parameters, len(data.labels))

@@ -123,7 +123,7 @@ class FedGP(BufferedMethod):
                 project_gradient(module, reference)  # Eq. 4, after what the base does (Algorithm 6)
 
         use = replace(base, correct=correct)
-        kept = refreshed(self.task, start, state, self.targets) if self.base == "der" else state
+        kept = refreshed(self.task, start, state, self.targets) if use.keeps_logits else state
         parameters, kept = yield from self.trained(use, start, data, kept, rng)
         fisher: Parameters = {}
         if self.base == "fedcurv":

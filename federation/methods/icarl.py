@@ -25,7 +25,7 @@ from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUp
 from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
-from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, digests_of
+from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, as_bytes, as_met, digests_of
 from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, loss_of
 from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.models.specs import TaskSpec
@@ -57,8 +57,8 @@ class Exemplars(Record):
     """Real samples that a client keeps.
 
     Attributes:
-        samples: ``images`` (S, C, H, W) and ``labels`` (S,), those of a class in the order in which they were chosen;
-            empty before the first round.
+        samples: ``images`` (S, C, H, W), ``as_bytes`` if they can be, and ``labels`` (S,), those of a class in the
+            order in which they were chosen; empty before the first round.
         met: classes that it met so far, in rising order.
     """
 
@@ -70,8 +70,9 @@ class Exemplars(Record):
         if not self.samples:
             return data
         now, device = set(digests_of(data.images)), data.images.device
-        rows = [row for row, digest in enumerate(digests_of(self.samples[IMAGES])) if digest not in now]
-        images, labels = (self.samples[name][rows].to(device) for name in (IMAGES, LABELS))
+        kept = as_met(self.samples[IMAGES])
+        rows = [row for row, digest in enumerate(digests_of(kept)) if digest not in now]
+        images, labels = (each[rows].to(device) for each in (kept, self.samples[LABELS]))
         return RoundData(torch.cat([data.images, images]), torch.cat([data.labels, labels]))
 
 
@@ -134,8 +135,8 @@ class ICaRL(AveragingMethod):
                 own = own[herded(_features(model, own), share).to(own.device)]
             images.append(own[:share])
             labels.append(torch.full((len(images[-1]),), class_id, dtype=torch.int64, device=own.device))
-        samples = {IMAGES: torch.cat(images)[: self.buffer_size], LABELS: torch.cat(labels)[: self.buffer_size]}
-        return Exemplars(samples, met)
+        chosen, named = (torch.cat(each)[: self.buffer_size] for each in (images, labels))
+        return Exemplars({IMAGES: as_bytes(chosen), LABELS: named}, met)
 
 
 @torch.no_grad()

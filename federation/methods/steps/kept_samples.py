@@ -15,6 +15,7 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.packing import COUNT, OPTIONAL_COUNT, OneSet, Record
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters, RoundData
+from replayfleet.federation.methods.steps.data_free import from_bytes, to_bytes
 
 IMAGES, LABELS, LOGITS = "images", "labels", "logits"
 
@@ -26,8 +27,9 @@ class Reservoir(Record):
     Attributes:
         capacity: most samples it holds.
         num_seen: samples ever offered to it.
-        samples: S = min(num_seen, capacity) samples: ``images`` (S, C, H, W), ``labels`` (S, ...) and perhaps
-            ``logits`` (S, ...), what the model answered when the sample was met. Empty before the first one.
+        samples: S = min(num_seen, capacity) samples: ``images`` (S, C, H, W), ``as_bytes`` if they can be, ``labels``
+            (S, ...) and perhaps ``logits`` (S, ...), what the model answered when the sample was met. Empty before the
+            first one.
         latest: ``fingerprint_of`` the samples of the last round; 0 before the first one.
     """
 
@@ -50,6 +52,14 @@ class Reservoir(Record):
         """S."""
         return min(self.num_seen, self.capacity)
 
+    def images(self) -> Tensor:
+        """Return the images as they were met, (S, C, H, W) float32."""
+        return as_met(self.samples[IMAGES])
+
+    def without_logits(self) -> Reservoir:
+        """Return the reservoir without what the model answered."""
+        return replace(self, samples={name: tensor for name, tensor in self.samples.items() if name != LOGITS})
+
     def with_batch(
         self, images: Tensor, labels: Tensor, rng: torch.Generator, *, logits: Tensor | None = None
     ) -> Reservoir:
@@ -68,8 +78,11 @@ class Reservoir(Record):
         Raises:
             ValueError: Lengths differ, or the batch isn't like what the reservoir holds; says where.
         """
-        batch = {IMAGES: images, LABELS: labels} | ({} if logits is None else {LOGITS: logits})
-        self._check(batch)
+        batch = {IMAGES: as_bytes(images), LABELS: labels} | ({} if logits is None else {LOGITS: logits})
+        held = dict(self.samples)
+        if held and held[IMAGES].dtype != batch[IMAGES].dtype:
+            held[IMAGES], batch[IMAGES] = as_met(held[IMAGES]), images
+        _check(batch, held)
         num_seen = self.num_seen + len(images)
         winners = {place: row for row, place in enumerate(self._places(len(images), rng)) if place < self.capacity}
         if not winners:
@@ -79,15 +92,16 @@ class Reservoir(Record):
         samples = {}
         for name, tensor in batch.items():
             room = tensor.new_empty((grown, *tensor.shape[1:]))
-            kept = torch.cat([self.samples[name], room]) if self.samples else room
+            kept = torch.cat([held[name], room]) if held else room
             kept[places.to(kept.device)] = tensor.detach()[rows.to(tensor.device)]
             samples[name] = kept
         return replace(self, num_seen=num_seen, samples=samples)
 
     def drawn(self, count: int, rng: torch.Generator) -> dict[str, Tensor]:
-        """Return ``min(count, S)`` of the samples, drawn without replacement, under the names of ``samples``."""
+        """Return ``min(count, S)`` of the samples, drawn without replacement, as they were met, under those names."""
         rows = torch.randperm(len(self), generator=rng)[:count]
-        return {name: tensor[rows.to(tensor.device)] for name, tensor in self.samples.items()}
+        drawn = {name: tensor[rows.to(tensor.device)] for name, tensor in self.samples.items()}
+        return drawn | ({IMAGES: as_met(drawn[IMAGES])} if drawn else {})
 
     def _places(self, count: int, rng: torch.Generator) -> list[int]:
         numbers = torch.arange(self.num_seen, self.num_seen + count, dtype=torch.float64)
@@ -95,19 +109,34 @@ class Reservoir(Record):
         places: list[int] = torch.where(numbers < self.capacity, numbers, drawn).to(torch.int64).tolist()
         return places
 
-    def _check(self, batch: Mapping[str, Tensor]) -> None:
-        lengths = {name: len(tensor) for name, tensor in batch.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"a batch for the reservoir has {lengths}, expected as many of each")
-        if self.samples and self.samples.keys() != batch.keys():
-            raise ValueError(f"a batch for the reservoir has {sorted(batch)}, it holds {sorted(self.samples)}")
-        for name, kept in self.samples.items():
-            new = batch[name]
-            if new.shape[1:] != kept.shape[1:] or new.dtype != kept.dtype:
-                raise ValueError(
-                    f"{name} of a batch are (B, {_tail(new)}) {new.dtype}, the reservoir holds "
-                    f"(S, {_tail(kept)}) {kept.dtype}"
-                )
+
+def _check(batch: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+    lengths = {name: len(tensor) for name, tensor in batch.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"a batch for the reservoir has {lengths}, expected as many of each")
+    if held and held.keys() != batch.keys():
+        raise ValueError(f"a batch for the reservoir has {sorted(batch)}, it holds {sorted(held)}")
+    for name, kept in held.items():
+        new = batch[name]
+        if new.shape[1:] != kept.shape[1:] or new.dtype != kept.dtype:
+            raise ValueError(
+                f"{name} of a batch are (B, {_tail(new)}) {new.dtype}, the reservoir holds "
+                f"(S, {_tail(kept)}) {kept.dtype}"
+            )
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Return float32 images (B, C, H, W) as uint8, a fourth of their size, if ``as_met`` gives every bit back.
+
+    Images that were pixels do, unless they were resized as numbers; others are returned as they are.
+    """
+    pixels = to_bytes(images)
+    return pixels if torch.equal(from_bytes(pixels), images) else images
+
+
+def as_met(images: Tensor) -> Tensor:
+    """Return images (B, C, H, W), kept ``as_bytes`` or not, as float32."""
+    return from_bytes(images) if images.dtype == torch.uint8 else images
 
 
 def fingerprint_of(images: Tensor) -> int:
@@ -134,20 +163,21 @@ class StoredRounds:
     """All real samples a client met, round by round: what is stored once is never written again.
 
     Attributes:
-        rounds: in the order they were met, ``images`` (B, C, H, W) and ``labels`` (B, ...) of each.
+        rounds: in the order they were met, ``images`` (B, C, H, W), ``as_bytes`` if they can be, and ``labels``
+            (B, ...) of each.
     """
 
     rounds: tuple[Parameters, ...] = ()
 
     def with_round(self, data: RoundData) -> StoredRounds:
         """Return the store with a round's samples behind the earlier ones; itself if they are the last ones."""
-        if self.rounds and fingerprint_of(data.images) == fingerprint_of(self.rounds[-1]["images"]):
+        if self.rounds and fingerprint_of(data.images) == fingerprint_of(as_met(self.rounds[-1][IMAGES])):
             return self
-        return StoredRounds((*self.rounds, {"images": data.images, "labels": data.labels}))
+        return StoredRounds((*self.rounds, {IMAGES: as_bytes(data.images), LABELS: data.labels}))
 
     def all_of(self, name: str) -> Tensor:
-        """Return the images, or the labels, of all rounds, (B, ...)."""
-        return torch.cat([met[name] for met in self.rounds])
+        """Return the images as they were met, or the labels, of all rounds, (B, ...)."""
+        return torch.cat([as_met(met[name]) if name == IMAGES else met[name] for met in self.rounds])
 
     def pack(self) -> Artefacts:
         """Return ``stored/0``, ``stored/1`` and so on."""

@@ -71,6 +71,15 @@ def test_targets_of_a_round_are_what_its_first_model_says_of_the_kept_samples() 
         assert torch.equal(kept[1][: len(old.labels)], again.samples["logits"])
 
 
+def test_it_keeps_no_logits_that_nothing_uses() -> None:
+    """Experience replay (alpha 0); an earlier version kept them all the same."""
+    older = reservoir_of(toy_data({0: 8}), judge=random_model(1))
+    for method in (DER(task=TOY, **ONE_EPOCH, alpha=0.0, beta=1.0, targets=targets) for targets in TARGETS):
+        kept, _ = method.local_round(older, toy_data({1: 4}), TaskDownload(random_model()), rng(), sampler=SAMPLER)
+        assert sorted(kept.samples) == ["images", "labels"]
+        assert len(kept) == 12
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_without_its_term_it_has_fedavgs_bits(alpha: float) -> None:
     rounds = [{"a": {0: 8, 1: 4}, "b": {2: 8}}, {"a": {3: 8}, "b": {1: 8}}]

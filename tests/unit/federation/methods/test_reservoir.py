@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.methods.steps.kept_samples import Reservoir, fingerprint_of
+from replayfleet.federation.methods.kit.records import Artefacts, RoundData
+from replayfleet.federation.methods.steps.data_free import from_bytes
+from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds, fingerprint_of
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -69,6 +70,29 @@ def test_labels_and_logits_may_have_any_shape() -> None:
         number = int(image.max())
         assert label.equal(boxes[number])
         assert logits.equal(raw[number])
+
+
+def test_pictures_are_kept_as_bytes_and_drawn_as_they_were_met() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
+    met = from_bytes(pixels)
+    kept = Reservoir(4).with_batch(met, torch.arange(4), rng())
+    assert kept.samples["images"].equal(pixels)
+    assert kept.images().equal(met)
+    drawn = kept.drawn(4, rng(1))
+    assert drawn["images"].equal(met[drawn["labels"]])
+    resized = met + 1e-4  # no longer a pixel's value
+    mixed = Reservoir(8).with_batch(met, torch.arange(4), rng()).with_batch(resized, torch.arange(4), rng())
+    assert mixed.images().equal(torch.cat([met, resized]))
+    assert mixed.with_batch(met[:1], torch.arange(1), rng()).samples["images"].dtype == torch.float32
+
+
+def test_all_rounds_are_stored_as_bytes_and_come_back_as_they_were_met() -> None:
+    met = RoundData(from_bytes(torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)), torch.arange(4))
+    other = RoundData(met.images + 1e-4, met.labels)
+    stored = StoredRounds().with_round(met).with_round(met).with_round(other)
+    assert [each["images"].dtype for each in stored.rounds] == [torch.uint8, torch.float32]
+    assert stored.all_of("images").equal(torch.cat([met.images, other.images]))
+    assert StoredRounds.unpack(stored.pack()).all_of("labels").tolist() == [0, 1, 2, 3] * 2
 
 
 def test_samples_are_drawn_without_replacement_and_no_more_than_there_are() -> None:
