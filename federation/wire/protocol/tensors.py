@@ -42,7 +42,8 @@ _MAX_HEADER_BYTES = 1 << 20
 _KNOWN_HEADER_BYTES = 64 << 10
 _MAX_ARRAYS = 8192
 _MAX_AXES = 8
-_SAMPLE_BYTES = 4 << 20
+_PIECES = 16
+_PIECE_BYTES = 16 << 10
 _WORTHWHILE = 0.97
 
 
@@ -165,13 +166,11 @@ def _table_in(head: bytes | memoryview, size_bytes: int) -> Table:
 def compress(raw: bytes | memoryview) -> tuple[Encoding, bytes | memoryview]:
     """Return the smallest of the encodings; ``raw`` itself where none helps.
 
-    Larger blobs are judged by 4 MiB from their middle. Less misleads: by 64 KiB, 28 of 70 blobs of a run were judged
-    wrongly, by 7 % of their size.
+    Larger blobs are judged by pieces from all over, as much of one place misleads.
     The same bytes always give the same result, so an interrupted transfer finds its blocks again.
     """
     view = memoryview(raw)
-    start = max(0, len(view) - _SAMPLE_BYTES) // 8 * 4
-    sample = view[start : start + _SAMPLE_BYTES]
+    sample = _sample(view)
     tried: dict[Encoding, bytes] = {"zstd": _zstd(sample), "shuffle4-zstd": _zstd(_shuffle(sample))}
     best = min(tried, key=lambda name: len(tried[name]))
     if len(tried[best]) > _WORTHWHILE * len(sample):
@@ -213,6 +212,13 @@ def unfolded(data: bytes | memoryview, max_bytes: int) -> bytes:
 def folded(data: bytes | memoryview) -> bytes:
     """Return the zstd frame that ``unfolded`` takes."""
     return _zstd(data)
+
+
+def _sample(view: memoryview) -> bytes | memoryview:
+    if len(view) <= _PIECES * _PIECE_BYTES:
+        return view
+    apart = (len(view) - _PIECE_BYTES) // (_PIECES - 1) // 4 * 4
+    return b"".join(view[place * apart :][:_PIECE_BYTES] for place in range(_PIECES))
 
 
 def _zstd(data: bytes | memoryview) -> bytes:
