@@ -225,20 +225,24 @@ def _zstd(data: bytes | memoryview) -> bytes:
     return bytes(zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data))
 
 
-def _shuffle(data: bytes | memoryview) -> bytes:
+def _shuffle(data: bytes | memoryview) -> memoryview:
     # By shifts, which a processor does for many words at once: a fourth of the time of copying byte by byte.
-    words = np.frombuffer(data, "<u4", len(data) // 4)
-    planes = ((words >> 8 * place).astype(np.uint8).data for place in range(4))
-    return b"".join((*planes, data[words.nbytes :]))
+    words, shuffled = np.frombuffer(data, "<u4", len(data) // 4), np.empty(len(data), np.uint8)
+    for place, plane in enumerate(shuffled[: words.nbytes].reshape(4, -1)):
+        np.right_shift(words, 8 * place, out=plane, dtype=words.dtype, casting="unsafe")
+    shuffled[words.nbytes :] = bytearray(data[words.nbytes :])
+    return shuffled.data
 
 
-def _unshuffle(data: bytes) -> bytes:
-    planes = np.frombuffer(data, np.uint8, len(data) // 4 * 4).reshape(4, -1)
-    words = planes[3].astype("<u4")
+def _unshuffle(data: bytes) -> memoryview:
+    planes, raw = np.frombuffer(data, np.uint8, len(data) // 4 * 4).reshape(4, -1), np.empty(len(data), np.uint8)
+    words = raw[: planes.nbytes].view("<u4")
+    words[:] = planes[3]
     for place in (2, 1, 0):
         words <<= 8
         words |= planes[place]
-    return b"".join((words.data, data[words.nbytes :]))
+    raw[planes.nbytes :] = bytearray(data[planes.nbytes :])
+    return raw.data
 
 
 @dataclass(frozen=True, slots=True)
