@@ -227,7 +227,7 @@ class StateStore:
         return self._read("training", TrainingCommit)
 
     def keep_pace(self, pace: Pace) -> None:
-        """Keep it without waiting for the disk, as a round waits for this: what a power cut damages is measured again."""
+        """Keep it without waiting for the disk, as a round waits for it: what a power cut damages is measured anew."""
         write_atomic(self._folder / "pace", _sealed(pace), private=True, durable=False)
 
     def pace(self, spec_digest: str, num_threads: int) -> Pace:
