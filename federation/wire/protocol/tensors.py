@@ -42,7 +42,8 @@ _MAX_HEADER_BYTES = 1 << 20
 _KNOWN_HEADER_BYTES = 64 << 10
 _MAX_ARRAYS = 8192
 _MAX_AXES = 8
-_SAMPLE_BYTES = 4 << 20
+_PIECES = 16
+_PIECE_BYTES = 16 << 10
 _WORTHWHILE = 0.97
 
 
@@ -165,13 +166,11 @@ def _table_in(head: bytes | memoryview, size_bytes: int) -> Table:
 def compress(raw: bytes | memoryview) -> tuple[Encoding, bytes | memoryview]:
     """Return the smallest of the encodings; ``raw`` itself where none helps.
 
-    Larger blobs are judged by 4 MiB from their middle. Less misleads: by 64 KiB, 28 of 70 blobs of a run were judged
-    wrongly, by 7 % of their size.
+    Larger blobs are judged by pieces from all over, as much of one place misleads.
     The same bytes always give the same result, so an interrupted transfer finds its blocks again.
     """
     view = memoryview(raw)
-    start = max(0, len(view) - _SAMPLE_BYTES) // 8 * 4
-    sample = view[start : start + _SAMPLE_BYTES]
+    sample = _sample(view)
     tried: dict[Encoding, bytes] = {"zstd": _zstd(sample), "shuffle4-zstd": _zstd(_shuffle(sample))}
     best = min(tried, key=lambda name: len(tried[name]))
     if len(tried[best]) > _WORTHWHILE * len(sample):
@@ -215,20 +214,35 @@ def folded(data: bytes | memoryview) -> bytes:
     return _zstd(data)
 
 
+def _sample(view: memoryview) -> bytes | memoryview:
+    if len(view) <= _PIECES * _PIECE_BYTES:
+        return view
+    apart = (len(view) - _PIECE_BYTES) // (_PIECES - 1) // 4 * 4
+    return b"".join(view[place * apart :][:_PIECE_BYTES] for place in range(_PIECES))
+
+
 def _zstd(data: bytes | memoryview) -> bytes:
     return bytes(zstandard.ZstdCompressor(level=1, write_content_size=True).compress(data))
 
 
-def _shuffle(data: bytes | memoryview) -> bytes:
-    words = len(data) // 4
-    planes = np.frombuffer(data, np.uint8, words * 4).reshape(words, 4).T
-    return b"".join((planes.tobytes(), data[words * 4 :]))
+def _shuffle(data: bytes | memoryview) -> memoryview:
+    # By shifts, which a processor does for many words at once.
+    words, shuffled = np.frombuffer(data, "<u4", len(data) // 4), np.empty(len(data), np.uint8)
+    for place, plane in enumerate(shuffled[: words.nbytes].reshape(4, -1)):
+        np.right_shift(words, 8 * place, out=plane, dtype=words.dtype, casting="unsafe")
+    shuffled[words.nbytes :] = bytearray(data[words.nbytes :])
+    return shuffled.data
 
 
-def _unshuffle(data: bytes) -> bytes:
-    words = len(data) // 4
-    planes = np.frombuffer(data, np.uint8, words * 4).reshape(4, words).T
-    return b"".join((planes.tobytes(), data[words * 4 :]))
+def _unshuffle(data: bytes) -> memoryview:
+    planes, raw = np.frombuffer(data, np.uint8, len(data) // 4 * 4).reshape(4, -1), np.empty(len(data), np.uint8)
+    words = raw[: planes.nbytes].view("<u4")
+    words[:] = planes[3]
+    for place in (2, 1, 0):
+        words <<= 8
+        words |= planes[place]
+    raw[planes.nbytes :] = bytearray(data[planes.nbytes :])
+    return raw.data
 
 
 @dataclass(frozen=True, slots=True)
