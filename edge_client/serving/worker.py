@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replayfleet.devices.memory import give_memory_back, keep_memory
+from replayfleet.devices.memory import give_memory_back
 from replayfleet.edge_client.serving import messages
 from replayfleet.edge_client.serving.area import Area
 from replayfleet.edge_client.serving.loading import LoadedModel, load_model
@@ -48,7 +48,6 @@ def prepare() -> None:
     """
     import onnxruntime
 
-    keep_memory()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     onnxruntime.InferenceSession(_ECHO, options, providers=["CPUExecutionProvider"])
