@@ -28,8 +28,6 @@ START_S = 60.0
 """For importing ONNX Runtime on a slow board that is busy."""
 MAX_FDS = 8
 IS_POSSIBLE = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
-_SETTINGS = {"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Threads don't survive a fork; and a session fills megabytes, which come faster in large pages."""
 _PID = struct.Struct("=i")
 _STATUS = struct.Struct("=i")
 
@@ -138,7 +136,7 @@ class ForkServer:
                     [*self._command, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**_SETTINGS, **child_environment()},
+                    env={"OPENBLAS_NUM_THREADS": "1", **child_environment()},  # threads don't survive a fork
                     pass_fds=[theirs.fileno()],
                 )
             self._link = ours
