@@ -35,6 +35,9 @@ from replayfleet.models.wgan import Critic, Generator
 
 M = TypeVar("M", bound=nn.Module)
 
+_SOUND: dict[TaskSpec, Any] = {}
+"""Task -> what made its task model when that was found to be as ours are (``_added``)."""
+
 _DCGAN_STD = 0.02
 """Radford et al. 2016, "Unsupervised Representation Learning with DCGANs", section 4."""
 
@@ -76,6 +79,7 @@ def _added(spec: TaskSpec) -> nn.Module:
 
     It is as ours are: ``forward(images)`` is ``head(features(images))``, (B, C, H, W) -> (B, D) -> (B, K), and
     ``head.weight`` is (K, D). A layer that ``initialise`` doesn't know has a method ``draw(rng)`` for its parameters.
+    All this is looked at once a process, for it takes several times as long as making a module.
 
     Raises:
         SettingsError: Its package can't be used, or makes something else.
@@ -83,7 +87,10 @@ def _added(spec: TaskSpec) -> nn.Module:
     name = spec.architecture
     what, make = f"task model {name!r} of {packages_with(ADDED_MODELS.group, name)}", ADDED_MODELS[name]
     try:
-        module: nn.Module = make(spec).eval()
+        module: nn.Module = make(spec)
+        if _SOUND.get(spec) is make:
+            return module.train()
+        module.eval()
         images = torch.empty(2, *spec.image_shape)
         features = module.features(images)  # type: ignore[operator]
         found = [tuple(each.shape) for each in (module(images), module.head(features), module.head.weight)]  # type: ignore
@@ -99,6 +106,7 @@ def _added(spec: TaskSpec) -> nn.Module:
         )
     if lost:
         raise SettingsError(f"{what} has buffers that its state_dict leaves out: {', '.join(sorted(lost))}")
+    _SOUND[spec] = make
     return module.train()
 
 

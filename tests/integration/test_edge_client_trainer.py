@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
@@ -38,13 +39,14 @@ from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
+from replayfleet.federation.simulator.measures.accounts import DigestOnly
 from replayfleet.federation.wire.protocol.facts import decode_facts
 from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 from replayfleet.models.specs import TaskSpec
 from tests.support.virtual_device import NAME, virtual_device
 
-TASK = TaskSpec(1, 28, ("a", "b", "c"), generator_width=1)
+TASK = TaskSpec(1, 28, ("a", "b", "c"), stem="imagenet", generator_width=1)
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_epochs": 1, "batch_size": 8},
     "fedgp": {"local_epochs": 1, "batch_size": 8, "base": "der", "buffer_size": 12},
@@ -61,7 +63,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def spec(method: str, **more: Any) -> FleetSpec:
-    task = {"image_channels": 1, "image_size": 28, "class_names": TASK.class_names, "generator_width": 1}
+    task = {"image_channels": 1, "image_size": 28, "class_names": TASK.class_names}
+    task |= {"stem": TASK.stem, "generator_width": TASK.generator_width}
     return FleetSpec("fleet", method, SETTINGS[method] | more, task, run_seed=3)
 
 
@@ -83,9 +86,15 @@ def job(data_dir: Path, agreed: FleetSpec, round_index: int = 0, sampler: str = 
     return TrainJob(str(data_dir), "c1", agreed, manifest, round_index + 2, sampler, 1, file.path)  # type: ignore[arg-type]
 
 
-def simulate(agreed: FleetSpec, num_rounds: int, store: DiskBlobStore) -> tuple[Any, Any]:
-    """What the simulator would compute: (state, upload) as encoded artefacts."""
-    method = method_of(agreed)
+def simulate(agreed: FleetSpec, num_rounds: int) -> tuple[Any, Any]:
+    """What the simulator would compute: (state, upload) as encoded artefacts; once for all tests that ask for it."""
+    return _simulated(msgspec.json.encode(agreed), num_rounds)
+
+
+@functools.cache
+def _simulated(encoded: bytes, num_rounds: int) -> tuple[Any, Any]:
+    agreed = msgspec.json.decode(encoded, type=FleetSpec)
+    method, store = method_of(agreed), DigestOnly()
     download = method.initial_download(seeded_generator(3, 0, "initial"))
     state, upload = method.initial_states()[0], None
     for round_index in range(num_rounds):
@@ -103,7 +112,7 @@ def test_a_round_is_trained_on_another_device_to_the_same_bits(method: str, tmp_
     with virtual_device():
         for index in range(2):
             run_job(msgspec.structs.replace(job(tmp_path, agreed, index), torch_device=NAME))
-    state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / BLOBS))
+    state, upload = simulate(agreed, 2)
     assert (committed(tmp_path).state, committed(tmp_path).upload) == (state.blobs, upload.blobs)
 
 
@@ -118,7 +127,7 @@ def test_a_gpu_that_fails_costs_no_round(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(METHODS["fedavg"], "local_round", worn)
     with virtual_device():
         run_job(msgspec.structs.replace(job(tmp_path, agreed), torch_device=NAME))
-    assert committed(tmp_path).upload == simulate(agreed, 1, DiskBlobStore(tmp_path / BLOBS))[1].blobs
+    assert committed(tmp_path).upload == simulate(agreed, 1)[1].blobs
 
 
 def test_a_device_that_this_machine_has_not_is_named(tmp_path: Path) -> None:
@@ -179,7 +188,7 @@ def test_the_process_computes_what_the_simulator_computes_to_the_bit(
         assert ended.round == round_index
     commit = committed(tmp_path)
     assert commit.epsilon is commit.delta is None
-    state, upload = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
+    state, upload = simulate(agreed, 2)
     assert (commit.state, commit.state_facts) == (state.blobs, state.facts)
     assert (commit.upload, commit.upload_facts) == (upload.blobs, upload.facts)
     assert (commit.round, commit.version, commit.num_samples) == (1, 3, 16)
@@ -239,7 +248,7 @@ def test_noise_for_privacy_is_the_devices_own_and_what_it_cost_is_on_record(tmp_
         assert commit.delta == 1e-5
         assert commit.epsilon is not None
         assert commit.epsilon > 0
-    known = {entry.name: entry.digest for entry in simulate(agreed, 1, DiskBlobStore(tmp_path / "known"))[1].blobs}
+    known = {entry.name: entry.digest for entry in simulate(agreed, 1)[1].blobs}
     assert len({each["task"] for each in (*uploads, known)}) == 1
     assert len({each["sub-generator/0"] for each in (*uploads, known)}) == 3
 
@@ -322,7 +331,7 @@ def test_a_kill_between_any_two_writes_leaves_the_old_state_or_the_new(
     store = DiskBlobStore(tmp_path / BLOBS)
     decode_artefacts(before.state, before.state_facts, store)
     run_job(second)
-    state, _ = simulate(agreed, 2, DiskBlobStore(tmp_path / "simulated"))
+    state, _ = simulate(agreed, 2)
     assert committed(tmp_path).state == state.blobs
 
 

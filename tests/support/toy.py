@@ -10,14 +10,24 @@ from replayfleet.federation.methods.kit.records import Parameters, RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.methods.steps.task_model import judge_with
-from replayfleet.models.specs import TaskSpec
+from replayfleet.models.resnet import ResNet, ResNetShape
+from replayfleet.models.specs import ADDED_MODELS, TaskSpec
 
-TOY = TaskSpec(image_channels=1, image_size=28, class_names=("a", "b", "c", "d"), generator_width=4)
+SHALLOW = ResNetShape((16, 32), 1, 5)
+"""Two blocks of a ResNet, with all kinds of layers that the eight of ``resnet20`` have."""
+
+
+def _toy_resnet(spec: TaskSpec) -> ResNet:
+    return ResNet(spec.image_channels, spec.num_classes, "imagenet", SHALLOW)
+
+
+ADDED_MODELS.built_in["toy-resnet"] = _toy_resnet  # type: ignore[index]  # a dict
+TOY = TaskSpec(1, 28, ("a", "b", "c", "d"), generator_width=4, architecture="toy-resnet")
 
 LEARNING: dict[str, Any] = {
-    "local_epochs": 10,
+    "local_epochs": 20,
     "batch_size": 8,
-    "learning_rate": 0.05,
+    "learning_rate": 0.1,
     "momentum": 0.0,
     "weight_decay": 0.0,
 }

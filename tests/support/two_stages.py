@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from replayfleet.federation.methods.steps.projection import gradient_layout, joi
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
-from tests.support.toy import TOY, toy_data
+from tests.support import toy
+from tests.support.toy import toy_data
+
+TOY = replace(toy.TOY, architecture="resnet20")
+"""The shallow network unlearns otherwise: FedGP, which descends one old gradient, then keeps nothing."""
 
 FIRST: dict[int, int] = {0: 12, 1: 12}
 SECOND: dict[int, int] = {2: 16, 3: 16}

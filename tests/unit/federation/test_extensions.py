@@ -260,6 +260,13 @@ def test_a_task_model_of_a_package_is_exported_and_drawn_like_ours(install: Inst
     assert probe.batch_size
 
 
+def test_a_task_model_of_a_package_is_looked_at_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("yardnet", MODEL, **{"replayfleet.models": {"yard": "yardnet:Net"}})
+    names = build_task_model(yard_task()).state_dict().keys()
+    monkeypatch.setattr(sys.modules["yardnet"].Net, "features", None)
+    assert build_task_model(yard_task()).state_dict().keys() == names
+
+
 def test_a_fleet_s_task_names_it_and_who_lacks_the_package_is_told(install: Install) -> None:
     install("yardnet", MODEL, **{"replayfleet.models": {"yard": "yardnet:Net"}})
     spec = make_spec("fleet", "fedavg", yard_task(), preset="tiny", overrides={}, run_seed=3)

@@ -8,13 +8,14 @@ from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_conflicting
-from tests.support.toy import TOY, run_rounds, toy_data
+from tests.support.toy import run_rounds, toy_data
 from tests.support.two_stages import (
     FIRST,
     ONE_EPOCH,
     SAMPLER,
     SECOND,
     SECOND_STAGE,
+    TOY,
     after_first_stage,
     agree,
     first_stage_loss,

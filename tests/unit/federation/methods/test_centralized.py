@@ -9,8 +9,8 @@ from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.task_records import TaskDownload
 from replayfleet.federation.service.artefact_codec import decode_own, encode_artefacts
 from replayfleet.federation.simulator.checkpoints import Checkpoints
-from tests.support.toy import TOY, toy_data
-from tests.support.two_stages import ONE_EPOCH, SAMPLER, random_model
+from tests.support.toy import toy_data
+from tests.support.two_stages import ONE_EPOCH, SAMPLER, TOY, random_model
 
 NUM_ROUNDS = 3
 

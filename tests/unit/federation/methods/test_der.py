@@ -13,12 +13,13 @@ from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskMo
 from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import flat_gradient
 from replayfleet.federation.methods.steps.task_model import judge_with, trainable_task_model
-from tests.support.toy import TOY, run_rounds, toy_data
+from tests.support.toy import run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,
     SAMPLER,
     SECOND,
     SECOND_STAGE,
+    TOY,
     after_first_stage,
     agree,
     first_stage_loss,

@@ -143,7 +143,7 @@ def test_impossible_settings_are_refused_by_name(key: str, value: object) -> Non
 
 @pytest.mark.learning
 def test_it_remembers_what_fedavg_forgets() -> None:
-    task, learning = replace(TOY, architecture="lenet"), LEARNING | {"local_epochs": 20}
+    task, learning = replace(TOY, architecture="lenet"), LEARNING | {"learning_rate": 0.05}
     rounds = [{"a": {0: 24, 1: 24}}, {"a": {2: 24, 3: 24}}]
     everything = {0: 20, 1: 20, 2: 20, 3: 20}
     method = FedAvgReplay(

@@ -22,12 +22,13 @@ from replayfleet.federation.methods.steps.kept_samples import Reservoir
 from replayfleet.federation.methods.steps.projection import gradient_at, gradient_layout, joined, project_conflicting
 from replayfleet.federation.service.artefact_codec import decode_artefacts, encode_artefacts
 from tests.support.shapes import SHAPES, shape_pictures
-from tests.support.toy import TOY, run_rounds, toy_data
+from tests.support.toy import run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,
     SAMPLER,
     SECOND,
     SECOND_STAGE,
+    TOY,
     after_first_stage,
     agree,
     first_stage_loss,

@@ -8,12 +8,13 @@ from replayfleet.federation.methods.ideal import Ideal
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.kept_samples import StoredRounds
-from tests.support.toy import TOY, run_rounds, toy_data
+from tests.support.toy import run_rounds, toy_data
 from tests.support.two_stages import (
     ONE_EPOCH,
     SAMPLER,
     SECOND,
     SECOND_STAGE,
+    TOY,
     after_first_stage,
     first_stage_loss,
     random_model,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps import averaging, memory
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.simulator.settings import method_from
-from replayfleet.models import resnet
-from replayfleet.models.resnet import ResNetShape
 from tests.support.shapes import SHAPES, shape_pictures
 from tests.support.toy import TOY, toy_data
 from tests.support.virtual_device import DEVICE, NAME, virtual_device
@@ -43,10 +40,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pfedgrp with DP-SGD": {"dp_noise_multiplier": 1.0},
     "fedgp over DER": {"base": "der"},
 }
-TASK = replace(TOY, class_names=("e", "f", "g", "h"))
-"""Of names that no other test has, for what is known of a task is kept: its network is ``SHALLOW``."""
-SHALLOW = ResNetShape((16, 32), 1, 5)
-"""Two blocks of a ResNet, with all kinds of layers that its eight have."""
 DETECTORS = ("der", "fedavg", "ideal")
 IN_STEP = ("fedavg", "pfedgrp")
 
@@ -58,12 +51,7 @@ def _sub_generators_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lockstep, "train_all", lambda kind, work: train_all(kind, work, as_one=True))
 
 
-@pytest.fixture(autouse=True)
-def _task_models_are_shallow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(resnet.SHAPES, TASK.architecture, SHALLOW)
-
-
-def method_named(name: str, task: Any = TASK) -> Any:
+def method_named(name: str, task: Any = TOY) -> Any:
     kind = METHODS[name.split()[0]]
     quick = {key: value for key, value in QUICK.items() if key in inspect.signature(kind).parameters}
     changes = {key: str(value) for key, value in (quick | SETTINGS.get(name, {})).items()}
@@ -140,7 +128,7 @@ def test_clients_in_step_compute_on_a_device_what_they_compute_on_the_cpu(name: 
 def test_diffusion_models_train_where_their_images_are() -> None:
     settings = {"sub_generator": "ddpm"}
     with virtual_device():
-        rounds_on(DEVICE, method_from(METHODS["pfedgrp"], TASK, "tiny", settings), [toy_data({0: 4})] * 4)
+        rounds_on(DEVICE, method_from(METHODS["pfedgrp"], TOY, "tiny", settings), [toy_data({0: 4})] * 4)
 
 
 @pytest.mark.parametrize("planted", [lambda n: torch.zeros(n), lambda n: torch.ones(n) / n])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
 import pytest
 import torch
-from support.toy import toy_data
+from support.toy import TOY, toy_data
 
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.pace import ShouldStop, Stage, never, steps_per_epoch
@@ -23,9 +23,8 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.federation.service.fleet.presets import settings_for
 from replayfleet.models.build import build_task_model, initialise
-from replayfleet.models.specs import TaskSpec
 
-SPEC = TaskSpec(1, 28, ("a", "b", "c", "d"), generator_width=1)
+SPEC = replace(TOY, generator_width=1)
 KIND = WganGp(spec=SPEC, batch_size=4, learning_rate=1e-4, betas=(0.5, 0.9), critic_steps_per_generator_step=2)
 TINY = {
     "local_epochs": 2,

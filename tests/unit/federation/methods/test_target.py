@@ -285,7 +285,7 @@ def test_a_student_comes_closer_to_its_teacher_and_leaves_it_alone() -> None:
         return float(torch.nn.functional.kl_div(answers, target, reduction="batchmean"))
 
     before = distance()
-    student.learn(teacher, pool, known, 10, 16)
+    student.learn(teacher, pool, known, 30, 16)
     assert distance() < before / 3
     assert packing.same_bits(dict(teacher.state_dict()), old_model())
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.image_sets import small_dataset, write_fashion_mnist
+from support.toy import TOY
 
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -28,8 +30,9 @@ QUICK = {"sub_generator_epochs": "1", "first_sub_generator_epochs": "1", "replay
 
 def simulation(method: str, num_workers: int) -> Simulation:
     dataset = small_dataset()
+    task = replace(dataset.task, architecture=TOY.architecture)
     size = StreamSettings(scenario="circulating", num_clients=3, num_rounds=2, samples_per_class=3)
-    built = method_from(METHODS[method], dataset.task, "tiny", QUICK if method == "pfedgrp" else {})
+    built = method_from(METHODS[method], task, "tiny", QUICK if method == "pfedgrp" else {})
     return Simulation(
         method=built,
         dataset=dataset,

@@ -9,8 +9,8 @@ from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.task_records import TaskDownload
 from replayfleet.federation.simulator.measures.work import Meter
-from tests.support.toy import TOY, toy_data
-from tests.support.two_stages import ONE_EPOCH, SAMPLER, random_model
+from tests.support.toy import toy_data
+from tests.support.two_stages import ONE_EPOCH, SAMPLER, TOY, random_model
 
 
 def test_a_round_is_measured_part_by_part_and_is_the_same_round():
