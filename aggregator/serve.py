@@ -19,7 +19,6 @@ from replayfleet.aggregator.service import AggregatorService
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.aggregator.store import added_classes
-from replayfleet.devices.memory import keep_memory
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
@@ -46,7 +45,6 @@ def serve(settings: AggregatorSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The run can't go on; what was accepted is kept.
     """
-    keep_memory()
     _open_many_files()
     manager = ServiceManager.from_environment()
     manager.begin("building the fleet's models")

@@ -328,7 +328,6 @@ class Client:
                 self._read_round(self.round)
             else:
                 break
-        self._downloads.measure_if_due()
         self._choices.advance(self._agreed, now)
         held, word = self._downloads.held, self._following.word
         if self.step is Step.OFFER and word is not None:

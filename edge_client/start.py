@@ -8,7 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from replayfleet.devices.memory import keep_memory
 from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import AUTO, CPU, FP32, TENSORRT, DeviceProfile
 from replayfleet.devices.providers import ProviderProof, prove_provider
@@ -49,7 +48,6 @@ def start(settings: ClientSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
-    keep_memory()
     connector = settings.connector()
     address = connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)

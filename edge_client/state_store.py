@@ -227,8 +227,7 @@ class StateStore:
         return self._read("training", TrainingCommit)
 
     def keep_pace(self, pace: Pace) -> None:
-        """Keep it without waiting for the disk, as a round waits for it: what a power cut damages is measured anew."""
-        write_atomic(self._folder / "pace", _sealed(pace), private=True, durable=False)
+        self._write("pace", pace)
 
     def pace(self, spec_digest: str, num_threads: int) -> Pace:
         """How fast training was under this agreement with so many threads; empty where nothing was measured."""
@@ -337,7 +336,8 @@ class StateStore:
         return {entry.digest for entry in entries}
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
-        self._keep(name, _sealed(record))
+        data = _encoder.encode(record)
+        self._keep(name, hashlib.sha256(data).digest() + data)
 
     def _remove(self, name: str) -> None:
         self._keep(name, None)
@@ -377,8 +377,3 @@ class StateStore:
             log.error("record damaged", file=path, reason=error, next="going on with what the aggregator sends")
             self._remove(name)
             return None
-
-
-def _sealed(record: msgspec.Struct) -> bytes:
-    data = _encoder.encode(record)
-    return hashlib.sha256(data).digest() + data

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` with ``data``, durably: temporary file, fsync, rename, fsync of the folder.
 
     After a crash the file holds the old or the new bytes, never a mixture. The folder must exist.
@@ -16,7 +16,6 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False, durable: boo
         path: the file.
         data: its content.
         private: only the user may read it; else who may is the umask's to say, as for any file that a program writes.
-        durable: wait for the disk; else a power cut, though no crash, may leave anything.
     """
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
@@ -24,14 +23,12 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False, durable: boo
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            if durable:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if durable:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -76,7 +76,6 @@ class DownloadDesk:
         self._report: Report | None = None
         self._shared_bytes = 0
         self._measured_version = -1
-        self._unmeasured: ServedModel | None = None
         self._collect_due = True
         self._task: AnyTaskSpec | None = None
         self.problem = ""
@@ -241,7 +240,7 @@ class DownloadDesk:
             self.measures |= _measures_of(choice)
             self.measures |= {"swap_s": done.swap_s, "bytes_down": float(event.bytes_on_wire + self._shared_bytes)}
             self._shared_bytes = 0
-            self._unmeasured = done.served
+            self._measure(done.served)
             self.follow_slot()
 
         def failed(error: Exception, now: float) -> None:
@@ -277,12 +276,6 @@ class DownloadDesk:
         """Measure on ``source`` from now on, beginning with what is served already."""
         self.source, self._task = source, task
         self._measure_unless_reported()
-
-    def measure_if_due(self) -> None:
-        """Measure what was swapped in last; call once the round's samples are asked for, which jobs then read first."""
-        served, self._unmeasured = self._unmeasured, None
-        if served is not None:
-            self._measure(served)
 
     def repeat_report(self) -> None:
         """Send the last report again: the aggregator restarted, and keeps none."""
