@@ -21,7 +21,7 @@ from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import TaskDownload, TaskUpload
 from replayfleet.federation.methods.lockstep import Work
-from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, LOGITS, Reservoir
+from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, LOGITS, Reservoir, as_met
 from replayfleet.federation.methods.steps.task_model import judge_with, task_loss
 from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.models.specs import AnyTaskSpec
@@ -37,7 +37,7 @@ def refreshed(task: AnyTaskSpec, start: Parameters, reservoir: Reservoir, target
     """
     if targets == "met" or not len(reservoir):
         return reservoir
-    said = judge_with(task, start)(reservoir.images())
+    said = judge_with(task, start)(as_met(reservoir.samples[IMAGES]))
     return replace(reservoir, samples={**reservoir.samples, LOGITS: said.to(torch.float32)})
 
 

@@ -52,10 +52,6 @@ class Reservoir(Record):
         """S."""
         return min(self.num_seen, self.capacity)
 
-    def images(self) -> Tensor:
-        """Return the images as they were met, (S, C, H, W) float32."""
-        return as_met(self.samples[IMAGES])
-
     def without_logits(self) -> Reservoir:
         """Return the reservoir without what the model answered."""
         return replace(self, samples={name: tensor for name, tensor in self.samples.items() if name != LOGITS})
@@ -128,7 +124,8 @@ def _check(batch: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
 def as_bytes(images: Tensor) -> Tensor:
     """Return float32 images (B, C, H, W) as uint8, a fourth of their size, if ``as_met`` gives every bit back.
 
-    Images that were pixels do, unless they were resized as numbers; others are returned as they are.
+    Images that were pixels do, unless they were resized as numbers; others are returned as they are. Where they lie is
+    where it is tried: a GPU may divide otherwise.
     """
     pixels = to_bytes(images)
     return pixels if torch.equal(from_bytes(pixels), images) else images

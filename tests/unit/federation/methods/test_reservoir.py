@@ -6,7 +6,7 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.records import Artefacts, RoundData
 from replayfleet.federation.methods.steps.data_free import from_bytes
-from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds, fingerprint_of
+from replayfleet.federation.methods.steps.kept_samples import Reservoir, StoredRounds, as_met, fingerprint_of
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -77,12 +77,12 @@ def test_pictures_are_kept_as_bytes_and_drawn_as_they_were_met() -> None:
     met = from_bytes(pixels)
     kept = Reservoir(4).with_batch(met, torch.arange(4), rng())
     assert kept.samples["images"].equal(pixels)
-    assert kept.images().equal(met)
+    assert as_met(kept.samples["images"]).equal(met)
     drawn = kept.drawn(4, rng(1))
     assert drawn["images"].equal(met[drawn["labels"]])
     resized = met + 1e-4  # no longer a pixel's value
     mixed = Reservoir(8).with_batch(met, torch.arange(4), rng()).with_batch(resized, torch.arange(4), rng())
-    assert mixed.images().equal(torch.cat([met, resized]))
+    assert as_met(mixed.samples["images"]).equal(torch.cat([met, resized]))
     assert mixed.with_batch(met[:1], torch.arange(1), rng()).samples["images"].dtype == torch.float32
 
 
