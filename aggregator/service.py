@@ -166,7 +166,7 @@ class AggregatorService:
         self._certificate = CertificateEnd(certificate)
         self.growth: tuple[tuple[str, ...], str] | None = None
         """Classes that the fleet is to learn too, and who asked for it: whoever runs this service begins anew."""
-        self.control = Control(self.loop.put, self.coordinator.control, self._waits, self._grow)
+        self.control = Control(self.loop.put, self.coordinator.control, self._look, self._grow)
         self._collector = FleetCollector(
             self.control.look,
             metrics.reported,
@@ -263,7 +263,7 @@ class AggregatorService:
             self._look(now)
         self._view = self._snapshot()
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> Waits:
         """See what keeps this aggregator from its work, and since when."""
         self._looked_at = now
         facts = dataclasses.replace(
@@ -274,6 +274,7 @@ class AggregatorService:
             certificate_left_s=self._certificate.left_s(now, self._parts.wall_clock()),
         )
         self._waits.note(fleet_waits(facts), now)
+        return self._waits
 
     def _listen(self, now: float) -> None:
         """Listen to those who are taken in, and to no one who floods."""

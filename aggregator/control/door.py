@@ -30,14 +30,14 @@ class Control:
     Args:
         put: hands work to the loop.
         desk: does it there.
-        waits: what keeps the aggregator from its work.
+        waits: looks at what keeps the aggregator from its work; on the loop's thread.
         grow: (classes, who, whether only to plan it) -> what adding them does; the aggregator begins anew then.
     """
 
-    def __init__(self, put: Put, desk: ControlDesk, waits: Waits | None = None, grow: Grow | None = None) -> None:
+    def __init__(self, put: Put, desk: ControlDesk, waits: Callable[[float], Waits], grow: Grow | None = None) -> None:
         self._put = put
         self._desk = desk
-        self._waits = waits or Waits({})
+        self._waits = waits
         self._grow = grow
 
     def plan(self, verb: Verb) -> Plan:
@@ -80,8 +80,12 @@ class Control:
         Raises:
             VerbRefused: Nobody answers.
         """
-        waits = self._waits
-        return self._ask(lambda now: replace(self._desk.look(now), waits=waits.told, healthy=not waits.hurt))
+
+        def look(now: float) -> FleetView:
+            waits = self._waits(now)
+            return replace(self._desk.look(now), waits=waits.told, healthy=not waits.hurt)
+
+        return self._ask(look)
 
     def _ask(self, question: Callable[[float], _T]) -> _T:
         answer: Future[_T] = Future()

@@ -92,6 +92,7 @@ def test_a_round_that_waits_for_an_operator_is_opened_in_the_console(tmp_path: P
         assert "round 0 begins now" in asked.text.lower()
         assert anna.send("/do", verb="round open", secret=anna.secret(asked)).status == 303
         assert "Round 0 waits for cam-3" in anna.get("/round").text
+        assert "when an operator opens it" not in anna.get("/").text, "what it waits for is older than the rest"
         told = [event for event in read_journal(tmp_path / "aggregator") if event["event"] == "operator"]
         assert [(event["verb"], event["who"]) for event in told] == [("round open", "anna in the console")]
 

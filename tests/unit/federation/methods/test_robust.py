@@ -63,6 +63,11 @@ def test_distances_of_honest_sets_survive_beside_a_huge_one():
     assert krum_order(sets(1e30, 0.0, 3.0, 4.0, 4.5), 1)[:2] == [3, 4]
 
 
+def test_distances_of_sets_survive_beside_huge_entries_that_they_share():
+    one, other = ({"w": torch.tensor([1e9, place])} for place in (0.0, 1.0))
+    assert squared_distances([one, other], [one]).flatten().tolist() == [0.0, 1.0]
+
+
 def test_integer_buffers_are_the_middle_one():
     counted = [{"num_batches_tracked": torch.tensor(count)} for count in (10**12, 3, 5, 4)]
     assert trimmed_mean(counted, 1)["num_batches_tracked"].item() == 4
