@@ -59,8 +59,8 @@ class RunSpec:
     dataset: Annotated[
         str,
         Option(
-            "Data set: fashion-mnist, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, tinyimagenet-100, "
-            "carla-crops, carla-boxes (with --scenario driving), or folder.",
+            "Data set: fashion-mnist, fashion-mnist-turned, mnist, emnist-byclass, cifar-10, cifar-100, imagenet-10, "
+            "tinyimagenet-100, carla-crops, carla-boxes (with --scenario driving), or folder.",
             STREAM,
         ),
     ] = "fashion-mnist"

@@ -6,6 +6,7 @@ Needs no torch, so a device without it can read them too. ``ALL_DATASETS`` knows
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from replayfleet.federation.streams.files.idx_sets import download_idx_set, read
 from replayfleet.federation.streams.files.image_trees import read_folder, read_zip
 from replayfleet.federation.streams.files.imagenet import read_imagenet_10, read_tiny_imagenet_100
 from replayfleet.federation.streams.labelled_images import LabelledImages, Parts
+from replayfleet.federation.streams.turned import turned, turned_names
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 DATA_ROOT_VARIABLE = "REPLAYFLEET_DATA"
@@ -209,6 +211,16 @@ def _idx(name: str, places: Sequence[str], **how: Any) -> Reader:
     return lambda root, _size: read_idx_set(root, places, TASKS[name].class_names, **how)
 
 
+def _all_turned(read: Reader) -> Reader:
+    """Return what reads a set of square images with each quarter turn of a class as a class of its own."""
+
+    def both(root: Path, size: int) -> Parts | None:
+        parts = read(root, size)
+        return None if parts is None else (turned(parts[0]), turned(parts[1]))
+
+    return both
+
+
 def _read_cifar_10(root: Path, size: int) -> Parts | None:
     class_names = TASKS["cifar-10"].class_names
     if (root / "cifar10-images.zip").is_file():
@@ -233,16 +245,23 @@ NAME_A_RECORDING = (
 
 BOX_DATASETS: dict[str, BoxReader] = {"carla-boxes": read_driving_pictures}
 
+_FASHION_MNIST = DatasetKind(
+    image_sizes=(28,),
+    read=_idx("fashion-mnist", (".", "fashion-mnist", "FashionMNIST/raw")),
+    how_to_get=(
+        "get it with `apt install dataset-fashion-mnist`, or let torchvision fetch it (--download), "
+        f"or {_NAME_A_FOLDER} its four idx files"
+    ),
+    places=(DEBIAN_FASHION_MNIST,),
+    download=functools.partial(download_idx_set, "FashionMNIST"),
+)
+
 DATASETS: dict[str, DatasetKind] = {
-    "fashion-mnist": DatasetKind(
-        image_sizes=(28,),
-        read=_idx("fashion-mnist", (".", "fashion-mnist", "FashionMNIST/raw")),
-        how_to_get=(
-            "get it with `apt install dataset-fashion-mnist`, or let torchvision fetch it (--download), "
-            f"or {_NAME_A_FOLDER} its four idx files"
-        ),
-        places=(DEBIAN_FASHION_MNIST,),
-        download=functools.partial(download_idx_set, "FashionMNIST"),
+    "fashion-mnist": _FASHION_MNIST,
+    "fashion-mnist-turned": dataclasses.replace(
+        _FASHION_MNIST,
+        read=_all_turned(_FASHION_MNIST.read),
+        task=TaskSpec(1, 28, turned_names(TASKS["fashion-mnist"].class_names), "cifar", 16),
     ),
     "mnist": DatasetKind(
         image_sizes=(28,),

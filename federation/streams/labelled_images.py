@@ -74,6 +74,31 @@ class MappedImages:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownImages:
+    """N images, each shown in T ways; image ``i`` shown in way ``t`` has index ``t N + i``."""
+
+    images: NDArray[np.uint8] | LazyImages | MappedImages | ShownImages
+    show: tuple[Callable[[NDArray[np.uint8]], NDArray[np.uint8]], ...]
+
+    names: Sequence[str] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.images) * len(self.show)
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images (len(indices), H, W, C)."""
+        ways, rows = np.divmod(np.asarray(indices), len(self.images))
+        found = np.array(self.images[rows])
+        for way in np.unique(ways).tolist():
+            found[ways == way] = self.show[way](found[ways == way])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class LabelledImages:
     """Images and what they show.
 
@@ -83,7 +108,7 @@ class LabelledImages:
         class_names: K names.
     """
 
-    images: NDArray[np.uint8] | LazyImages | MappedImages
+    images: NDArray[np.uint8] | LazyImages | MappedImages | ShownImages
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
 

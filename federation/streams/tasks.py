@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.streams.datasets import Dataset
-from replayfleet.federation.streams.labelled_images import LabelledImages, LazyImages, MappedImages
+from replayfleet.federation.streams.labelled_images import LabelledImages, ShownImages
 from replayfleet.federation.streams.stream import (
     FEW_SHOT,
     PERMUTED,
@@ -53,31 +52,6 @@ _NEW_CLASSES = (SEQUENTIAL, FEW_SHOT)
 Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """N images as each of T tasks shows them; image ``i`` of task ``t`` has index ``t N + i``."""
-
-    images: Pixels | LazyImages | MappedImages
-    show: tuple[Callable[[Pixels], Pixels], ...]
-
-    names: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self), *self.images.shape[1:])
-
-    def __len__(self) -> int:
-        return len(self.images) * len(self.show)
-
-    def __getitem__(self, indices: Indices) -> Pixels:
-        """Return images (len(indices), H, W, C)."""
-        tasks, rows = np.divmod(np.asarray(indices), len(self.images))
-        found = np.array(self.images[rows])
-        for task in np.unique(tasks).tolist():
-            found[tasks == task] = self.show[task](found[tasks == task])
-        return found
-
-
 def as_tasks_show_it(settings: StreamSettings, data: Dataset) -> Dataset:
     """Return a data set whose images are those that the stream's tasks show; itself if they show them as they are."""
     if settings.scenario == ROTATED:
@@ -91,8 +65,7 @@ def as_tasks_show_it(settings: StreamSettings, data: Dataset) -> Dataset:
 
 
 def _all_tasks(part: LabelledImages, show: tuple[Callable[[Pixels], Pixels], ...]) -> LabelledImages:
-    images: Any = _Seen(part.images, show)
-    return LabelledImages(images, np.tile(part.labels, len(show)), part.class_names)
+    return LabelledImages(ShownImages(part.images, show), np.tile(part.labels, len(show)), part.class_names)
 
 
 def _angle(settings: StreamSettings, task: int) -> float:

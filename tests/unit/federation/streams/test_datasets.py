@@ -38,8 +38,8 @@ def _no_installed_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hide what this machine has, so that every test finds only its own files."""
     monkeypatch.delenv(datasets.DATA_ROOT_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fashion = DATASETS["fashion-mnist"]
-    monkeypatch.setitem(DATASETS, "fashion-mnist", dataclasses.replace(fashion, places=(), download=None))
+    for name in ("fashion-mnist", "fashion-mnist-turned"):
+        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], places=(), download=None))
 
 
 @pytest.mark.parametrize("packed", [True, False])
