@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -19,7 +21,7 @@ from support.nudge_method import NudgeMethod
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS
-from replayfleet.federation.simulator import cli
+from replayfleet.federation.simulator import cli, job
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.simulator.tables import plan, running
 from replayfleet.federation.simulator.tables.paper import paper_table
@@ -242,11 +244,23 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
     assert resumed["run"]["num_threads"] == 1
 
 
-def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(table: Table, tmp_path: Path):
+def test_a_table_that_the_minutes_ended_goes_on_with_the_same_command(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     arguments = ["1", "--methods", "centralized,nudge", "--scenario", "gradual", *SIZE]
-    code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "1e-3")
+    original, now = Simulation._round, [0.0]
+
+    def for_an_hour(*arguments: Any) -> Any:
+        now[0] += 3600
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "_round", for_an_hour)
+        patch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr(running, "Runner", partial(running.Runner, clock=lambda: now[0]))
+        code, out, _ = table(*arguments, "--jobs", "1", "--minutes", "30")
     assert code == 3
-    assert "stopped: 0.001 minutes have passed; the same command goes on with 2 runs" in out
+    assert "stopped: 30 minutes have passed; the same command goes on with 2 runs" in out
     text = (tmp_path / "out/table-1.md").read_text()
     assert "- begun, not finished: Centralized" in text
     assert "- not run: nudge" in text
