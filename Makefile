@@ -9,7 +9,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-carla fleet tables reproduce driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench load dist lock clean
+.PHONY: help setup demo demo-carla fleet tables reproduce driving driving-boxes test test-slow test-console test-faults fuzz test-portable test-board mutants check fix size reference docs bench load crowd dist lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,9 @@ bench: setup ## All benchmarks side by side, with raw results under runs/bench
 
 load: setup ## What an aggregator spends on each of 10, 100 and 1,000 members
 	@$(PYTHON_BIN) -m benchmarks.load $(ARGS)
+
+crowd: setup ## 1,000 light members at a real broker for half an hour; ARGS="--members 100 --minutes 2" asks for less
+	@$(PYTHON_BIN) -m benchmarks.crowd $(ARGS)
 
 lock: setup ## Make scripts/locks anew from pyproject.toml; ARGS=--upgrade takes the newest versions
 	@$(PYTHON_BIN) -m pip install -q uv

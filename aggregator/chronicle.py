@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping
+
 import msgspec
 
 from replayfleet.aggregator.aggregation import RoundResult
@@ -11,6 +14,9 @@ from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.wire.protocol.facts import decode_facts
 
 COMMITTED = "round committed"
+MAX_ALL, MAX_LARGEST = 60, 16
+"""Shares of up to so many clients in a model are written down, else so many of the largest: of a thousand clients'
+models all would be 25 MB a round."""
 
 
 class Chronicle:
@@ -72,7 +78,7 @@ class Chronicle:
         """A round ended, and the next one began unless it was the last."""
         self._parts.journal.add(
             COMMITTED,
-            details={"weights": result.weights, "counters": dict(self._parts.courier.counters)},
+            details={"weights": _told(result.weights), "counters": dict(self._parts.courier.counters)},
             round=result.round,
             downloads=len(result.drafts),
             round_s=round(now - self._opened_at, 3),
@@ -113,8 +119,19 @@ class Chronicle:
         weights = {m.client_id: weights_among(parts.method.Download, decode_facts(m.facts)) for m in current}
         parts.journal.add(
             COMMITTED,
-            details={"weights": {client: share for client, share in weights.items() if share}},
+            details={"weights": _told(weights)},
             round=last,
             downloads=len(current),
             recovered=True,
         )
+
+
+def _told(weights: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+    """Return client -> client -> share as the journal has it, of those whose models are mixtures."""
+    return {
+        client: shares
+        if len(shares) <= MAX_ALL
+        else dict(heapq.nlargest(MAX_LARGEST, shares.items(), key=lambda share: share[1]))
+        for client, shares in weights.items()
+        if shares
+    }

@@ -16,7 +16,8 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.children import child_command, child_environment
 from replayfleet.federation.service.logs import EventLogger
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
+"""Drawing takes seconds of the processor, and gives way to whatever else this machine does."""
 MAX_KEPT, MAX_WAITING = 64, 4
 _SLOW_KINDS = ("ddpm",)
 """A diffusion model takes minutes for what others draw in a moment."""
@@ -93,7 +94,7 @@ class Samples:
         return self._kept.get(_key(client, known), {})
 
     async def of(self, client: str, known: Held) -> Mapping[int, Picture]:
-        """Return class id -> picture; nothing where none can be drawn, or too many are to be."""
+        """Return class id -> picture; nothing where none can be drawn for now, or too many are to be."""
         key = _key(client, known)
         if not key[1] or key in self._kept:
             return self._kept.get(key, {})
@@ -106,13 +107,16 @@ class Samples:
     async def _draw(self, key: _Key) -> Mapping[int, Picture]:
         try:
             async with self._turn:
-                self._kept[key] = await self._drawn(key[0])
+                found = await self._drawn(key[0])
         finally:
             del self._tasks[key]
+        if not found:
+            return found  # whoever asks again may have more luck
+        self._kept[key] = found
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         self._told()
-        return self._kept[key]
+        return found
 
     async def _drawn(self, client: str) -> Mapping[int, Picture]:
         command = child_command("replayfleet.aggregator.console.drawing", str(self._folder), client)

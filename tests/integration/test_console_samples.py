@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -14,7 +16,7 @@ from support.demo_journal import CLIENTS
 from support.finished_demo import finished_demo
 
 from replayfleet.aggregator.console import drawing
-from replayfleet.aggregator.console.samples import Held, held
+from replayfleet.aggregator.console.samples import Held, Picture, Samples, held
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.wire.protocol.messages import Manifest
 from tests.support.consoles import console
@@ -71,3 +73,18 @@ def test_only_one_clients_models_are_loaded(folder: Path, monkeypatch: pytest.Mo
 def test_a_diffusion_model_or_a_method_without_sub_generators_draws_nothing(tmp_path: Path) -> None:
     slow = finished_demo(tmp_path / "slow", sub_generator="ddpm") / "aggregator"
     assert held(slow) == Held()
+
+
+def test_what_could_not_be_drawn_is_drawn_when_somebody_asks_again(folder: Path, tmp_path: Path) -> None:
+    told: list[bool] = []
+
+    async def twice() -> list[Mapping[int, Picture]]:
+        samples = Samples(tmp_path / "fleet", lambda: told.append(True))
+        first = await samples.of(CLIENTS[0], held(folder))
+        shutil.copytree(folder, tmp_path / "fleet")
+        return [first, await samples.of(CLIENTS[0], held(folder))]
+
+    first, second = asyncio.run(twice())
+    assert first == {}
+    assert sorted(second) == sorted(held(folder).digests[CLIENTS[0]])
+    assert told == [True]

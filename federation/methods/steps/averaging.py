@@ -122,7 +122,7 @@ def _separated(
 def _add_weighted(total: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
     """Add to a float64 ``total``: element by element and in the order given, block by block."""
     buffer: Tensor | None = None
-    for start, end in blocks(total, 4):  # the second level of a cache is smaller than the last
+    for start, end in blocks(total, 8):
         block = total[start:end]
         buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
         widened = buffer[: len(block)]

@@ -1,0 +1,330 @@
+"""Many light members at a real broker, for as long as asked: does every round close, is anybody lost or called silent?
+
+A real mosquitto, an aggregator with all that it does (signatures, SQLite and files on the disk, releases, journal) in a
+process of its own, and light members in a few processes, each with a connection, a key and a session of its own at the
+broker. They train nothing and send models of a few bytes, as soon as a round opens, so a round takes what it costs.
+Counted are rounds and what they took, uploads, refusals, members called silent or gone, connections beyond the first,
+and what broker and aggregator have in memory, over time.
+
+    python -m benchmarks.crowd [--members 1000] [--minutes 30] [--processes 4] [--out FILE]     (make crowd)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import selectors
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import paho.mqtt.client as mqtt
+import psutil
+
+from benchmarks.harness import run
+from replayfleet.aggregator.operator.journal import JOURNAL
+from replayfleet.federation.wire.transport.connecting import CONTROL_KEEPALIVE_S, DATA_KEEPALIVE_S
+from replayfleet.scripts.launch.record import JournalTail
+
+if TYPE_CHECKING:
+    from support.tiny_fleet import TinyClient
+
+    from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
+    from replayfleet.federation.wire.transport.mqtt import MqttSession
+
+ROOT = Path(__file__).parents[1]
+IN_MEMORY = Path("/dev/shm")
+JOIN_EVERY_S = 0.05
+"""A member of each process connects so often."""
+TICK_S = 0.5
+"""A member to whom nobody speaks looks at the time so often."""
+WATCH_EVERY_S = 10.0
+WAIT_S = 600.0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    from support.mosquitto import mosquitto
+
+    in_memory = IN_MEMORY if IN_MEMORY.is_dir() else None
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        theirs = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=in_memory)))
+        lines = ("allow_anonymous true", "max_connections -1", "max_queued_messages 0", f"pid_file {folder}/pid")
+        port = stack.enter_context(mosquitto(folder, *lines))
+        url, processes = f"mqtt://127.0.0.1:{port}", options.processes
+        server = stack.enter_context(_started("aggregator", folder / "aggregator", url, options.members))
+        members = [
+            stack.enter_context(_started("members", theirs, url, options.members, place, processes))
+            for place in range(processes)
+        ]
+        watched = {"broker": int((folder / "pid").read_text()), "aggregator": server.pid}
+        story = _Story(folder / "aggregator" / JOURNAL)
+        _until(lambda: story.num_rounds() >= 1, [server, *members])  # everybody has joined
+        found = _watched(watched, [server, *members], 60 * options.minutes, story.num_rounds)
+        found |= {"members": options.members, **story.told()}  # before anybody leaves
+        told: Counter[str] = Counter()
+        for each in members:
+            told.update(json.loads(_ended(each)))
+        _ended(server)
+        found["members were"] = dict(told)
+    print(json.dumps({name: value for name, value in found.items() if name != "memory_mb"}), flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def _started(role: str, folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "benchmarks.crowd", "--role", role, str(folder), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bytes:
+    """Ask a process to end, and return its last line."""
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=WAIT_S)[0].splitlines()
+    return said[-1] if said else b""
+
+
+def _until(done: Any, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    ends = time.monotonic() + WAIT_S
+    while not done():
+        if time.monotonic() > ends or any(process.poll() is not None for process in processes):
+            sys.exit("the first round didn't end; look at what was said above")
+        time.sleep(0.5)
+
+
+def _watched(
+    pids: dict[str, int], processes: Sequence[subprocess.Popen[bytes]], for_s: float, rounds: Any
+) -> dict[str, Any]:
+    """Return memory and processor time of these processes while the crowd works."""
+    known = {name: psutil.Process(pid) for name, pid in pids.items()}
+    memory: dict[str, list[float]] = {name: [] for name in known}
+    spent = {name: -sum(process.cpu_times()[:2]) for name, process in known.items()}
+    began, before = time.monotonic(), rounds()
+    while time.monotonic() < began + for_s and all(process.poll() is None for process in processes):
+        time.sleep(min(WATCH_EVERY_S, max(0.1, began + for_s - time.monotonic())))
+        for name, process in known.items():
+            memory[name].append(round(process.memory_info().rss / 1e6, 1))
+        now_mb = ", ".join(f"{name} {of_it[-1]:.0f} MB" for name, of_it in memory.items())
+        print(f"{time.monotonic() - began:6.0f} s, {rounds()} rounds, {now_mb}", flush=True)
+    took, num_rounds = time.monotonic() - began, rounds() - before
+    for name, process in known.items():
+        spent[name] += sum(process.cpu_times()[:2])
+    return {
+        "seconds": round(took, 1),
+        "rounds": num_rounds,
+        "memory_mb": memory,
+        "cpu_s_a_round": {name: round(cpu_s / max(1, num_rounds), 2) for name, cpu_s in spent.items()},
+    }
+
+
+class _Story:
+    """What the journal said so far; it is put aside when it is full, so it is read as it grows."""
+
+    def __init__(self, journal: Path) -> None:
+        self._tail = JournalTail(journal)
+        self._rounds_s: list[float] = []
+        self._closed: list[dict[str, Any]] = []
+        self._others: Counter[str] = Counter()
+
+    def num_rounds(self) -> int:
+        """Rounds that were committed; ask often."""
+        for event in self._tail.new_events():
+            match event["event"]:
+                case "round committed":
+                    self._rounds_s.append(event["round_s"])
+                case "round closed":
+                    self._closed.append(event)
+                case "upload accepted":
+                    self._others["uploads accepted"] += 1
+                case "upload rejected" | "client gone":
+                    self._others[f"{event['event']}: {event['reason']}"] += 1
+        return len(self._rounds_s)
+
+    def told(self) -> dict[str, Any]:
+        """Return what was said of all rounds but the first, in which everybody joins."""
+        self.num_rounds()
+        took, closed = sorted(self._rounds_s[1:]) or [0.0], self._closed[1:]
+        return {
+            "round_p50_s": statistics.median(took),
+            "round_p95_s": took[int(0.95 * (len(took) - 1))],
+            "rounds_closed_by": dict(Counter(event["by"] for event in closed)),
+            "fewest_uploads": min((event["uploads"] for event in closed), default=0),
+            "rounds_closed": len(self._closed),
+            **self._others,
+        }
+
+
+def aggregator(folder: Path, url: str, num_members: int) -> None:
+    """Serve until SIGTERM."""
+    from support.tiny_fleet import TinyExporter, tiny_spec
+    from support.tiny_method import TinyMethod
+
+    from replayfleet.aggregator.admission import Caps
+    from replayfleet.aggregator.founding import Fleet
+    from replayfleet.aggregator.rounds.machine import RoundRules
+    from replayfleet.aggregator.service import AggregatorService
+    from replayfleet.federation.service.torch_setup import prepare_torch
+
+    prepare_torch(1)
+    rules, caps = RoundRules(num_clients=num_members, deadline_s=WAIT_S), Caps(max_clients=num_members + 1)
+    fleet = Fleet(tiny_spec(), TinyMethod(), lambda _: None, TinyExporter(), rules, caps=caps)
+    folder.mkdir()
+    AggregatorService(fleet, folder, _connect_to(url)).run(_terminated())
+
+
+def members(folder: Path, url: str, num_members: int, place: int, processes: int) -> None:
+    """Be every ``processes``-th member until SIGTERM, and say how it went."""
+    from replayfleet.federation.service.torch_setup import prepare_torch
+
+    prepare_torch(1)
+    terminated, lines, crowd = _terminated(), _Lines(url), list[_Member]()
+    left = [f"cam-{number:05}" for number in range(place, num_members, processes)]
+    joins_at = time.monotonic()
+    while not terminated.is_set():
+        now = time.monotonic()
+        if left and now >= joins_at:
+            joins_at = now + JOIN_EVERY_S
+            crowd.append(_Member(folder, left.pop(0), lines))
+        lines.turn(now)
+        for member in crowd:
+            member.turn(now)
+    told = Counter(f"told {v.reason or 'accepted'}" for one in crowd for v in one.client.verdicts)
+    print(json.dumps({**told, "cut off": lines.num_lost}), flush=True)
+
+
+class _Member:
+    """A light client, and the files of its newest models alone."""
+
+    def __init__(self, folder: Path, name: str, lines: _Lines) -> None:
+        from support.tiny_fleet import TinyClient
+
+        self._due, self._uploaded = 0.0, -1
+        self.client: TinyClient = TinyClient(_Broker(lines, self._heard), name, folder / name)
+
+    def _heard(self) -> None:
+        self._due = 0.0
+
+    def turn(self, now: float) -> None:
+        if now < self._due:
+            return
+        self._due = now + TICK_S
+        client = self.client
+        client.pump(now)
+        # What was uploaded counts once newer models are there, and then nothing needs it.
+        if client.manifest is not None and self._uploaded < client.uploaded < client.manifest.round:
+            self._uploaded = client.uploaded
+            client.blobs.collect({entry.digest for entry in client.manifest.blobs})
+
+
+class _Lines:
+    """Connections of one process, all served by its one thread: a thread for each would be most of the work."""
+
+    def __init__(self, url: str) -> None:
+        self._address = (url.split("//")[1].split(":")[0], int(url.rsplit(":", 1)[1]))
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[_Line] = []
+        self._looks_at = 0.0
+        self.num_lost = 0
+
+    def add(self, line: _Line) -> None:
+        self._lines.append(line)
+        line.client.connect(*self._address, keepalive=CONTROL_KEEPALIVE_S)
+        self._selector.register(line.client.socket(), selectors.EVENT_READ, line.client)
+
+    def lost(self, line: _Line) -> None:
+        """Connect again: a session at the broker outlives its connection."""
+        self.num_lost += 1
+        self._lines.remove(line)
+        for key in list(self._selector.get_map().values()):
+            if key.data is line.client:
+                self._selector.unregister(key.fileobj)
+        self.add(line)
+
+    def turn(self, now: float) -> None:
+        """Serve what is there, for at most a moment."""
+        for key, _ in self._selector.select(0.02):
+            key.data.loop_read()
+        if now >= self._looks_at:
+            self._looks_at = now + TICK_S
+            for line in list(self._lines):
+                line.client.loop_misc()
+        for line in self._lines:
+            if line.client.want_write():
+                line.client.loop_write()
+
+
+class _Line:
+    """A session of MQTT without a thread of its own."""
+
+    max_payload_bytes = 100_000
+
+    def __init__(self, lines: _Lines, client_id: str, on_message: OnMessage, will: Will | None, heard: Any) -> None:
+        self._topics: list[str] = []
+        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id, clean_session=False)
+        if will is not None:
+            self.client.will_set(will.topic, will.payload, 1, will.retain)
+
+        def came(_client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
+            on_message(message.topic, message.payload)
+            heard()
+
+        self.client.on_message = came
+        self.client.on_connect = lambda *_: self.client.subscribe([(topic, 1) for topic in self._topics])
+        self.client.on_disconnect = lambda *_: lines.lost(self)
+        self.start = lambda: lines.add(self)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self._topics += topics
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.client.publish(topic, payload, 1, retain)
+
+
+class _Broker:
+    """Makes a line whose messages wake its member."""
+
+    def __init__(self, lines: _Lines, heard: Any) -> None:
+        self._lines, self._heard = lines, heard
+
+    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Any:
+        return _Line(self._lines, client_id, on_message, will, self._heard)
+
+
+def _connect_to(url: str) -> Any:
+    from replayfleet.federation.wire.transport.mqtt import MqttSession
+
+    def connect(client_id: str, on_message: OnMessage, will: Will | None) -> MqttSession:
+        keepalive_s, clean = (DATA_KEEPALIVE_S, True) if will is None else (CONTROL_KEEPALIVE_S, False)
+        return MqttSession(url, client_id, on_message=on_message, will=will, keepalive_s=keepalive_s, clean=clean)
+
+    return connect
+
+
+def _terminated() -> threading.Event:
+    event = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: event.set())
+    return event
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--role"]:
+        sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+        role, place, url, *numbers = sys.argv[2:]
+        {"aggregator": aggregator, "members": members}[role](Path(place), url, *map(int, numbers))
+    else:
+        run(measure, __doc__, members=(1000, "how many"), minutes=(30.0, "to watch"), processes=(4, "of members"))
