@@ -89,7 +89,7 @@ class Gate:
             raise UploadRejected(
                 Reason.WRONG_ROUND, f"round {rounds.index} takes no uploads, it is {rounds.phase.value}"
             )
-        if peer in rounds.accepted:
+        if rounds.counts(peer):
             raise UploadRejected(
                 Reason.STALE_VERSION, f"round {rounds.index} already has another upload of this client, which stays"
             )
@@ -157,5 +157,5 @@ def decode_upload(
 def what_next(rounds: Rounds) -> str:
     """Say how the round goes on after an upload was rejected."""
     if rounds.is_open:
-        return f"the round goes on with {len(rounds.accepted)} of {rounds.quorum} clients"
+        return f"the round goes on with {rounds.num_accepted} of {rounds.quorum} clients"
     return f"round {rounds.index} is {rounds.phase.value}, the next download brings the client up to date"

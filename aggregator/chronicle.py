@@ -45,7 +45,7 @@ class Chronicle:
             stores_data=parts.method.stores_data,
             round=rounds.index,
             phase=rounds.phase.value,
-            uploads=len(rounds.accepted),
+            uploads=rounds.num_accepted,
             clients=rounds.quorum,
         )
         self._make_up_for_a_crash()
@@ -57,7 +57,7 @@ class Chronicle:
         self._parts.journal.add(
             "round extended",
             round=self._rounds.index,
-            uploads=len(self._rounds.accepted),
+            uploads=self._rounds.num_accepted,
             expected=self._rounds.quorum,
             at_least=rules.min_clients,
             by_s=rules.deadline_s,
@@ -69,7 +69,7 @@ class Chronicle:
             "round closed",
             round=self._rounds.index,
             by=decision.value,
-            uploads=len(self._rounds.accepted),
+            uploads=self._rounds.num_accepted,
             expected=self._rounds.quorum,
             open_s=round(now - self._opened_at, 3),
         )

@@ -49,6 +49,7 @@ class PresenceTable:
     Attributes:
         members: clients that confirmed or uploaded something once, whether they are there or not.
         num_turned_away: presences of clients that found no place; they are repeated.
+        unheard: clients of whom something has come that wasn't looked at yet: these aren't silent.
     """
 
     def __init__(self, dead_after_s: float = DEAD_AFTER_S) -> None:
@@ -56,6 +57,7 @@ class PresenceTable:
         self._seen: dict[str, _Seen] = {}
         self.members: frozenset[str] = frozenset()
         self.num_turned_away = 0
+        self.unheard: frozenset[str] = frozenset()
         self._told_ghosts_at = 0
 
     @property
@@ -147,7 +149,8 @@ class PresenceTable:
 
     def expire(self, now: float) -> list[str]:
         """Mark clients that fell silent as gone; returns those that were live until now."""
-        silent = [c for c, seen in self._seen.items() if seen.live and now - seen.heard_at > self._dead_after_s]
+        since = now - self._dead_after_s
+        silent = [c for c, seen in self._seen.items() if seen.live and seen.heard_at < since and c not in self.unheard]
         for client in silent:
             self._seen[client].live = False
         return sorted(silent)

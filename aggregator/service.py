@@ -210,7 +210,7 @@ class AggregatorService:
     @property
     def summary(self) -> str:
         rounds, online = self.coordinator.rounds, len(self._parts.presence.live)
-        uploads = f"{len(rounds.accepted)} of {rounds.quorum} uploads"
+        uploads = f"{rounds.num_accepted} of {rounds.quorum} uploads"
         first = next((f"; {wait.text}" for wait in self._waits.told if wait.reason is not Why.UPLOAD), "")
         return f"round {rounds.index} {rounds.phase.value}; {uploads}; {online} clients online{first}"
 
@@ -253,6 +253,7 @@ class AggregatorService:
         self.coordinator.on_connected(now)
 
     def on_tick(self, now: float) -> None:
+        self._parts.presence.unheard = self.loop.inbox.senders()
         self.loop.guarded("tick", self.coordinator.tick, now)
         self._listen(now)
         if self.loop.refusal != self._refusal:
@@ -323,7 +324,7 @@ class AggregatorService:
             "notice": self.coordinator.notice,
             "round": rounds.index,
             "phase": rounds.phase.value,
-            "uploads": len(rounds.accepted),
+            "uploads": rounds.num_accepted,
             "expected": rounds.quorum,
             "clients": self._parts.presence.live,
             "muted": self._listening.muted(self._clock()),

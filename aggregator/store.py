@@ -1,7 +1,7 @@
 """What survives ``kill -9``: the fleet, its rounds, accepted uploads, the committed state, every client's download.
 
-SQLite with WAL and ``synchronous=FULL``; tensors lie in the blob store, and every blob is on disk before a row
-refers to it. One thread uses the store. Each writing method is one transaction.
+SQLite with WAL and ``synchronous=FULL``, but for what clients say again; tensors lie in the blob store, and every blob
+is on disk before a row refers to it. One thread uses the store. Each writing method is one transaction.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class AggregatorStore:
 
     def confirm(self, manifest: Manifest) -> None:
         """The client has everything of this manifest on its disk."""
-        with transaction(self._db):
+        with transaction(self._db, told_again=True):
             self._meet(manifest.client_id)
             self._hold(manifest.client_id, digests_of(manifest))
             self._db.execute(
@@ -366,7 +366,7 @@ class AggregatorStore:
 
     def hold(self, client_id: str, digests: set[str]) -> None:
         """A client has these blobs beside what it confirmed before."""
-        with transaction(self._db):
+        with transaction(self._db, told_again=True):
             self._meet(client_id)
             self._hold(client_id, self.holdings(client_id) | digests)
 

@@ -204,16 +204,17 @@ def members(folder: Path, url: str, num_members: int, place: int, processes: int
         for member in crowd:
             member.turn(now)
     told = Counter(f"told {v.reason or 'accepted'}" for one in crowd for v in one.client.verdicts)
-    print(json.dumps({**told, "cut off": lines.num_lost}), flush=True)
+    late_s = max(member.late_s for member in crowd)
+    print(json.dumps({**told, "cut off": lines.num_lost, "latest turn, s": round(late_s, 1)}), flush=True)
 
 
 class _Member:
-    """A light client, and the files of its newest models alone."""
+    """A light client, which has its turn when somebody has spoken to it, and twice a second."""
 
     def __init__(self, folder: Path, name: str, lines: _Lines) -> None:
         from support.tiny_fleet import TinyClient
 
-        self._due, self._uploaded = 0.0, -1
+        self._due, self._turned_at, self.late_s = 0.0, 0.0, 0.0
         self.client: TinyClient = TinyClient(_Broker(lines, self._heard), name, folder / name)
 
     def _heard(self) -> None:
@@ -222,13 +223,9 @@ class _Member:
     def turn(self, now: float) -> None:
         if now < self._due:
             return
-        self._due = now + TICK_S
-        client = self.client
-        client.pump(now)
-        # What was uploaded counts once newer models are there, and then nothing needs it.
-        if client.manifest is not None and self._uploaded < client.uploaded < client.manifest.round:
-            self._uploaded = client.uploaded
-            client.blobs.collect({entry.digest for entry in client.manifest.blobs})
+        self.late_s = max(self.late_s, now - self._turned_at) if self._turned_at else 0.0
+        self._due, self._turned_at = now + TICK_S, now
+        self.client.pump(now)
 
 
 class _Lines:

@@ -34,7 +34,7 @@ def look(parts: Parts, rounds: Rounds, now: float) -> FleetView:
 def _view(parts: Parts, rounds: Rounds, standing: Standing, now: float) -> MemberView:
     client = standing.client
     presence, live = parts.presence.last(client), parts.presence.is_live(client)
-    uploaded = client in rounds.accepted
+    uploaded = rounds.counts(client)
     awaited = rounds.phase is Phase.OPEN and standing.is_expected and not uploaded
     download = parts.store.newest_download(client, standing.version)
     is_current = download is not None and download.round == rounds.index
@@ -83,7 +83,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
         begins=rounds.awaits(now),
         round=rounds.index,
         is_open=rounds.is_open,
-        num_uploads=len(rounds.accepted),
+        num_uploads=rounds.num_accepted,
         quorum=rounds.quorum,
         at_least=rounds.rules.min_clients,
         num_trainers=sum(standing.is_expected for standing in members),

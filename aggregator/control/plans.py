@@ -94,7 +94,7 @@ class Planner:
         text, rules = plan.text, rounds.rules
         excluded = {**self._parts.store.roll.standings, client: dataclasses.replace(standing, exclusion=_SOMEBODYS)}
         expected = expected_uploads(rules.num_clients, excluded.values())
-        if client in rounds.accepted:
+        if rounds.counts(client):
             left = "is taken out" if rounds.is_open else "is being aggregated already, and counts"
             text += f". Its upload of round {rounds.index} {left}"
         if rounds.is_open:

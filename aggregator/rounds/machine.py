@@ -126,6 +126,15 @@ class Rounds:
         """Clients that this round counts, sorted."""
         return tuple(sorted(self._accepted))
 
+    def counts(self, client_id: str) -> bool:
+        """Whether the round has a client's upload."""
+        return client_id in self._accepted
+
+    @property
+    def num_accepted(self) -> int:
+        """How many uploads the round has."""
+        return len(self._accepted)
+
     @property
     def quorum(self) -> int:
         """With how many uploads the round closes at once."""

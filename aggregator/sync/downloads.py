@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.parts import Parts
@@ -37,6 +38,9 @@ _MODELS_FAULTS = frozenset(
 )
 """Why a device refuses a download where another precision may help."""
 
+MAX_OFFERS = 32
+"""Clients that are offered a committed round's download in one turn of the loop."""
+
 _log = EventLogger("replayfleet.aggregator.sync.downloads")
 
 
@@ -53,6 +57,8 @@ class DownloadDesk:
         self._sent_back: dict[str, int] = {}  # client -> version that it refused, or confirmed and rolled back
         self._again: dict[str, tuple[float, Backoff]] = {}  # client -> when to offer again what it couldn't take
         self._crashed: dict[str, tuple[float, int, Backoff]] = {}  # client -> when to provide anew, in which round
+        self._unoffered: dict[str, None] = {}  # of the last commit, in order
+        self._broadcasted: frozenset[str] = frozenset()  # digests that everybody was sent then
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
@@ -73,6 +79,7 @@ class DownloadDesk:
         self._again.pop(client_id, None)
         self._sent_back.pop(client_id, None)
         self._crashed.pop(client_id, None)
+        self._unoffered.pop(client_id, None)
         self._parts.courier.forget(client_id)
         self._parts.receiving.pop(client_id, None)
 
@@ -135,11 +142,19 @@ class DownloadDesk:
         parts = self._parts
         there = [client for client in parts.presence.live if not parts.store.roll.excludes(client)]
         live = [client for client in there if client in result.drafts]
-        shared = self._broadcast(result, live, now)
-        for client_id in there:
-            manifest = parts.store.download(client_id)
+        self._broadcasted = self._broadcast(result, live, now)
+        self._unoffered = dict.fromkeys(there)
+        self._offer_some(now)
+
+    def _offer_some(self, now: float) -> None:
+        """Offer the next few what was published, so that no heartbeat waits for a thousand of them."""
+        for client_id in list(itertools.islice(self._unoffered, MAX_OFFERS)):
+            self._unoffered.pop(client_id, None)
+            if not self._parts.presence.is_live(client_id):
+                continue  # when it comes back it is offered its download anyway
+            manifest = self._parts.store.download(client_id)
             if manifest is not None and manifest.round == self._rounds.index:
-                self._offer(manifest, now, already_sent=shared)
+                self._offer(manifest, now, already_sent=self._broadcasted)
             else:
                 self.provide(client_id, now)
 
@@ -162,7 +177,8 @@ class DownloadDesk:
             self._offer(store.put_download(manifest), now)
 
     def tick(self, now: float) -> None:
-        """Offer again what clients couldn't take for a reason that passes, until they hold it."""
+        """Offer the next of what was published, and again what clients couldn't take for a reason that passes."""
+        self._offer_some(now)
         live = frozenset(self._parts.presence.live) if self._again else frozenset()
         for client_id in [client for client, (due, _) in self._again.items() if now >= due]:
             if client_id not in live:

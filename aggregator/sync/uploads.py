@@ -142,5 +142,5 @@ class UploadDesk:
             blobs=len(manifest.blobs),
             sub_generators=len(sub_generators_among(parts.method.Upload, (blob.name for blob in manifest.blobs))),
             bytes=event.bytes_on_wire,
-            uploads=len(self._rounds.accepted),
+            uploads=self._rounds.num_accepted,
         )

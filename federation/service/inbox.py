@@ -145,6 +145,11 @@ class FairInbox:
                 return self._own.popleft()
             return self._next() if self._lanes else None
 
+    def senders(self) -> frozenset[str]:
+        """Return of which members something waits."""
+        with self._changed:
+            return frozenset(self._lanes)
+
     def charge(self, topic: str, seconds: float, now: float) -> None:
         """Say what a message of this topic took; a lane that took too much loses all that waits in it."""
         if self._work is None:

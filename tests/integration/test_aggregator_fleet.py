@@ -17,9 +17,11 @@ from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.steps import DEEDS, Step
+from replayfleet.aggregator.sync import downloads
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from tests.support.memory_broker import Faults
 
@@ -329,6 +331,26 @@ def test_what_was_broadcast_is_not_sent_again_one_by_one(fleet: TinyFleet, monke
     shared = {index: digests for peer, index, digests in sent if peer == "*"}
     assert shared.keys() == {1, 2, 3}
     assert all(not digests & shared.get(index, set()) for peer, index, digests in sent if peer != "*")
+
+
+def test_a_rounds_downloads_go_out_a_few_at_a_time_and_everybody_gets_its(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(downloads, "MAX_OFFERS", 1)
+    offered: list[tuple[float, str]] = []
+    original = fleet.service._parts.courier.send
+
+    def sent(peer: str, manifest: Manifest, *arguments: Any, **how: Any) -> Any:
+        if (manifest.round, manifest.client_id) == (3, peer):
+            offered.append((fleet.now, peer))
+        return original(peer, manifest, *arguments, **how)
+
+    monkeypatch.setattr(fleet.service._parts.courier, "send", sent)
+    fleet.run()
+    offered = [turn for turn in offered if turn[1] != EVERYBODY]
+    assert [peer for _, peer in offered] == ["cam-1", "cam-2", "cam-3"]
+    assert len({at for at, _ in offered}) == 2, "not all in one turn of the loop"
+    assert {client.manifest.round for client in fleet.clients.values()} == {3}
 
 
 def test_a_download_made_for_a_round_that_has_passed_is_made_again(fleet: TinyFleet):

@@ -64,6 +64,16 @@ def nothing_new(_: str) -> float:
     return float("-inf")
 
 
+def test_whoever_has_said_something_that_was_not_looked_at_yet_is_not_silent():
+    table = PresenceTable()
+    table.heard(said("online"), 0)
+    table.unheard = frozenset({"cam"})
+    assert table.expire(DEAD_AFTER_S + 1) == []
+    assert table.live == ("cam",)
+    table.unheard = frozenset({"another"})
+    assert table.expire(DEAD_AFTER_S + 1) == ["cam"]
+
+
 def test_made_up_ids_take_a_few_places_and_members_always_have_theirs():
     table = PresenceTable()
     table.members = frozenset({"cam"})

@@ -101,6 +101,17 @@ def test_a_client_that_floods_takes_no_more_turns_than_one_that_does_not():
     assert sum(client_of(made.get(0)) == "calm" for _ in range(18)) >= 7
 
 
+def test_it_says_of_whom_something_waits():
+    made = inbox("cam-1", "cam-2")
+    made.put(topic("cam-1"), b"1", 0)
+    made.put(topic("cam-1"), b"2", 0)
+    assert made.senders() == {"cam-1"}
+    made.get(0)
+    assert made.senders() == {"cam-1"}
+    made.get(0)
+    assert made.senders() == frozenset()
+
+
 def test_turns_are_shared_by_size_not_by_number():
     made = inbox("large", "small")
     for _ in range(100):
