@@ -127,11 +127,15 @@ class TinyClient:
             self._sequence += 1
             self.say("state", self._presence("online"), retain=True)
         inbox, self._inbox = self._inbox, []
-        events = [event for topic, payload in inbox for event in self.courier.handle(topic, payload, now)]
-        events += self.courier.tick(now)
-        while events:
-            events += self._on_event(events.pop(0), now)
+        for topic, payload in inbox:
+            self._deal_with(self.courier.handle(topic, payload, now), now)
+        self._deal_with(self.courier.tick(now), now)
         self._train(now)
+
+    def _deal_with(self, events: list[Any], now: float) -> None:
+        pending = list(events)
+        while pending:
+            pending += self._on_event(pending.pop(0), now)
 
     def _on_event(self, event: Any, now: float) -> list[Any]:
         match event:

@@ -21,6 +21,8 @@ from replayfleet.federation.wire.transport.blob_store import EncodedBlob
 STALL_S = 5.0
 MAX_STALL_S = 60.0
 RESEND_S = 0.5
+SHARED_RESEND_S = 2.0
+"""What one of a thousand receivers lacks goes to all of them again: not more often than so."""
 UNHEARD_S = 1.0
 LAGGARD_S = 1.0
 MAX_SHARED_OFFERS = 4
@@ -96,14 +98,17 @@ class Sending:
         if receiver.answered < self._num_offers - 1:
             receiver.answered = self._num_offers - 1
             top = progress.missing[-1][1] + 2 if progress.missing else next_missing
-            for gap in [*gaps, range(top, self._cursor)]:
-                self._lost.update(gap)
+            self._note_lost([*gaps, range(top, self._cursor)], now, SHARED_RESEND_S if self._shared else 0.0)
         else:
-            for gap in gaps:
-                self._lost.update(index for index in gap if now - self._sent_at.get(index, now) >= RESEND_S)
+            self._note_lost(gaps, now, SHARED_RESEND_S if self._shared else RESEND_S)
         if not self._shared:
             self._cursor = max(self._cursor, next_missing)
             self._lost = {index for index in self._lost if index >= next_missing}
+
+    def _note_lost(self, gaps: Sequence[range], now: float, after_s: float) -> None:
+        """Blocks that a receiver lacks though they were sent so long ago are lost."""
+        for gap in gaps:
+            self._lost.update(index for index in gap if now - self._sent_at.get(index, now) >= after_s)
 
     @property
     def advanced_at(self) -> float:

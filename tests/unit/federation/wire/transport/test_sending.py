@@ -87,6 +87,18 @@ def test_a_slow_link_is_not_mistaken_for_a_stall() -> None:
     assert sending.num_resent == 0
 
 
+def test_what_many_receivers_of_a_shared_transfer_lack_goes_to_all_of_them_now_and_then_not_once_for_each() -> None:
+    sending = Sending(4, credit=8, now=0.0, shared=True)
+    sending.step(0.0)
+    sending.offer_again()
+    sending.step(STALL_S)
+    for place in range(1000):  # within five seconds
+        now = STALL_S + place / 200
+        sending.on_progress(f"cam-{place}", progress(0), now)
+        sending.step(now)
+    assert 4 <= sending.num_resent <= 4 * 3
+
+
 def test_the_slowest_brisk_receiver_sets_the_pace_of_a_shared_transfer() -> None:
     sending = Sending(100, credit=8, now=0.0, shared=True)
     sending.step(0.0)
