@@ -3,7 +3,7 @@
 ``--updates`` task models of 2.8 MB (ResNet20 for 28 pixels, 122 tensors) lie in an aggregator's blob store, as after a
 round that was restarted: each is read, verified by its digest, held against the method's layout, looked at number by
 number, and averaged by its volume. ``verified`` is the same once more, as at the end of a round whose uploads this
-process has admitted. Each number of updates has a process of its own, whose memory beside files (RssAnon), and all of
+process has admitted, and ``decoded`` the average alone, in seconds of the clock, with one thread and with two. Each number of updates has a process of its own, whose memory beside files (RssAnon), and all of
 it (RSS, with the mapped files, which are the kernel's to drop), is watched while it works.
 
     python -m benchmarks.streaming [--updates 10 1000] [--out FILE]
@@ -39,6 +39,7 @@ from replayfleet.models.specs import TaskSpec
 
 TASK = TaskSpec(1, 28, tuple("0123456789"))
 WATCH_EVERY_S = 0.002
+THREADS = (1, 2)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -70,7 +71,15 @@ def alone(updates: int) -> dict[str, float]:
 
         with _Watched() as watched:
             stored_s, verified_s = averaged(must_be_finite=True), averaged(must_be_finite=False)
+        decoded = {c: decode_upload(method, m, blobs, layout, must_be_finite=False) for c, m in manifests.items()}
+        decoded_per_s = {}
+        for threads in THREADS:
+            prepare_torch(threads)
+            began = time.perf_counter()
+            method.aggregate(TaskModels(), decoded, torch.Generator(), sampler=eager_sampler(TASK))
+            decoded_per_s[f"decoded_updates_per_s_{threads}"] = updates / (time.perf_counter() - began)
     return {
+        **decoded_per_s,
         "updates_per_cpu_s": updates / stored_s,
         "verified_updates_per_cpu_s": updates / verified_s,
         "peak_own_mb": watched.own_bytes / 1e6,

@@ -122,7 +122,7 @@ def _separated(
 def _add_weighted(total: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
     """Add to a float64 ``total``: element by element and in the order given, block by block."""
     buffer: Tensor | None = None
-    for start, end in blocks(total, 8):
+    for start, end in blocks(total, 8):  # so few that PyTorch starts no threads: to start them takes longer
         block = total[start:end]
         buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
         widened = buffer[: len(block)]
