@@ -3,8 +3,9 @@
 ``--updates`` task models of 2.8 MB (ResNet20 for 28 pixels, 122 tensors) lie in an aggregator's blob store, as after a
 round that was restarted: each is read, verified by its digest, held against the method's layout, looked at number by
 number, and averaged by its volume. ``verified`` is the same once more, as at the end of a round whose uploads this
-process has admitted, and ``decoded`` the average alone, in seconds of the clock, with one thread and with two. Each number of updates has a process of its own, whose memory beside files (RssAnon), and all of
-it (RSS, with the mapped files, which are the kernel's to drop), is watched while it works.
+process has admitted, and ``decoded`` the average alone, in seconds of the clock, with one thread and with two. Each
+number of updates has a process of its own, whose memory beside files (RssAnon), and all of it (RSS, with the mapped
+files, which are the kernel's to drop), is watched while it works.
 
     python -m benchmarks.streaming [--updates 10 1000] [--out FILE]
 """
