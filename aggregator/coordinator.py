@@ -133,6 +133,7 @@ class Coordinator:
         self._downloads.tick(now)
         for client_id in parts.presence.expire(now):
             parts.journal.add("client gone", client=client_id, reason="silent")
+            parts.courier.withdraw(client_id)
         self._decide(now)
         if now - self._announced_at >= (ANSWER_EVERY_S if self._answer_due else ANNOUNCE_EVERY_S):
             self._announce(now)
@@ -287,6 +288,7 @@ class Coordinator:
             self._downloads.provide(presence.client_id, now)
         elif change is Change.GONE:
             self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
+            self._parts.courier.withdraw(presence.client_id)  # when it is back it is offered what it should have then
 
     def _on_report(self, report: Report) -> None:
         offered = self._parts.store.download(report.client_id)

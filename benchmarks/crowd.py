@@ -1,12 +1,13 @@
 """Many light members at a real broker, for as long as asked: does every round close, is anybody lost or called silent?
 
 A real mosquitto, an aggregator with all that it does (signatures, SQLite and files on the disk, releases, journal) in a
-process of its own, and light members in a few processes, each with a connection, a key and a session of its own at the
-broker. They train nothing and send models of a few bytes, as soon as a round opens, so a round takes what it costs.
+process of its own, and light members in a few processes (``crowd_members.py``). They train nothing and send models of a
+few bytes, or with ``--whole`` of 2.8 MB, as soon as a round opens: a round takes what it costs. With ``--churn`` some
+lose their connection, freeze, leave for good or send numbers that aren't finite; then 95 % of the crowd close a round.
 Counted are rounds and what they took, uploads, refusals, members called silent or gone, connections beyond the first,
 and what broker and aggregator have in memory, over time.
 
-    python -m benchmarks.crowd [--members 1000] [--minutes 30] [--processes 4] [--out FILE]     (make crowd)
+    python -m benchmarks.crowd [--members 1000] [--minutes 30] [--churn 5] [--whole] [--out FILE]     (make crowd)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import selectors
+import math
 import signal
 import statistics
 import subprocess
@@ -27,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import paho.mqtt.client as mqtt
 import psutil
 
 from benchmarks.harness import run
@@ -36,17 +36,11 @@ from replayfleet.federation.wire.transport.connecting import CONTROL_KEEPALIVE_S
 from replayfleet.scripts.launch.record import JournalTail
 
 if TYPE_CHECKING:
-    from support.tiny_fleet import TinyClient
-
     from replayfleet.federation.wire.transport.interfaces import OnMessage, Will
     from replayfleet.federation.wire.transport.mqtt import MqttSession
 
 ROOT = Path(__file__).parents[1]
 IN_MEMORY = Path("/dev/shm")
-JOIN_EVERY_S = 0.05
-"""A member of each process connects so often."""
-TICK_S = 0.5
-"""A member to whom nobody speaks looks at the time so often."""
 WATCH_EVERY_S = 10.0
 WAIT_S = 600.0
 
@@ -62,16 +56,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         lines = ("allow_anonymous true", "max_connections -1", "max_queued_messages 0", f"pid_file {folder}/pid")
         port = stack.enter_context(mosquitto(folder, *lines))
         url, processes = f"mqtt://127.0.0.1:{port}", options.processes
-        server = stack.enter_context(_started("aggregator", folder / "aggregator", url, options.members))
+        asked = (int(options.whole), options.churn)
+        server = stack.enter_context(_started("crowd", "--serve", folder / "aggregator", url, options.members, *asked))
         members = [
-            stack.enter_context(_started("members", theirs, url, options.members, place, processes))
+            stack.enter_context(_started("crowd_members", theirs, url, options.members, place, processes, *asked))
             for place in range(processes)
         ]
         watched = {"broker": int((folder / "pid").read_text()), "aggregator": server.pid}
         story = _Story(folder / "aggregator" / JOURNAL)
         _until(lambda: story.num_rounds() >= 1, [server, *members])  # everybody has joined
         found = _watched(watched, [server, *members], 60 * options.minutes, story.num_rounds)
-        found |= {"members": options.members, **story.told()}  # before anybody leaves
+        found |= {
+            "members": options.members,
+            "whole": options.whole,
+            "churn": options.churn,
+            **story.told(),
+        }  # before anybody leaves
         told: Counter[str] = Counter()
         for each in members:
             told.update(json.loads(_ended(each)))
@@ -82,8 +82,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _started(role: str, folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "benchmarks.crowd", "--role", role, str(folder), *map(str, arguments)]
+def _started(module: str, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         yield process
@@ -169,11 +169,12 @@ class _Story:
         }
 
 
-def aggregator(folder: Path, url: str, num_members: int) -> None:
+def aggregator(folder: Path, url: str, num_members: int, whole: int, churn: int) -> None:
     """Serve until SIGTERM."""
     from support.tiny_fleet import TinyExporter, tiny_spec
     from support.tiny_method import TinyMethod
 
+    from benchmarks.crowd_members import WHOLE
     from replayfleet.aggregator.admission import Caps
     from replayfleet.aggregator.founding import Fleet
     from replayfleet.aggregator.rounds.machine import RoundRules
@@ -181,125 +182,12 @@ def aggregator(folder: Path, url: str, num_members: int) -> None:
     from replayfleet.federation.service.torch_setup import prepare_torch
 
     prepare_torch(1)
-    rules, caps = RoundRules(num_clients=num_members, deadline_s=WAIT_S), Caps(max_clients=num_members + 1)
-    fleet = Fleet(tiny_spec(), TinyMethod(), lambda _: None, TinyExporter(), rules, caps=caps)
+    rules = RoundRules(num_clients=math.ceil(num_members * (0.95 if churn else 1)), deadline_s=WAIT_S)
+    caps = Caps(max_clients=num_members * (10 if churn else 1) + 1)
+    method = WHOLE if whole else TinyMethod()
+    fleet = Fleet(tiny_spec(), method, lambda _: None, TinyExporter(), rules, caps=caps)
     folder.mkdir()
     AggregatorService(fleet, folder, _connect_to(url)).run(_terminated())
-
-
-def members(folder: Path, url: str, num_members: int, place: int, processes: int) -> None:
-    """Be every ``processes``-th member until SIGTERM, and say how it went."""
-    from replayfleet.federation.service.torch_setup import prepare_torch
-
-    prepare_torch(1)
-    terminated, lines, crowd = _terminated(), _Lines(url), list[_Member]()
-    left = [f"cam-{number:05}" for number in range(place, num_members, processes)]
-    joins_at = time.monotonic()
-    while not terminated.is_set():
-        now = time.monotonic()
-        if left and now >= joins_at:
-            joins_at = now + JOIN_EVERY_S
-            crowd.append(_Member(folder, left.pop(0), lines))
-        lines.turn(now)
-        for member in crowd:
-            member.turn(now)
-    told = Counter(f"told {v.reason or 'accepted'}" for one in crowd for v in one.client.verdicts)
-    late_s = max(member.late_s for member in crowd)
-    print(json.dumps({**told, "cut off": lines.num_lost, "latest turn, s": round(late_s, 1)}), flush=True)
-
-
-class _Member:
-    """A light client, which has its turn when somebody has spoken to it, and twice a second."""
-
-    def __init__(self, folder: Path, name: str, lines: _Lines) -> None:
-        from support.tiny_fleet import TinyClient
-
-        self._due, self._turned_at, self.late_s = 0.0, 0.0, 0.0
-        self.client: TinyClient = TinyClient(_Broker(lines, self._heard), name, folder / name)
-
-    def _heard(self) -> None:
-        self._due = 0.0
-
-    def turn(self, now: float) -> None:
-        if now < self._due:
-            return
-        self.late_s = max(self.late_s, now - self._turned_at) if self._turned_at else 0.0
-        self._due, self._turned_at = now + TICK_S, now
-        self.client.pump(now)
-
-
-class _Lines:
-    """Connections of one process, all served by its one thread: a thread for each would be most of the work."""
-
-    def __init__(self, url: str) -> None:
-        self._address = (url.split("//")[1].split(":")[0], int(url.rsplit(":", 1)[1]))
-        self._selector = selectors.DefaultSelector()
-        self._lines: list[_Line] = []
-        self._looks_at = 0.0
-        self.num_lost = 0
-
-    def add(self, line: _Line) -> None:
-        self._lines.append(line)
-        line.client.connect(*self._address, keepalive=CONTROL_KEEPALIVE_S)
-        self._selector.register(line.client.socket(), selectors.EVENT_READ, line.client)
-
-    def lost(self, line: _Line) -> None:
-        """Connect again: a session at the broker outlives its connection."""
-        self.num_lost += 1
-        self._lines.remove(line)
-        for key in list(self._selector.get_map().values()):
-            if key.data is line.client:
-                self._selector.unregister(key.fileobj)
-        self.add(line)
-
-    def turn(self, now: float) -> None:
-        """Serve what is there, for at most a moment."""
-        for key, _ in self._selector.select(0.02):
-            key.data.loop_read()
-        if now >= self._looks_at:
-            self._looks_at = now + TICK_S
-            for line in list(self._lines):
-                line.client.loop_misc()
-        for line in self._lines:
-            if line.client.want_write():
-                line.client.loop_write()
-
-
-class _Line:
-    """A session of MQTT without a thread of its own."""
-
-    max_payload_bytes = 100_000
-
-    def __init__(self, lines: _Lines, client_id: str, on_message: OnMessage, will: Will | None, heard: Any) -> None:
-        self._topics: list[str] = []
-        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id, clean_session=False)
-        if will is not None:
-            self.client.will_set(will.topic, will.payload, 1, will.retain)
-
-        def came(_client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
-            on_message(message.topic, message.payload)
-            heard()
-
-        self.client.on_message = came
-        self.client.on_connect = lambda *_: self.client.subscribe([(topic, 1) for topic in self._topics])
-        self.client.on_disconnect = lambda *_: lines.lost(self)
-        self.start = lambda: lines.add(self)
-
-    def subscribe(self, topics: Sequence[str]) -> None:
-        self._topics += topics
-
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self.client.publish(topic, payload, 1, retain)
-
-
-class _Broker:
-    """Makes a line whose messages wake its member."""
-
-    def __init__(self, lines: _Lines, heard: Any) -> None:
-        self._lines, self._heard = lines, heard
-
-    def session(self, client_id: str, *, on_message: OnMessage, will: Will | None) -> Any:
-        return _Line(self._lines, client_id, on_message, will, self._heard)
 
 
 def _connect_to(url: str) -> Any:
@@ -319,9 +207,17 @@ def _terminated() -> threading.Event:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--role"]:
+    if sys.argv[1:2] == ["--serve"]:
         sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-        role, place, url, *numbers = sys.argv[2:]
-        {"aggregator": aggregator, "members": members}[role](Path(place), url, *map(int, numbers))
+        where, url, *numbers = sys.argv[2:]
+        aggregator(Path(where), url, *map(int, numbers))
     else:
-        run(measure, __doc__, members=(1000, "how many"), minutes=(30.0, "to watch"), processes=(4, "of members"))
+        run(
+            measure,
+            __doc__,
+            members=(1000, "how many"),
+            minutes=(30.0, "to watch"),
+            processes=(4, "of members"),
+            whole=(False, "models of 2.8 MB"),
+            churn=(0, "percent of the members that fare badly in a minute"),
+        )

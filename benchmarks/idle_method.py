@@ -15,7 +15,7 @@ from replayfleet.federation.methods.task_method import AveragingMethod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle(AveragingMethod):
-    """Every client sends back what it got, moved by a millionth: as many bytes as if it had been trained."""
+    """Every client sends back what it got, moved by about a millionth: its own, as if it had been trained."""
 
     name: ClassVar[str] = "idle"
 
@@ -24,7 +24,7 @@ class Idle(AveragingMethod):
     ) -> Work[tuple[NoState, TaskUpload]]:
         yield from ()
         moved = {
-            name: value * (1 + 1e-6) if value.is_floating_point() else value
+            name: value * (1 + 1e-6 * (1 + torch.rand((), generator=rng))) if value.is_floating_point() else value
             for name, value in download.task_parameters.items()
         }
         return state, TaskUpload(moved, len(data.labels))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
-from support.tiny_method import TASK, TinyDownload, TinyMethod
+from support.tiny_method import TASK, TinyMethod
 
 from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.founding import Fleet
@@ -63,7 +63,8 @@ class TinyExporter:
         assert graphs == self.graphs()
 
     def probe(self, parameters: Any) -> Probe:
-        return Probe(0, 1, tuple(parameters["w"].tolist()), 1e-3)
+        first = next(iter(parameters.values())).flatten()
+        return Probe(0, 1, tuple(first[:4].tolist()), 1e-3)
 
 
 class InlineJobs(Jobs):
@@ -95,7 +96,10 @@ class Broker(Protocol):
 class TinyClient:
     """A client that trains as soon as it may; its disk is ``folder``, all else is lost in a crash."""
 
-    def __init__(self, broker: Broker, client_id: str, folder: Path, boot: str = "b1") -> None:
+    def __init__(
+        self, broker: Broker, client_id: str, folder: Path, boot: str = "b1", method: Any = None, data: Any = None
+    ) -> None:
+        self.method, self.data = method or TinyMethod(), data
         self.client_id = client_id
         self.boot = boot
         self.blobs = DiskBlobStore(folder)
@@ -161,9 +165,9 @@ class TinyClient:
         topic = topic_of(FLEET, channel, self.client_id)
         self.session.publish(topic, self.signer.seal(topic, encode(message)), retain=retain)
 
-    def download(self) -> TinyDownload:
+    def download(self) -> Any:
         blobs = [entry for entry in self.manifest.blobs if not entry.name.startswith("graph/")]
-        return TinyDownload.unpack(decode_artefacts(blobs, self.manifest.facts, self.blobs))
+        return self.method.Download.unpack(decode_artefacts(blobs, self.manifest.facts, self.blobs))
 
     def _train(self, now: float) -> None:
         said, manifest = self.announcement, self.manifest
@@ -172,7 +176,7 @@ class TinyClient:
         if manifest.epoch != said.epoch or (self.asks_leave and said.paused):
             return
         rng = seeded_generator(SEED, said.round, self.client_id)
-        _, upload = TinyMethod().local_round(None, None, self.download(), rng, sampler=None)
+        _, upload = self.method.local_round(None, self.data, self.download(), rng, sampler=None)
         if said.round >= self.dies_in:
             return
         self.uploaded = said.round

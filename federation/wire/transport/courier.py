@@ -144,6 +144,12 @@ class FleetCourier:
             self._open.pop(link, None)
         self._incoming.forget(peer)
 
+    def withdraw(self, peer: str) -> None:
+        """Offer a peer nothing more of what is on its way to it; what it asks of that from now on is ignored."""
+        current = self._open.pop(peer, None)
+        if current is not None:
+            self._unstore(current)
+
     def take_useless(self) -> Counter[str]:
         """Return how many blocks of each peer belonged to nothing or had come before, since the last call."""
         useless, self._incoming.useless = self._incoming.useless, Counter()

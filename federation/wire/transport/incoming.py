@@ -20,8 +20,8 @@ from replayfleet.federation.wire.transport.receiving import Receiving
 
 IDLE_S = 5.0
 """A transfer without a new block for so long may have to give its place to another."""
-SILENT_S = 1.0
-"""The same for one that never brought a block: an offer alone is cheap."""
+SILENT_S = 4.0
+"""The same for one that never brought a block, for an offer alone is cheap: so long a block takes at 0.5 Mbit/s."""
 SHARED_GRACE_S = 1.0
 SHARED_PATIENCE_S = 3.0
 WANT_AGAIN_S = 1.0
@@ -40,6 +40,8 @@ class TransferLimits:
         max_blob_bytes: decoded bytes of one blob.
         max_open: transfers being received at a time, one of each peer; others wait for their turn.
         max_waiting: peers whose offers wait; more are refused as busy.
+        max_window_bytes: about as much may be on its way to us from all peers together, beside a block of each: what
+            comes faster than it is dealt with waits in the inbox, which has room for four times this.
         give_up_s: a transfer from which nothing is heard for so long is dropped; its part file stays.
     """
 
@@ -47,6 +49,7 @@ class TransferLimits:
     max_blob_bytes: int = 256 << 20
     max_open: int = 64
     max_waiting: int = 16_384
+    max_window_bytes: int = 16 << 20
     give_up_s: float = 600.0
 
 
@@ -79,7 +82,7 @@ class Incoming:
         answer: sends a message to a peer on its control topic.
         counters: ``duplicates`` is counted here.
         store: gets the blobs; its spool holds the part files.
-        credit: blocks that a sender may have in flight.
+        credit: blocks that a sender may have in flight, fewer while many send.
         limits: what we are willing to receive.
         claims: where bundles may lie too.
 
@@ -412,7 +415,13 @@ class Incoming:
     def _report(self, peer: str, current: _Incoming, now: float) -> None:
         if current.fetching is not None:
             return  # the sender waits for our word, and sends no block before it
+        current.receiving.credit = self._share(current.offer)
         self._answer(peer, current.receiving.progress(self._role, now))
+
+    def _share(self, offer: Offer) -> int:
+        """Blocks that each sender may have in flight now."""
+        blocks = self._limits.max_window_bytes // (offer.block_bytes * max(1, len(self._open)))
+        return max(1, min(self._credit, blocks))
 
     def _drop(self, peer: str, *, keep_part: bool = False) -> None:
         receiving = self._open.pop(peer).receiving

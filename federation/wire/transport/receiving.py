@@ -32,7 +32,7 @@ class Receiving:
         offer: checked by the codec; sizes are within the caller's limits.
         part: the part file; its good blocks are kept.
         held: digests that are in the store already; blocks that belong to them alone are not asked for.
-        credit: blocks that the sender may have in flight.
+        credit: blocks that the sender may have in flight; may change.
         now: seconds on any monotonic clock.
 
     Raises:
@@ -48,7 +48,7 @@ class Receiving:
         self._wanted = [(piece, start) for piece, start in _layout(offer) if piece.digest not in held]
         self._size = sum(piece.encoded_bytes for piece in offer.parts)
         self._num_blocks = num_blocks(self._size, offer.block_bytes)
-        self._credit = credit
+        self.credit = credit
         self._have = bytearray(self._num_blocks)
         self._next_missing = 0
         self._top = -1
@@ -119,7 +119,7 @@ class Receiving:
 
         Every quarter of the credit, unless it may send all the rest already; each second; ever rarer in silence.
         """
-        if self._unreported >= max(1, self._credit // 4) and self._granted < self._num_blocks:
+        if self._unreported >= max(1, self.credit // 4) and self._granted < self._num_blocks:
             return True
         return now - self._reported_at >= (REPORT_S if self._unreported else self._report_s)
 
@@ -128,8 +128,8 @@ class Receiving:
         self._report_s = REPORT_S if self._unreported else min(2 * self._report_s, MAX_REPORT_S)
         self._unreported = 0
         self._reported_at = now
-        self._granted = self._next_missing + self._credit
-        return Progress(sender, self.offer.transfer_id, self._next_missing, tuple(self._gaps()), self._credit)
+        self._granted = self._next_missing + self.credit
+        return Progress(sender, self.offer.transfer_id, self._next_missing, tuple(self._gaps()), self.credit)
 
     def unpack(self, store: DiskBlobStore) -> None:
         """Decode the wanted blobs into the store, durably; then remove the part file. Call when complete.

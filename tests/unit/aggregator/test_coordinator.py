@@ -73,6 +73,7 @@ class Courier:
         self.verdicts: list[tuple[str, bool]] = []
         self.reasons: list[str] = []
         self.counters: Counter[str] = Counter()
+        self.withdrawn: list[str] = []
 
     def handle(self, _topic: str, _payload: bytes, _now: float) -> list[Event]:
         events, self.events = self.events, []
@@ -86,6 +87,9 @@ class Courier:
 
     def forget(self, peer: str | None = None) -> None:
         self.sent = [] if peer is None else [sent for sent in self.sent if sent[0] != peer]
+
+    def withdraw(self, peer: str) -> None:
+        self.withdrawn.append(peer)
 
     def advanced_at(self, _peer: str) -> float:
         return float("-inf")
@@ -351,6 +355,9 @@ def test_a_client_that_falls_silent_is_gone_and_gets_nothing_of_the_next_round(d
     desk.coordinator.tick(DEAD_AFTER_S + 0.1)
     assert desk.journal.lines[-1] == "client gone"
     assert desk.presence.live == ("a",)
+    assert desk.courier.withdrawn == ["b"]
+    desk.hears(Received("a", Presence("a", "offline", "boot", 3)))
+    assert desk.courier.withdrawn == ["b", "a"], "its connection broke"
 
 
 def test_an_upload_that_counts_is_confirmed_again_and_another_one_is_refused(desk: Desk) -> None:

@@ -223,6 +223,28 @@ def test_a_newer_manifest_replaces_an_unfinished_older_one(tmp_path: Path) -> No
     assert list(yard.aggregator.store.parts.iterdir()) == []
 
 
+def test_who_is_gone_is_offered_nothing_until_it_is_back_and_goes_on_from_there(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, "cam-1")
+    (cam,) = yard.cams
+    blob = os.urandom(40 * BLOCK)
+    manifest = yard.aggregator.offer("cam-1", blob)
+    for _ in range(12):
+        cam.work(2)
+        yard.aggregator.work()
+    yard.aggregator.courier.withdraw("cam-1")
+    yard.aggregator.courier.withdraw("nobody")
+    yard.run()
+    said = yard.aggregator.courier.counters["bytes_sent"]
+    yard.run(300.0)
+    assert yard.aggregator.courier.counters["bytes_sent"] == said, "not even a question"
+    assert not cam.arrived
+    assert not any(kind == "Failed" for kind in kinds(yard.aggregator))
+    assert yard.aggregator.offer("cam-1", blob) == manifest
+    yard.run(2.0)
+    assert cam.store.has(manifest.blobs[0].digest)
+    assert yard.aggregator.courier.counters["bytes_sent"] < (40 + 10) * BLOCK
+
+
 def test_the_receiver_goes_on_where_it_crashed(tmp_path: Path) -> None:
     yard = Yard(tmp_path, "cam-1")
     (cam,) = yard.cams

@@ -21,7 +21,7 @@ LIMITS = TransferLimits(max_bundle_bytes=4000, max_blob_bytes=3000, max_open=2, 
 class End:
     """An aggregator's receiving half, and all that it said."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: TransferLimits = LIMITS) -> None:
         self.said: list[tuple[str, Message]] = []
         self.counters: Counter[str] = Counter()
         self.store = DiskBlobStore(folder)
@@ -31,7 +31,7 @@ class End:
             self.counters,
             self.store,
             credit=8,
-            limits=LIMITS,
+            limits=limits,
         )
 
     def last(self) -> Message:
@@ -66,6 +66,23 @@ def test_an_offer_that_is_accepted_arrives_and_its_verdict_is_repeated(end: End)
     assert verdict.accepted
     assert end.incoming.on_offer("cam-1", offer, 9.0) == []  # nobody is asked twice
     assert end.said[-2:] == [("cam-1", verdict)] * 2
+
+
+def test_many_who_send_at_a_time_share_the_room_that_there_is(tmp_path: Path) -> None:
+    limits = TransferLimits(max_open=40, max_window_bytes=16 * 1024)
+    end = End(tmp_path, limits)
+    told = []
+    for number in range(40):
+        end.incoming.accept(f"cam-{number}", offer_of(DATA), 0.0)
+        told.append(end.last().credit)
+    assert told[:4] == [8, 8, 5, 4]
+    assert told[-1] == 1
+    end.incoming.resume(0.0)
+    assert [message.credit for _, message in end.said[-40:]] == [1] * 40, "those who came first too"
+    for number in range(1, 40):
+        end.incoming.forget(f"cam-{number}")
+    end.incoming.resume(0.0)
+    assert end.last().credit == 8
 
 
 def test_blocks_that_come_before_the_decision_wait_for_it(end: End) -> None:
