@@ -25,7 +25,7 @@ class PFedGRPPlus(PFedGRP):
     """Settings and both halves of the method; those that aren't here are ``PFedGRP``'s.
 
     Attributes:
-        sub_generator: Gaussians by default, which cost no training, so that every round can be learned from.
+        sub_generator: mixtures of Gaussians by default, which cost no training, so that every round can be learned from.
         gate: off, for a round that is left out of its moments is lost.
         replay_credit: what a replayed sample counts for beside a real one where cross-entropy is balanced by class, 0
             to 1: less for replay that is worse. The loss adds the logarithm of what a class then counts for to its
@@ -37,7 +37,7 @@ class PFedGRPPlus(PFedGRP):
 
     name: ClassVar[str] = "pfedgrp-plus"
 
-    sub_generator: str = "pca-gaussian"
+    sub_generator: str = "pca-mixture"
     gate: bool = False
     replay_credit: float = 0.0
     choose: bool = False

@@ -23,9 +23,6 @@ from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGener
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import MixtureSpec
 
-LEAST_IMAGES = 2
-"""Of a component, where its class has so many: the mean of a single image is that image, which nobody may store."""
-
 _CLUSTERING_STEPS = 10
 _MAX_SAMPLES = 2**40
 
@@ -74,11 +71,14 @@ def reduced(components: Sequence[Moments], num_components: int, num_dims: int) -
     return left
 
 
-def without_single(components: Sequence[Moments], num_dims: int) -> list[Moments]:
-    """Merge those of fewer than ``LEAST_IMAGES`` with the closest, as long as there is another."""
-    left = list(components)
-    while len(left) > 1 and min(one.num_samples for one in left) < LEAST_IMAGES:
-        one = left.pop(next(place for place, each in enumerate(left) if each.num_samples < LEAST_IMAGES))
+def without_small(components: Sequence[Moments], num_dims: int) -> list[Moments]:
+    """Merge those of fewer than D + 2 images with the closest, as long as there is another.
+
+    N images lie N - 1 directions around their mean: with up to D + 1 of them a component would hold each one whole.
+    """
+    left, least = list(components), num_dims + 2
+    while len(left) > 1 and min(one.num_samples for one in left) < least:
+        one = left.pop(next(place for place, each in enumerate(left) if each.num_samples < least))
         closest = min(range(len(left)), key=lambda place: _cost(one, left[place]))
         left[closest] = merged(left[closest], one, num_dims)
     return left
@@ -105,7 +105,7 @@ def learned(spec: MixtureSpec, start: SubGenerator, images: Tensor, rng: torch.G
         raise ValueError("a sub-generator needs at least one image of its class")
     pixels = images.detach().flatten(1).to(torch.float32)
     fresh = [moments_of(part, spec.num_dims) for part in _clusters(pixels, spec.num_components, rng)]
-    return SubGenerator(pooled(spec, [start.generator], without_single(fresh, spec.num_dims)), {})
+    return SubGenerator(pooled(spec, [start.generator], without_small(fresh, spec.num_dims)), {})
 
 
 def pooled(spec: MixtureSpec, mixtures: Sequence[Parameters], fresh: Sequence[Moments] = ()) -> dict[str, Tensor]:
