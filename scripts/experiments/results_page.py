@@ -154,11 +154,21 @@ def _claims(runs: Sequence[Found]) -> list[tuple[list[str], dict[str, bytes]]]:
     places = dict.fromkeys(
         (found.block, found.scenario, found.dataset) for found in runs if not found.block.endswith(("-epochs", "-full"))
     )
-    return [_claim(place, [r for r in runs if (r.block, r.scenario, r.dataset) == place]) for place in places]
+    return [
+        _claim(place, [r for r in runs if (r.block, r.scenario, r.dataset) == place], _upper(place, runs))
+        for place in places
+    ]
 
 
-def _claim(place: tuple[str, str, str], runs: Sequence[Found]) -> tuple[list[str], dict[str, bytes]]:
-    upper = {found.seed: found.raw for found in runs if found.name == "centralized"}
+def _upper(place: tuple[str, str, str], runs: Sequence[Found]) -> dict[int, Raw]:
+    """Return Centralized's runs by seed: a block's own, or, of ``pilot-replay``, those of ``pilot``."""
+    near = [r for r in runs if (r.name, r.scenario, r.dataset) == ("centralized", *place[1:])]
+    return {r.seed: r.raw for block in (place[0].partition("-")[0], place[0]) for r in near if r.block == block}
+
+
+def _claim(
+    place: tuple[str, str, str], runs: Sequence[Found], upper: Mapping[int, Raw]
+) -> tuple[list[str], dict[str, bytes]]:
     lines = [f"## {place[0]}: {_where(runs[0])}", "", f"{_size(runs[0].raw)}.", ""]
     columns = ["AA", "AR", f"AA{LATE_ROUNDS}", f"AR{LATE_ROUNDS}", "AA among classes met", "just met / long ago"]
     costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions", "MB up"]
