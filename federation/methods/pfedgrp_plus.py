@@ -1,4 +1,4 @@
-"""pFedGRP with levers of ours, each a setting: better replay, balanced cross-entropy, and a choice of what is served.
+"""pFedGRP with levers of ours, each a setting: better replay that looks like real samples, and some that are off.
 
 Differences from the paper: ``docs/methods/pfedgrp-plus.md``.
 """
@@ -25,8 +25,10 @@ class PFedGRPPlus(PFedGRP):
     """Settings and both halves of the method; those that aren't here are ``PFedGRP``'s.
 
     Attributes:
-        sub_generator: mixtures of Gaussians by default, which cost no training, so that every round can be learned from.
+        sub_generator: mixtures of Gaussians, which cost no training, so that every round can be learned from.
         gate: off, for a round that is left out of its moments is lost.
+        smooth_share: every sample of a round is learned as replay looks too.
+        detail_share: half of the replay gets fine detail.
         replay_credit: what a replayed sample counts for beside a real one where cross-entropy is balanced by class, 0
             to 1: less for replay that is worse. The loss adds the logarithm of what a class then counts for to its
             logit (Ren et al. 2020, "Balanced Meta-Softmax for Long-Tailed Visual Recognition", Eq. 3). 1 with equally
@@ -39,6 +41,8 @@ class PFedGRPPlus(PFedGRP):
 
     sub_generator: str = "pca-mixture"
     gate: bool = False
+    smooth_share: float = 1.0
+    detail_share: float = 0.5
     replay_credit: float = 0.0
     choose: bool = False
 
@@ -52,8 +56,9 @@ class PFedGRPPlus(PFedGRP):
         if not self.replay_credit:
             return None
         num_classes = self.task.num_classes
-        real, drawn = (torch.bincount(part.labels.cpu(), minlength=num_classes) for part in (mixed.real, mixed.replay))
-        counts = real + self.replay_credit * drawn
+        joined = torch.bincount(mixed.joined().labels.cpu(), minlength=num_classes)
+        real = torch.bincount(mixed.real.labels.cpu(), minlength=num_classes)
+        counts = real + self.replay_credit * (joined - real)
         # a class without samples has no logarithm; its logit is left as it is, so that the loss still pushes it down
         prior = torch.where(counts > 0, counts / counts.mean(), 1.0).log()
         return prior.to(mixed.real.images.device, torch.float32)

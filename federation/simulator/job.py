@@ -84,6 +84,8 @@ LATER_SETTINGS = {
     "models_travel_as": "float32",
     "sub_generators_travel_as": "float32",
     "serve": "downloaded",
+    "smooth_share": 0.0,
+    "detail_share": 0.0,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

@@ -64,6 +64,7 @@ class Block:
 
 
 _SHORT = ("precision=bfloat16",)
+_AS_THEY_ARE = ("smooth_share=0", "detail_share=0")
 
 BLOCKS = (
     Block(
@@ -77,20 +78,36 @@ BLOCKS = (
         noise_floor=True,
     ),
     Block(
-        name="pilot-replay",
-        shows="pFedGRP-plus' replay for pFedGRP, and for its baseline",
-        methods=("pfedgrp", "fedavg-replay"),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "sub_generator=pca-mixture"),
-    ),
-    Block(
         name="pilot-gaussian",
-        shows="pFedGRP-plus with a Gaussian for a class, which shows less of single images",
+        shows="pFedGRP-plus with one Gaussian for a class, which shows less of single images",
         methods=("pfedgrp-plus",),
         clients=2,
         rounds=10,
         overrides=(*_SHORT, "sub_generator=pca-gaussian"),
+    ),
+    Block(
+        name="pilot-mixture",
+        shows="pFedGRP-plus whose replay and samples look as they are",
+        methods=("pfedgrp-plus",),
+        clients=2,
+        rounds=10,
+        overrides=(*_SHORT, *_AS_THEY_ARE),
+    ),
+    Block(
+        name="pilot-bare",
+        shows="pFedGRP-plus with neither",
+        methods=("pfedgrp-plus",),
+        clients=2,
+        rounds=10,
+        overrides=(*_SHORT, "sub_generator=pca-gaussian", *_AS_THEY_ARE),
+    ),
+    Block(
+        name="pilot-given",
+        shows="what pFedGRP-plus has, given to pFedGRP and to its baseline",
+        methods=("pfedgrp", "fedavg-replay"),
+        clients=2,
+        rounds=10,
+        overrides=(*_SHORT, "sub_generator=pca-mixture", "gate=false", "smooth_share=1", "detail_share=0.5"),
     ),
     Block(
         name="pilot-epochs",

@@ -161,7 +161,7 @@ def _claims(runs: Sequence[Found]) -> list[tuple[list[str], dict[str, bytes]]]:
 
 
 def _upper(place: tuple[str, str, str], runs: Sequence[Found]) -> dict[int, Raw]:
-    """Return Centralized's runs by seed: a block's own, or, of ``pilot-replay``, those of ``pilot``."""
+    """Return Centralized's runs by seed: a block's own, or, of ``pilot-gaussian``, those of ``pilot``."""
     near = [r for r in runs if (r.name, r.scenario, r.dataset) == ("centralized", *place[1:])]
     return {r.seed: r.raw for block in (place[0].partition("-")[0], place[0]) for r in near if r.block == block}
 

@@ -24,12 +24,14 @@ from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, P
 from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.replay import (
     Replay,
+    detailed,
     draw_labelled_replay,
     draw_replay,
     eager_sampler,
     generation_scale,
     recognised_share,
 )
+from replayfleet.federation.methods.steps.sub_generators.gaussian import smoothed_like
 from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.sub_generators.kinds import Ddpm, Mixture, SubGeneratorKind, WganGp
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
@@ -39,6 +41,8 @@ from replayfleet.models.specs import DetectionSpec, MixtureSpec, TaskSpec
 _MIXTURES = ("pca-gaussian", "pca-mixture")
 SUB_GENERATORS = ("wgan-gp", "ddpm", *_MIXTURES)
 """Kinds of sub-generators."""
+SMOOTH_DIMS = 32
+"""Directions of a class in which its smoothed samples differ, as many as ``pca-gaussian`` has."""
 
 _CRITICS = packing.SetsByClass("critic/")
 _HISTORIES = "histories"
@@ -140,6 +144,9 @@ class MemorySettings:
         serve: ``downloaded``: what the aggregator made for the client (the paper), or ``best``: of that, its other
             models, the client's own and the one that it serves, whatever proves best on its evidence, a tenth of each
             round's samples and replay (``docs/serving.md``).
+        smooth_share: of a round's samples so many are learned once more as replay looks, by a Gaussian of their class.
+            What looks real is else of a class of the round, and what looks smooth is none: a model learns that instead.
+        detail_share: of the replay so much gets the fine detail of a sample of the round, for the same reason.
     """
 
     __slots__ = ()
@@ -168,6 +175,8 @@ class MemorySettings:
     ddpm_sampling_steps: int = 20
     sub_generators_travel_as: str = "float32"
     serve: str = "downloaded"
+    smooth_share: float = 0.0
+    detail_share: float = 0.0
 
     def check_memory(self) -> None:
         """Raise ValueError if a setting is impossible, or contradicts another."""
@@ -181,6 +190,7 @@ class MemorySettings:
         checks.within(0.0, math.inf, self, ["gan_learning_rate", "ddpm_learning_rate"])
         checks.within(0.0, 1.0, self, ["gan_beta1", "gan_beta2"])
         checks.within(0.0, 2.0, self, ["gate_threshold"])
+        checks.within(0.0, 1.0, self, ["smooth_share", "detail_share"])
         if self.ddpm_width > 32 and self.ddpm_width % 32:
             raise ValueError(f"ddpm_width is {self.ddpm_width}, expected a multiple of 32, or less than 32")
         if self.sub_generator == "ddpm":
@@ -193,6 +203,10 @@ class MemorySettings:
                 raise ValueError(f"sub_generator is {self.sub_generator!r}, which draws one class; expected 'wgan-gp'")
         if self.generators == "single" and not self.filter_replay:
             raise ValueError("generators is 'single', whose samples only the filter can label; expected filter_replay")
+        if self.generators == "single" and (self.smooth_share or self.detail_share):
+            raise ValueError(
+                "generators is 'single', which learns replay too; expected smooth_share and detail_share 0"
+            )
         if self.generators == "single" and self.serve == "best":
             raise ValueError("serve is 'best', which judges models by replay of single classes; expected 'per-class'")
 
@@ -256,16 +270,19 @@ class MixedData:
     Attributes:
         real: the samples of this round.
         replay: of classes met earlier.
+        smoothed: some of the real ones once more, as replay looks; None for none.
     """
 
     real: RoundData
     replay: Replay
+    smoothed: RoundData | None = None
 
     def joined(self) -> RoundData:
-        """Return all samples, real ones first."""
+        """Return all samples, real ones first, replay last."""
         device = self.real.images.device  # replay of nothing, or from an exported sub-generator, is on the CPU
-        images = torch.cat([self.real.images, self.replay.images.to(device)])
-        return RoundData(images, torch.cat([self.real.labels, self.replay.labels.to(device)]))
+        own = [self.real] if self.smoothed is None else [self.real, self.smoothed]
+        images = torch.cat([*(part.images for part in own), self.replay.images.to(device)])
+        return RoundData(images, torch.cat([*(part.labels for part in own), self.replay.labels.to(device)]))
 
 
 def with_replay(
@@ -283,7 +300,29 @@ def with_replay(
     """
     generators = {c: sub_generator.generator for c, sub_generator in memory.sub_generators.items()}
     counts = drawable(generators, generation_scale(memory.seen_with(data), data.counts()))  # 4.1.4
-    return MixedData(data, draw(settings, generators, counts, judge, rng, sampler))
+    return looking_alike(settings, data, draw(settings, generators, counts, judge, rng, sampler), rng)
+
+
+def looking_alike(settings: MemorySettings, real: RoundData, replay: Replay, rng: torch.Generator) -> MixedData:
+    """Return both with ``smooth_share`` and ``detail_share`` of them looking like the other."""
+    smoothed = None
+    if settings.smooth_share and len(replay.labels):
+        copies = real.images.clone()
+        for class_id in real.counts():
+            own = real.labels == class_id
+            copies[own] = smoothed_like(real.images[own], SMOOTH_DIMS)
+        chosen = _some(len(real.labels), settings.smooth_share, rng, real.images.device)
+        smoothed = RoundData(copies[chosen], real.labels[chosen])
+    if settings.detail_share and len(replay.labels):
+        images = replay.images.to(real.images.device, copy=True)
+        chosen = _some(len(images), settings.detail_share, rng, images.device)
+        images[chosen] = detailed(images[chosen], real.images, rng)
+        replay = replace(replay, images=images)
+    return MixedData(real, replay, smoothed)
+
+
+def _some(count: int, share: float, rng: torch.Generator, device: torch.device) -> Tensor:
+    return (torch.rand(count, generator=rng) < share).to(device)
 
 
 def drawable(generators: Mapping[int, Parameters], counts: Mapping[int, int]) -> dict[int, int]:

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from replayfleet.federation.methods.kit.packing import Fact, declares, model_fields, served_name
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.memory import Memory, drawable
-from replayfleet.federation.methods.steps.replay import counts_for_distribution, draw_replay
+from replayfleet.federation.methods.steps.replay import counts_for_distribution, detailed, draw_replay
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.models.specs import TaskSpec
 
@@ -166,8 +165,8 @@ def _gathered(spec: TaskSpec, client: Standing, rng: torch.Generator, sampler: S
     found = [] if real is None else [real]
     earlier = {class_id: count for class_id, count in seen.items() if class_id not in there}
     if real is not None and drawable(generators, earlier):
-        drawn = replay(earlier)
-        found.append(RoundData(_textured(drawn.images, real.images, rng), drawn.labels))
+        drawn = replay(earlier)  # answers to smooth replay don't show what those to real images of these classes would
+        found.append(RoundData(detailed(drawn.images, real.images, rng), drawn.labels))
     pieces = [found] if found else []
     if drawable(generators, seen):
         pieces.append([replay(seen)])
@@ -176,17 +175,6 @@ def _gathered(spec: TaskSpec, client: Standing, rng: torch.Generator, sampler: S
         for piece in pieces
         if any(seen.get(class_id) for part in piece for class_id in part.labels.tolist())
     ]
-
-
-def _textured(replay: Tensor, real: Tensor, rng: torch.Generator) -> Tensor:
-    """Return replay (N, C, H, W) with the fine detail of real images, one drawn for each: what a 3 x 3 mean takes away.
-
-    A model that saw real images of the round's classes alone learns that whatever looks real is one of these. Its
-    answers to smooth replay don't show that; to real images of earlier classes, which nobody has, they would.
-    """
-    drawn = real[torch.randint(len(real), (len(replay),), generator=rng).to(real.device)]
-    smooth = functional.avg_pool2d(functional.pad(drawn, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    return (replay.to(real.device) + drawn - smooth).clamp(-1, 1)
 
 
 def best_served(

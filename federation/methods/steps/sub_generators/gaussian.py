@@ -24,6 +24,8 @@ from replayfleet.models.build import build_generator
 from replayfleet.models.specs import MixtureSpec
 
 _CLUSTERING_STEPS = 10
+_FLAT = 1e-3
+"""A direction with this much of the largest deviation is rounding."""
 _MAX_SAMPLES = 2**40
 
 
@@ -46,6 +48,20 @@ def moments_of(pixels: Tensor, num_dims: int) -> Moments:
     """Return the moments of images (N, P), of which there is at least one."""
     mean = pixels.mean(dim=0)
     return Moments(len(pixels), mean, _leading((pixels - mean) / math.sqrt(len(pixels)), num_dims))
+
+
+def smoothed_like(images: Tensor, num_dims: int) -> Tensor:
+    """Return images (N, C, H, W) of one class moved onto the mean and ``num_dims`` directions that all have together.
+
+    They lose what a Gaussian of the class doesn't hold, and stay what they show.
+    """
+    pixels = images.flatten(1).to(torch.float32)
+    moments = moments_of(pixels, num_dims)
+    lengths = moments.factor.norm(dim=1)
+    held = lengths > _FLAT * lengths.max()
+    directions = moments.factor[held] / lengths[held].unsqueeze(1)
+    smooth: Tensor = moments.mean + (pixels - moments.mean) @ directions.T @ directions
+    return smooth.clamp(-1.0, 1.0).reshape(images.shape)
 
 
 def merged(left: Moments, right: Moments, num_dims: int) -> Moments:

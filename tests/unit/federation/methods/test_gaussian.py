@@ -18,6 +18,7 @@ from replayfleet.federation.methods.steps.sub_generators.gaussian import (
     new_mixture,
     pooled,
     reduced,
+    smoothed_like,
     without_small,
 )
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
@@ -89,6 +90,17 @@ def test_more_images_than_pixels_take_the_other_way_to_the_same_moments() -> Non
     pixels = torch.randn(60, 8, generator=rng())
     few = moments_of(pixels, 8)
     assert torch.allclose(few.factor.T @ few.factor, pixels.T.cov(correction=0), atol=1e-5)
+
+
+def test_smoothed_images_keep_what_a_gaussian_of_theirs_holds_and_nothing_else() -> None:
+    few, many = of_rank(5), of_rank(60, 100)
+    assert torch.allclose(smoothed_like(few, 8), few, atol=1e-4), "five directions have room in eight"
+    pixels = many.flatten(1).to(torch.float64)
+    apart = pixels - pixels.mean(dim=0)
+    _, _, directions = torch.linalg.svd(apart, full_matrices=False)
+    closed = pixels.mean(dim=0) + apart @ directions[:8].T @ directions[:8]
+    assert torch.allclose(smoothed_like(many, 8).flatten(1).to(torch.float64), closed, atol=1e-3)
+    assert torch.equal(smoothed_like(few[:1], 8), few[:1]), "a single image is its class's mean"
 
 
 def test_a_mixture_keeps_apart_what_one_gaussian_would_mix() -> None:

@@ -11,7 +11,7 @@ from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.pfedgrp import PFedGRP
 from replayfleet.federation.methods.pfedgrp_plus import PFedGRPPlus
-from replayfleet.federation.methods.steps.memory import MixedData, sampler_of
+from replayfleet.federation.methods.steps.memory import MixedData, looking_alike, sampler_of
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import aligned_loss, train_task_model
 from tests.support.toy import LEARNING, TOY, accuracy, run_rounds, toy_data
@@ -24,6 +24,7 @@ SHORT: dict[str, Any] = {
     "aggregation_epochs": 1,
 }
 PLAIN = PFedGRPPlus(task=TOY, **SHORT)
+WGAN = {"sub_generator": "wgan-gp"}
 ROUNDS = [{"a": {0: 8, 1: 8}, "b": {2: 8, 3: 8}}, {"a": {2: 8, 3: 8}, "b": {0: 8, 1: 8}}]
 
 
@@ -33,7 +34,8 @@ def mixed(real: dict[int, int], replayed: dict[int, int]) -> MixedData:
 
 
 def test_without_its_levers_it_is_pfedgrp() -> None:
-    same = replace(PLAIN, sub_generator="wgan-gp", gate=True, sub_generator_epochs=1, gan_batch_size=16)
+    off = {"gate": True, "smooth_share": 0.0, "detail_share": 0.0}
+    same = replace(PLAIN, sub_generator="wgan-gp", sub_generator_epochs=1, gan_batch_size=16, **off)
     theirs = PFedGRP(task=TOY, sub_generator_epochs=1, gan_batch_size=16, **SHORT)
     ours, plain = (run_rounds(method, ROUNDS)[1] for method in (same, theirs))
     for client in ("a", "b"):
@@ -45,6 +47,53 @@ def test_one_seed_gives_the_same_bits_and_the_order_of_clients_changes_nothing()
     backwards = [dict(reversed(list(clients.items()))) for clients in ROUNDS]
     first, second = (run_rounds(method, rounds)[1] for rounds in (ROUNDS, backwards))
     assert all(same_bits(first[client].personalised, second[client].personalised) for client in ("a", "b"))
+
+
+def test_samples_of_a_round_are_learned_as_replay_looks_too_and_some_replay_as_they_do() -> None:
+    real, drawn = toy_data({0: 150, 1: 150}), toy_data({2: 30}, seed=1)
+    replay = Replay(drawn.images.mean(dim=0, keepdim=True).expand_as(drawn.images), drawn.labels, 0, 0)
+    found = looking_alike(replace(PLAIN, detail_share=0.5), real, replay, torch.Generator().manual_seed(0))
+    assert found.smoothed is not None
+    assert torch.equal(found.smoothed.labels, real.labels)
+    fine = [detail_of(images) for images in (real.images, found.smoothed.images, replay.images, found.replay.images)]
+    assert fine[1].mean() < 0.8 * fine[0].mean()
+    changed = (found.replay.images != replay.images).flatten(1).any(dim=1)
+    assert 0 < int(changed.sum()) < 30
+    assert fine[3][changed].min() > fine[2].max(), "these look real now"
+    joined = found.joined()
+    assert torch.equal(joined.labels, torch.cat([real.labels, real.labels, drawn.labels])), "replay stays last"
+
+
+def detail_of(images: torch.Tensor) -> torch.Tensor:
+    """How much neighbouring pixels differ, (N,)."""
+    return images.diff(dim=-1).abs().mean(dim=(1, 2, 3)) + images.diff(dim=-2).abs().mean(dim=(1, 2, 3))
+
+
+@pytest.mark.parametrize("shares", [{"smooth_share": 0.0, "detail_share": 0.0}, {}])
+def test_without_shares_or_without_replay_nothing_is_drawn_or_changed(shares: dict[str, float]) -> None:
+    real, rng = toy_data({0: 4}), torch.Generator().manual_seed(3)
+    none = Replay(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64), 0, 0)
+    replay = mixed({0: 4}, {1: 4}).replay if shares else none
+    before = rng.get_state()
+    found = looking_alike(replace(PLAIN, **shares), real, replay, rng)
+    assert (found.smoothed, found.replay) == (None, replay)
+    assert torch.equal(rng.get_state(), before)
+
+
+def test_the_former_model_teaches_replay_alone() -> None:
+    drawn = mixed({0: 6, 1: 6}, {2: 5})
+    both = looking_alike(PLAIN, drawn.real, drawn.replay, torch.Generator().manual_seed(0))
+    asked = PLAIN._training(both, frozenset(), PLAIN.initial_download(torch.Generator()), torch.Generator())
+    alignment = asked.job.alignment
+    assert alignment is not None
+    assert alignment.mask.tolist() == [False] * 24 + [True] * 5
+
+
+def test_a_share_of_the_samples_is_learned_twice() -> None:
+    drawn = mixed({0: 200}, {1: 4})
+    found = looking_alike(replace(PLAIN, smooth_share=0.3), drawn.real, drawn.replay, torch.Generator().manual_seed(0))
+    assert found.smoothed is not None
+    assert 30 < len(found.smoothed.labels) < 90
 
 
 def test_a_class_counts_for_its_real_samples_and_a_share_of_the_replayed_ones() -> None:
@@ -98,7 +147,10 @@ def test_a_client_gets_what_answers_its_replay_best_and_the_mixture_where_all_ar
     ("settings", "message"),
     [
         ({"replay_credit": 1.5}, "replay_credit is 1.5"),
-        ({"generators": "single", "sub_generator": "wgan-gp", "choose": True}, "by class"),
+        ({"generators": "single", **WGAN, "smooth_share": 0.0, "detail_share": 0.0, "choose": True}, "by class"),
+        ({"generators": "single", **WGAN}, "expected smooth_share and detail_share 0"),
+        ({"smooth_share": 1.1}, "smooth_share is 1.1"),
+        ({"detail_share": -0.1}, "detail_share is -0.1"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
