@@ -332,9 +332,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
     ) -> TrainTaskModel:
         joined = mixed.joined()
         images, labels = joined.images, joined.labels
-        mask = torch.arange(len(labels), device=labels.device) >= len(labels) - len(
-            mixed.replay.labels
-        )  # Eq. 2: on replay
+        others = len(labels) - len(mixed.replay.labels)
+        mask = torch.arange(len(labels), device=labels.device) >= others  # Eq. 2 aligns on the replay
         if self.alignment_on == "earlier-classes":
             mask |= torch.isin(labels, torch.tensor(sorted(earlier), dtype=torch.int64, device=labels.device))
         alignment = None

@@ -46,7 +46,7 @@ def make_spec(
 def with_later_settings(spec: FleetSpec) -> FleetSpec:
     """Return a spec that an earlier version made, with the settings that its method got since, at their defaults.
 
-    The default of a setting that comes later is what was done before it.
+    The default of a setting that comes later is what was done before it, but for those that ``pfedgrp-plus`` has on.
 
     Raises:
         SettingsError: This version doesn't know the method, one of its settings or its task.
