@@ -69,7 +69,7 @@ _AS_THEY_ARE = ("smooth_share=0", "detail_share=0")
 BLOCKS = (
     Block(
         name="pilot",
-        shows="two clients and ten rounds of small, in bfloat16: what an evening shows",
+        shows="two clients and ten rounds of small, in bfloat16: what an evening shows of the claim",
         methods=("centralized", "pfedgrp-plus", "pfedgrp"),
         clients=2,
         rounds=10,

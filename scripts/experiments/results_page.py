@@ -22,6 +22,7 @@ from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.result import Part
 from replayfleet.federation.simulator.tables.paper import EXPERIMENTS
 from replayfleet.scripts.experiments.raw_results import Raw, unpacked
+from replayfleet.scripts.experiments.reproduce import BLOCKS
 
 RAW = Path("results/trained/runs.tar.xz")
 PAGE = Path("docs/results.md")
@@ -169,7 +170,8 @@ def _upper(place: tuple[str, str, str], runs: Sequence[Found]) -> dict[int, Raw]
 def _claim(
     place: tuple[str, str, str], runs: Sequence[Found], upper: Mapping[int, Raw]
 ) -> tuple[list[str], dict[str, bytes]]:
-    lines = [f"## {place[0]}: {_where(runs[0])}", "", f"{_size(runs[0].raw)}.", ""]
+    shows = {block.name: f"{block.shows[0].upper()}{block.shows[1:]}. " for block in BLOCKS}.get(place[0], "")
+    lines = [f"## {place[0]}: {_where(runs[0])}", "", f"{shows}{_size(runs[0].raw)}.", ""]
     columns = ["AA", "AR", f"AA{LATE_ROUNDS}", f"AR{LATE_ROUNDS}", "AA among classes met", "just met / long ago"]
     costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions", "MB up"]
     lines += [_row(["method", "seeds", "rounds", *columns, *costs]), _row(["---", *["--:"] * 12])]
