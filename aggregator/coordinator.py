@@ -132,8 +132,7 @@ class Coordinator:
         self._handle(parts.courier.tick(now), now)
         self._downloads.tick(now)
         for client_id in parts.presence.expire(now):
-            parts.journal.add("client gone", client=client_id, reason="silent")
-            parts.courier.withdraw(client_id)
+            self._gone(client_id, "silent")
         self._decide(now)
         if now - self._announced_at >= (ANSWER_EVERY_S if self._answer_due else ANNOUNCE_EVERY_S):
             self._announce(now)
@@ -157,8 +156,7 @@ class Coordinator:
 
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client that is there the round's download."""
-        if self._parts.presence.is_live(client_id):
-            self._downloads.provide(client_id, now)
+        self._downloads.provide(client_id, now)
 
     def farewell(self, now: float) -> None:
         """Say that we stop; a finished run stays announced as finished."""
@@ -287,8 +285,12 @@ class Coordinator:
                 self._announce(now)  # the retained one says how much time was left when it was made
             self._downloads.provide(presence.client_id, now)
         elif change is Change.GONE:
-            self._parts.journal.add("client gone", client=presence.client_id, reason=presence.status)
-            self._parts.courier.withdraw(presence.client_id)  # when it is back it is offered what it should have then
+            self._gone(presence.client_id, presence.status)
+
+    def _gone(self, client_id: str, reason: str) -> None:
+        """Offer a client nothing more; when it is back it is offered what it should have then."""
+        self._parts.journal.add("client gone", client=client_id, reason=reason)
+        self._parts.courier.withdraw(client_id)
 
     def _on_report(self, report: Report) -> None:
         offered = self._parts.store.download(report.client_id)

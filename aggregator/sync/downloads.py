@@ -63,9 +63,10 @@ class DownloadDesk:
     def provide(self, client_id: str, now: float) -> None:
         """Offer a client the download of the current round; make it first if there is none.
 
-        A client that came back gets the offer even if it confirmed it before: it may have lost its disk.
+        A client that came back gets the offer even if it confirmed it before: it may have lost its disk. One that is
+        gone gets none until then.
         """
-        if self._parts.store.roll.excludes(client_id):
+        if self._parts.store.roll.excludes(client_id) or not self._parts.presence.is_live(client_id):
             return
         self._catch_up(client_id)
         manifest = self._parts.store.download(client_id)

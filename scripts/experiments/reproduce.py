@@ -66,66 +66,45 @@ class Block:
 _SHORT = ("precision=bfloat16",)
 _AS_THEY_ARE = ("smooth_share=0", "detail_share=0")
 
+_PILOT = Block(
+    name="pilot",
+    shows="two clients and ten rounds of small, in bfloat16: what an evening shows of the claim",
+    methods=("centralized", "pfedgrp-plus", "pfedgrp"),
+    clients=2,
+    rounds=10,
+    seeds=(0, 1, 2),
+    overrides=_SHORT,
+    noise_floor=True,
+)
+
+
+def _beside_pilot(name: str, shows: str, *overrides: str, **changes: Any) -> Block:
+    """Return a block of one seed on the pilot's streams, without a noise floor."""
+    once = dataclasses.replace(_PILOT, seeds=(0,), noise_floor=False, name=f"pilot-{name}", shows=shows)
+    return dataclasses.replace(once, overrides=(*_SHORT, *overrides), **changes)
+
+
+_PLUS = {"methods": ("pfedgrp-plus",)}
+_CENTRALIZED = {"methods": ("centralized",), "scenarios": ("gradual",)}
+_GAUSSIAN = "sub_generator=pca-gaussian"
+
 BLOCKS = (
-    Block(
-        name="pilot",
-        shows="two clients and ten rounds of small, in bfloat16: what an evening shows of the claim",
-        methods=("centralized", "pfedgrp-plus", "pfedgrp"),
-        clients=2,
-        rounds=10,
-        seeds=(0, 1, 2),
-        overrides=_SHORT,
-        noise_floor=True,
-    ),
-    Block(
-        name="pilot-gaussian",
-        shows="pFedGRP-plus with one Gaussian for a class, which shows less of single images",
-        methods=("pfedgrp-plus",),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "sub_generator=pca-gaussian"),
-    ),
-    Block(
-        name="pilot-mixture",
-        shows="pFedGRP-plus whose replay and samples look as they are",
-        methods=("pfedgrp-plus",),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, *_AS_THEY_ARE),
-    ),
-    Block(
-        name="pilot-bare",
-        shows="pFedGRP-plus with neither",
-        methods=("pfedgrp-plus",),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "sub_generator=pca-gaussian", *_AS_THEY_ARE),
-    ),
-    Block(
-        name="pilot-given",
-        shows="what pFedGRP-plus has, given to pFedGRP and to its baseline",
+    _PILOT,
+    _beside_pilot("gaussian", "pFedGRP-plus with one Gaussian for a class, which shows less of it", _GAUSSIAN, **_PLUS),
+    _beside_pilot("mixture", "pFedGRP-plus whose replay and samples look as they are", *_AS_THEY_ARE, **_PLUS),
+    _beside_pilot("bare", "pFedGRP-plus with neither", _GAUSSIAN, *_AS_THEY_ARE, **_PLUS),
+    _beside_pilot(
+        "given",
+        "what pFedGRP-plus has, given to pFedGRP and to its baseline",
+        *("sub_generator=pca-mixture", "gate=false", "smooth_share=1", "detail_share=0.5"),
         methods=("pfedgrp", "fedavg-replay"),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "sub_generator=pca-mixture", "gate=false", "smooth_share=1", "detail_share=0.5"),
     ),
-    Block(
-        name="pilot-epochs",
-        shows="whether twice as many epochs change Centralized",
-        methods=("centralized",),
-        scenarios=("gradual",),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "local_epochs=16"),
-    ),
-    Block(
-        name="pilot-full",
-        shows="Centralized on all samples in every round, beside its constant number",
-        methods=("centralized",),
-        scenarios=("gradual",),
-        clients=2,
-        rounds=10,
-        overrides=(*_SHORT, "samples_per_round=0"),
+    _beside_pilot("epochs", "whether twice as many epochs change Centralized", "local_epochs=16", **_CENTRALIZED),
+    _beside_pilot(
+        "full",
+        "Centralized on all samples in every round, beside its constant number",
+        "samples_per_round=0",
+        **_CENTRALIZED,
     ),
     Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), noise_floor=True),
     Block(

@@ -179,6 +179,8 @@ def _claim(
         same = [found for found in runs if found.name == name]
         lines.append(_row([_name(name), *_numbers(same, upper)]))
     lines += ["", *_floors(runs), *_paired(runs, upper)]
+    if "centralized" not in {found.name for found in runs}:
+        return lines[:-1], {}  # beside a block that has a chart
     file = f"results-{'-'.join(place)}.png"
     seeds = [found for found in runs if found.seed == runs[0].seed and PERTURBED not in found.name]
     chart = accuracy_chart(

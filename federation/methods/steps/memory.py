@@ -22,16 +22,15 @@ from replayfleet.federation.methods.kit.packing import ALL_CLASSES
 from replayfleet.federation.methods.kit.privacy import History, decoded_histories, encoded_histories
 from replayfleet.federation.methods.kit.records import Artefacts, Draw, Judge, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.looks import partly_detailed, smoothed
 from replayfleet.federation.methods.steps.replay import (
     Replay,
-    detailed,
     draw_labelled_replay,
     draw_replay,
     eager_sampler,
     generation_scale,
     recognised_share,
 )
-from replayfleet.federation.methods.steps.sub_generators.gaussian import smoothed_like
 from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.sub_generators.kinds import Ddpm, Mixture, SubGeneratorKind, WganGp
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
@@ -41,8 +40,6 @@ from replayfleet.models.specs import DetectionSpec, MixtureSpec, TaskSpec
 _MIXTURES = ("pca-gaussian", "pca-mixture")
 SUB_GENERATORS = ("wgan-gp", "ddpm", *_MIXTURES)
 """Kinds of sub-generators."""
-SMOOTH_DIMS = 32
-"""Directions of a class in which its smoothed samples differ, as many as ``pca-gaussian`` has."""
 
 _CRITICS = packing.SetsByClass("critic/")
 _HISTORIES = "histories"
@@ -144,9 +141,8 @@ class MemorySettings:
         serve: ``downloaded``: what the aggregator made for the client (the paper), or ``best``: of that, its other
             models, the client's own and the one that it serves, whatever proves best on its evidence, a tenth of each
             round's samples and replay (``docs/serving.md``).
-        smooth_share: of a round's samples so many are learned once more as replay looks, by a Gaussian of their class.
-            What looks real is else of a class of the round, and what looks smooth is none: a model learns that instead.
-        detail_share: of the replay so much gets the fine detail of a sample of the round, for the same reason.
+        smooth_share: of a round's samples so many are learned once more as replay looks (``steps/looks.py``).
+        detail_share: of the replay so much gets the fine detail of a sample of the round.
     """
 
     __slots__ = ()
@@ -303,26 +299,14 @@ def with_replay(
     return looking_alike(settings, data, draw(settings, generators, counts, judge, rng, sampler), rng)
 
 
-def looking_alike(settings: MemorySettings, real: RoundData, replay: Replay, rng: torch.Generator) -> MixedData:
-    """Return both with ``smooth_share`` and ``detail_share`` of them looking like the other."""
-    smoothed = None
-    if settings.smooth_share and len(replay.labels):
-        copies = real.images.clone()
-        for class_id in real.counts():
-            own = real.labels == class_id
-            copies[own] = smoothed_like(real.images[own], SMOOTH_DIMS)
-        chosen = _some(len(real.labels), settings.smooth_share, rng, real.images.device)
-        smoothed = RoundData(copies[chosen], real.labels[chosen])
-    if settings.detail_share and len(replay.labels):
-        images = replay.images.to(real.images.device, copy=True)
-        chosen = _some(len(images), settings.detail_share, rng, images.device)
-        images[chosen] = detailed(images[chosen], real.images, rng)
-        replay = replace(replay, images=images)
-    return MixedData(real, replay, smoothed)
-
-
-def _some(count: int, share: float, rng: torch.Generator, device: torch.device) -> Tensor:
-    return (torch.rand(count, generator=rng) < share).to(device)
+def looking_alike(settings: MemorySettings, data: RoundData, replay: Replay, rng: torch.Generator) -> MixedData:
+    """Return a round's samples and replay, of each as much in the other's looks as the settings say."""
+    copies = None
+    if len(replay.labels) and settings.smooth_share:
+        copies = smoothed(data, settings.smooth_share, rng)
+    if len(replay.labels) and settings.detail_share:
+        replay = partly_detailed(replay, data.images, settings.detail_share, rng)
+    return MixedData(data, replay, copies)
 
 
 def drawable(generators: Mapping[int, Parameters], counts: Mapping[int, int]) -> dict[int, int]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from replayfleet.federation.methods.kit.records import Draw, Judge, Parameters, Sampler
 from replayfleet.models.build import build_generator
@@ -233,16 +232,6 @@ def _placed(log_probabilities: Tensor, wanted: Mapping[int, int]) -> Tensor:
         free[extra] = False
         own[class_id] = torch.cat([own[class_id], extra])
     return torch.cat(list(own.values()))
-
-
-def detailed(replay: Tensor, real: Tensor, rng: torch.Generator) -> Tensor:
-    """Return replay (N, C, H, W) with the fine detail of real images, one drawn for each: what a 3 x 3 mean takes away.
-
-    A model that saw real images of the round's classes alone learns that whatever looks real is one of these.
-    """
-    drawn = real[torch.randint(len(real), (len(replay),), generator=rng).to(real.device)]
-    smooth = functional.avg_pool2d(functional.pad(drawn, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    return (replay.to(real.device) + drawn - smooth).clamp(-1, 1)
 
 
 def recognised_share(draw: Draw, class_id: int, judge: Judge, rng: torch.Generator, num_samples: int) -> float:

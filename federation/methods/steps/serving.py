@@ -20,8 +20,9 @@ from torch import Tensor
 from replayfleet.federation.methods.kit.packing import Fact, declares, model_fields, served_name
 from replayfleet.federation.methods.kit.records import Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.methods.steps.looks import detailed
 from replayfleet.federation.methods.steps.memory import Memory, drawable
-from replayfleet.federation.methods.steps.replay import counts_for_distribution, detailed, draw_replay
+from replayfleet.federation.methods.steps.replay import counts_for_distribution, draw_replay
 from replayfleet.federation.methods.steps.task_model import judge_with
 from replayfleet.models.specs import TaskSpec
 

@@ -360,6 +360,14 @@ def test_a_client_that_falls_silent_is_gone_and_gets_nothing_of_the_next_round(d
     assert desk.courier.withdrawn == ["b", "a"], "its connection broke"
 
 
+def test_a_download_that_was_being_made_for_a_client_that_is_gone_waits_for_its_return(desk: Desk) -> None:
+    desk.hears(Received("a", Presence("a", "online", "boot", 1)), Received("a", Presence("a", "offline", "boot", 2)))
+    desk.jobs.run(1.0)
+    assert desk.offered() == []
+    desk.online("a", now=2.0, sequence=3)
+    assert desk.offered() == [("a", 0, 1)]
+
+
 def test_an_upload_that_counts_is_confirmed_again_and_another_one_is_refused(desk: Desk) -> None:
     desk.upload("a", "a")
     assert desk.courier.verdicts == [("a", True)] * 2

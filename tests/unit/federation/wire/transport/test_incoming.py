@@ -10,7 +10,8 @@ import pytest
 from replayfleet.federation.errors import Reason
 from replayfleet.federation.wire.protocol.messages import Block, Message, Offer, Progress, Verdict, Want
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
-from replayfleet.federation.wire.transport.incoming import IDLE_S, SILENT_S, Incoming, TransferLimits
+from replayfleet.federation.wire.transport.courier import BLOCK_BYTES
+from replayfleet.federation.wire.transport.incoming import IDLE_S, Incoming, TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Arrived, Event, Failed, Offered
 from tests.support.offers import blob, blocks_of, digest_of, offer_of
 
@@ -176,19 +177,23 @@ def test_blocks_of_nothing_are_counted_and_dropped(end: End) -> None:
     assert end.incoming.useless == {"cam-1": 3}
 
 
-def test_a_place_without_a_block_goes_to_a_newcomer_after_a_second_and_its_holder_may_come_again(end: End) -> None:
+def test_a_block_of_a_slow_link_comes_before_its_place_goes_to_another() -> None:
+    assert IDLE_S > 8 * BLOCK_BYTES / 0.5e6
+
+
+def test_a_place_without_a_block_goes_to_a_newcomer_and_its_holder_may_come_again(end: End) -> None:
     offer = offer_of(DATA)
     for peer in ("idle-1", "idle-2"):
         end.incoming.on_offer(peer, offer, 0.0)
         assert end.incoming.accept(peer, offer, 0.0) == []
-    end.incoming.accept("cam-1", offer, SILENT_S - 0.1)
+    end.incoming.accept("cam-1", offer, IDLE_S - 0.1)
     assert end.said[-1][0] == "cam-1"
     assert end.verdict().reason == "busy"
-    freed = end.incoming.accept("cam-1", offer, SILENT_S)
+    freed = end.incoming.accept("cam-1", offer, IDLE_S)
     assert [(type(event), event.peer) for event in freed] == [(Failed, "idle-1")]
     assert isinstance(end.last(), Progress)
     assert ("idle-1", "busy") in [(peer, word.reason) for peer, word in end.said if isinstance(word, Verdict)]
-    assert [type(event) for event in end.blocks(offer, DATA, now=SILENT_S)] == [Arrived]
+    assert [type(event) for event in end.blocks(offer, DATA, now=IDLE_S)] == [Arrived]
 
 
 def test_who_brought_blocks_keeps_its_place_for_five_seconds_and_what_arrived_for_good(end: End) -> None:
