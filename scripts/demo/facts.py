@@ -64,6 +64,11 @@ class Facts:
         return rivals(self.baseline, str(self.record.spec["method"]))
 
     @property
+    def gated(self) -> bool:
+        """Whether only sub-generators that drifted are learned anew."""
+        return bool(self.record.spec.get("settings", {}).get("gate", True))
+
+    @property
     def rounds(self) -> list[Round]:
         """Committed rounds, in order."""
         return self.record.committed_rounds()

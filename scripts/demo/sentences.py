@@ -36,6 +36,8 @@ def revisit_sentence(facts: Facts, index: int) -> str:
     quiet = sum(client.sent == 0 for client in clients)
     if quiet == len(clients):
         return f"{begin}: no drift, so no sub-generator is uploaded."
+    if not facts.gated:
+        return f"{begin}: sub-generators of this method learn from every round, so they travel again."
     return f"{begin}: {spelt(quiet)} of {spelt(len(clients))} upload no sub-generator, the others found theirs drifted."
 
 

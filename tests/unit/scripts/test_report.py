@@ -176,6 +176,13 @@ def test_a_revisit_with_drift_is_not_called_quiet():
     assert "cost no sub-generator" not in headline(facts((2, 2, 1)))[1]
 
 
+def test_without_a_gate_nothing_is_said_to_have_drifted():
+    found = facts((2, 2, 1))
+    found.record.spec = {**found.record.spec, "settings": {"gate": False}}
+    assert "learn from every round" in revisit_sentence(found, 2)
+    assert "drifted" not in section(page(found, {"client-0": PICTURES, "client-1": PICTURES}, PICTURES), "rounds")
+
+
 def test_the_page_needs_nothing_else_and_is_well_formed():
     text = the_page()
     parsed = Page(text)
