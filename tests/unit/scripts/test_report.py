@@ -180,7 +180,9 @@ def test_without_a_gate_nothing_is_said_to_have_drifted():
     found = facts((2, 2, 1))
     found.record.spec = {**found.record.spec, "settings": {"gate": False}}
     assert "learn from every round" in revisit_sentence(found, 2)
-    assert "drifted" not in section(page(found, {"client-0": PICTURES, "client-1": PICTURES}, PICTURES), "rounds")
+    rounds = section(page(found, {"client-0": PICTURES, "client-1": PICTURES}, PICTURES), "rounds")
+    assert "drift gate" not in rounds
+    assert rounds.count("revisit: 1 sent") == 2
 
 
 def test_the_page_needs_nothing_else_and_is_well_formed():
