@@ -106,18 +106,18 @@ BLOCKS = (
         "samples_per_round=0",
         **_CENTRALIZED,
     ),
-    Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), noise_floor=True),
+    Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), overrides=_SHORT, noise_floor=True),
     Block(
         name="small-epochs",
         shows="whether twice as many epochs change Centralized",
         methods=("centralized",),
-        overrides=("local_epochs=16",),
+        overrides=(*_SHORT, "local_epochs=16"),
     ),
     Block(
         name="small-full",
         shows="Centralized on all samples in every round, beside its constant number",
         methods=("centralized",),
-        overrides=("samples_per_round=0",),
+        overrides=(*_SHORT, "samples_per_round=0"),
     ),
     Block(
         name="small-others",
@@ -125,6 +125,7 @@ BLOCKS = (
         below="small",
         methods=("pfedgraph", "affcl", "target", "fedprox", "fedem", "pfedgraph-replay"),
         scenarios=("gradual",),
+        overrides=_SHORT,
     ),
     Block(
         name="small-ablations",
@@ -133,20 +134,21 @@ BLOCKS = (
         number="3",
         methods=("pfedgrp-as1", "pfedgrp-as2", "pfedgrp-as3", "pfedgrp-asg", "pfedgrp-asp"),
         scenarios=("gradual",),
+        overrides=_SHORT,
     ),
     Block(
         name="credit",
         shows="balanced cross-entropy, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
         scenarios=("gradual",),
-        overrides=("replay_credit=0.5",),
+        overrides=(*_SHORT, "replay_credit=0.5"),
     ),
     Block(
         name="choose",
         shows="the aggregator's choice, a lever of pfedgrp-plus",
         methods=("pfedgrp-plus",),
         scenarios=("gradual",),
-        overrides=("choose=true",),
+        overrides=(*_SHORT, "choose=true"),
     ),
     Block(
         name="cifar-10",
@@ -184,9 +186,18 @@ def choice_of(block: Block, out: Path, **given: Any) -> Choice:
 
 
 def planned(block: Block, choice: Choice) -> list[PlannedRun]:
-    """Return the runs of a block as they are now, in the order of its methods, seed by seed."""
+    """Return the runs of a block as they are now, seed by seed, then by experiment and in the order of its methods."""
     runs = Planner(choice).runs(table_of(block))
-    return sorted(runs, key=lambda run: (run.seed, run.row.perturbed, block.methods.index(run.row.method)))
+    scenarios = block.scenarios.index
+    return sorted(
+        runs,
+        key=lambda run: (
+            run.seed,
+            run.row.perturbed,
+            scenarios(run.column.scenario),
+            block.methods.index(run.row.method),
+        ),
+    )
 
 
 def write_table(block: Block, choice: Choice) -> list[Path]:
