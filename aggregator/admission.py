@@ -23,7 +23,7 @@ class Caps:
     Attributes:
         max_blobs: parameter sets in one upload.
         max_upload_bytes: decoded bytes of all its blobs.
-        max_clients: clients that a fleet may have; a stranger beyond it is refused.
+        max_clients: clients that a fleet may have, not counting the revoked; a stranger beyond it is refused.
     """
 
     max_blobs: int = 4096

@@ -102,7 +102,9 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         ),
     ] = MAX_CHANGE
     max_clients: Annotated[
-        int, Meta(ge=1, le=100_000), Option("The fleet takes so many clients; a stranger beyond is refused.", ADVANCED)
+        int,
+        Meta(ge=1, le=100_000),
+        Option("The fleet takes so many clients, revoked ones not counted; a stranger beyond is refused.", ADVANCED),
     ] = 1024
     max_transfers: Annotated[
         int,

@@ -392,6 +392,10 @@ class AggregatorStore:
         """Every client that ever got or sent anything, sorted."""
         return tuple(client for (client,) in self._db.execute("SELECT client FROM clients ORDER BY client"))
 
+    def places(self) -> frozenset[str]:
+        """Clients that count for ``Caps.max_clients``: those of ``clients`` that nobody has revoked."""
+        return frozenset(self.clients()) - self.roll.revoked()
+
     def members(self) -> frozenset[str]:
         """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""
         return frozenset(client for client, standing in self.roll.refresh().items() if standing.is_member)

@@ -66,17 +66,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         story = _Story(folder / "aggregator" / JOURNAL)
         _until(lambda: story.num_rounds() >= 1, [server, *members])  # everybody has joined
         found = _watched(watched, [server, *members], 60 * options.minutes, story.num_rounds)
-        found |= {
-            "members": options.members,
-            "whole": options.whole,
-            "churn": options.churn,
-            **story.told(),
-        }  # before anybody leaves
+        found |= {"members": options.members, "whole": options.whole, "churn": options.churn}
+        found |= story.told()  # before the crowd is sent home
         told: Counter[str] = Counter()
+        frozen: set[str] = set()
         for each in members:
-            told.update(json.loads(_ended(each)))
+            counts = json.loads(_ended(each))
+            frozen |= set(counts.pop("frozen"))
+            told.update(counts)
         _ended(server)
-        found["members were"] = dict(told)
+        found |= {"members were": dict(told), "called silent, never frozen": sorted(story.silent - frozen)}
     print(json.dumps({name: value for name, value in found.items() if name != "memory_mb"}), flush=True)
     return found
 
@@ -140,6 +139,7 @@ class _Story:
         self._rounds_s: list[float] = []
         self._closed: list[dict[str, Any]] = []
         self._others: Counter[str] = Counter()
+        self.silent: set[str] = set()
 
     def num_rounds(self) -> int:
         """Rounds that were committed; ask often."""
@@ -153,6 +153,8 @@ class _Story:
                     self._others["uploads accepted"] += 1
                 case "upload rejected" | "client gone":
                     self._others[f"{event['event']}: {event['reason']}"] += 1
+                    if event["reason"] == "silent":
+                        self.silent.add(event["client"])
         return len(self._rounds_s)
 
     def told(self) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class _Crowd:
         self._members: list[_Member] = []
         self._away: list[tuple[float, str, int]] = []
         self._said: Counter[str] = Counter()
+        self._frozen: list[str] = []
         self._late_s = 0.0
 
     def turn(self, now: float) -> None:
@@ -99,6 +100,7 @@ class _Crowd:
             if fate == "strays":
                 member.client.broken = _not_finite
             elif fate == "freezes":
+                self._frozen.append(member.name)
                 member.wakes_at = now + away_s
                 self._lines.leave_alone(member.line, until=member.wakes_at)
             else:
@@ -117,7 +119,8 @@ class _Crowd:
     def told(self) -> dict[str, Any]:
         for member in self._members:
             self._count(member)
-        return {**self._said, "cut off": self._lines.num_lost, "latest turn, s": round(self._late_s, 1)}
+        late_s = round(self._late_s, 1)
+        return {**self._said, "cut off": self._lines.num_lost, "latest turn, s": late_s, "frozen": self._frozen}
 
 
 def _not_finite(artefacts: Artefacts, draft: Manifest) -> tuple[Artefacts, Manifest]:

@@ -131,6 +131,10 @@ class Roll:
         """Who takes no part, sorted; as of the last ``refresh``."""
         return tuple(client for client, standing in self.standings.items() if standing.exclusion is not None)
 
+    def revoked(self) -> frozenset[str]:
+        """Whose certificates count no more; as of the last ``refresh``."""
+        return frozenset(client for client, standing in self.standings.items() if standing.revoked_at is not None)
+
     def exclude(self, client_id: str, exclusion: Exclusion) -> None:
         """Exclude a client; ``refresh`` shows it. One that is excluded already gets the new reason."""
         self._change(

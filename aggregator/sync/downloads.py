@@ -103,7 +103,7 @@ class DownloadDesk:
 
     def _prepare(self, client_id: str, now: float) -> None:
         parts = self._parts
-        known = parts.store.clients()
+        known = parts.store.places()
         others = {*known, *self._preparing} - {client_id}  # strangers that come at the same time count too
         if client_id not in known and len(others) >= parts.gate.caps.max_clients:
             _log.warning("client not served", client=client_id, reason=f"the fleet has its {len(others)} clients")

@@ -41,7 +41,7 @@ class UploadDesk:
         if before is not None and before.mark == manifest.mark:  # its verdict got lost on the way
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
-        known = parts.store.clients()
+        known = parts.store.places()
         try:
             self._check_standing(event.peer)
             parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)

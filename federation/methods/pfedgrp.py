@@ -36,7 +36,8 @@ from replayfleet.federation.methods.steps.memory import (
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, nearest, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
-from replayfleet.federation.methods.steps.sub_generators.kinds import SubGeneratorKind
+from replayfleet.federation.methods.steps.sub_generators.gaussian import tells_more
+from replayfleet.federation.methods.steps.sub_generators.kinds import Mixture, SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
 from replayfleet.models.build import build_task_model, initialise
@@ -73,6 +74,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         dp_max_grad_norm: to which one sample's gradient is clipped.
         dp_delta: for which epsilon is told.
         dp_max_epsilon: a class's sub-generator isn't trained again where its epsilon might pass this; 0 for no bound.
+        upload_growth: upload a mixture of Gaussians again once it has met so many times as many images as the one that the
+            aggregator holds, or shows them elsewhere; 1, and other kinds: whenever it changed.
         mix_absent: let cached models of clients that missed the round take part in mixing (asynchronous rounds);
             if False they are only served. Absent clients get a download either way.
         staleness_exponent: with ``mix_absent``, a cached model of t rounds ago counts (1 + t)^-staleness_exponent of a
@@ -99,6 +102,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
     aggregation_momentum: float = 0.9
     aggregation_neighbours: int = 0
     aggregation_patience: int = 0
+    upload_growth: float = 1.0
     mix_absent: bool = False
     staleness_exponent: float = 0.0
     dp_noise_multiplier: float = 0.0
@@ -117,6 +121,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         checks.within(0.0, math.inf, self, ["alignment_weight", "aggregation_learning_rate", "staleness_exponent"])
         checks.within(0.0, 1.0, self, ["aggregation_momentum"])
         checks.within(0.0, math.inf, self, ["dp_max_epsilon"])
+        checks.within(1.0, math.inf, self, ["upload_growth"])
         if self.staleness_exponent and not (self.mix_absent and self.robust == "none"):
             raise ValueError("staleness_exponent weighs cached models; expected mix_absent=true and robust='none'")
         if self.dp_noise_multiplier != 0:
@@ -160,7 +165,7 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         new_state = state.after(data, updated)
         upload = grp.Upload(
             task_parameters=parameters,
-            sub_generators=_unknown_to(download, new_state),
+            sub_generators=self._unknown_to(download, new_state),
             seen=new_state.seen,
             num_samples=len(data.labels),
             num_updates=len(updated),
@@ -263,6 +268,18 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             return kind
         private = DpSgd(noise_multiplier=self.dp_noise_multiplier, max_grad_norm=self.dp_max_grad_norm)
         return replace(kind, privacy=private)  # type: ignore[type-var]
+
+    def _unknown_to(self, download: grp.Download, memory: grp.ClientState) -> dict[int, Parameters]:
+        """Return the sub-generators that the aggregator doesn't hold, as far as its download tells."""
+        held = download.sub_generators
+        current = {c: sub_generator.generator for c, sub_generator in memory.sub_generators.items()}
+        return {c: own for c, own in current.items() if c not in held or self._tells_more(own, held[c])}
+
+    def _tells_more(self, own: Parameters, held: Parameters) -> bool:
+        """Whether a sub-generator is worth its bytes to who holds an earlier one."""
+        if self.upload_growth > 1 and isinstance(self.sub_generator_kind(), Mixture):
+            return tells_more(own, held, self.upload_growth)
+        return not packing.same_bits(own, held)
 
     def _affords(self, one: Retraining) -> bool:
         """Whether a sub-generator may be trained, at full length, without passing ``dp_max_epsilon``."""
@@ -392,13 +409,3 @@ def with_own(weights: Tensor, place: int, share: float) -> Tensor:
     own = torch.zeros_like(weights)
     own[place] = share
     return weights * (1 - share) + own
-
-
-def _unknown_to(download: grp.Download, memory: grp.ClientState) -> dict[int, Parameters]:
-    """Return the sub-generators that the aggregator doesn't hold, as far as its download tells."""
-    held = download.sub_generators
-    return {
-        c: sub_generator.generator
-        for c, sub_generator in memory.sub_generators.items()
-        if c not in held or not packing.same_bits(sub_generator.generator, held[c])
-    }

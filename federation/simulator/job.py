@@ -86,6 +86,7 @@ LATER_SETTINGS = {
     "serve": "downloaded",
     "smooth_share": 0.0,
     "detail_share": 0.0,
+    "upload_growth": 1.0,
 }
 """Settings that methods got after results were kept, with what all runs did before."""
 

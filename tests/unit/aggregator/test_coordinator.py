@@ -18,6 +18,7 @@ from replayfleet.aggregator.admission import Caps, Gate
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.coordinator import Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
+from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.precision.wishes import Wish, Wishes
@@ -297,6 +298,20 @@ def test_a_download_that_cant_be_made_is_tried_again_at_the_next_sign_of_life(de
 def test_no_more_clients_are_served_than_the_fleet_may_have(desk: Desk) -> None:
     desk.online("a", "b", "c", "d")
     assert [client for client, *_ in desk.offered()] == ["a", "b", "c"]
+
+
+def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
+    desk.online("a", "b", "c")
+    table = Members(desk.folder)
+    table.enrol("a", Issued(1, 0.0, 9e9, 9e9), 1.0)
+    table.revoke("a", 2.0)
+    table.close()
+    desk.coordinator.tick(3.0)
+    desk.online("d", now=3.0)
+    desk.online("e", now=3.0)
+    assert [client for client, *_ in desk.offered()] == ["a", "b", "c", "d"]
+    desk.upload("d", now=4.0)
+    assert ("d", True) in desk.courier.verdicts
 
 
 def test_a_deadline_with_too_few_uploads_extends_the_round_and_those_who_refused_get_another_version(

@@ -27,6 +27,8 @@ _CLUSTERING_STEPS = 10
 _FLAT = 1e-3
 """A direction with this much of the largest deviation is rounding."""
 _MAX_SAMPLES = 2**40
+_ELSEWHERE = 0.05
+"""Of the variance, as the squared distance of two means: 20 images of one class lie so far from all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,23 @@ def components_of(parameters: Parameters) -> list[Moments]:
         for count, mean, basis in zip(parameters["num_samples"], parameters["means"], parameters["bases"], strict=True)
         if count > 0
     ]
+
+
+def tells_more(own: Parameters, held: Parameters, growth: float) -> bool:
+    """Whether a mixture has met ``growth`` times as many images as ``held``, or shows them elsewhere."""
+    num_held, centre, _ = _overall(held)
+    num_own, mean, variance = _overall(own)
+    return num_own >= growth * num_held or float((mean - centre).square().sum()) > _ELSEWHERE * variance
+
+
+def _overall(mixture: Parameters) -> tuple[int, Tensor, float]:
+    """Return (how many, mean (P,), variance of all pixels together) of the images that a mixture has met."""
+    counts = mixture["num_samples"].to(torch.float32)
+    shares = counts / counts.sum().clamp(min=1.0)
+    means, bases = mixture["means"].to(torch.float32), mixture["bases"].to(torch.float32)
+    mean = shares @ means
+    spread = bases.square().sum(dim=(1, 2)) + (means - mean).square().sum(dim=1)
+    return int(mixture["num_samples"].sum()), mean, float(shares @ spread)
 
 
 def check_mixture(parameters: Parameters) -> None:

@@ -19,6 +19,7 @@ from replayfleet.federation.methods.steps.sub_generators.gaussian import (
     pooled,
     reduced,
     smoothed_like,
+    tells_more,
     without_small,
 )
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
@@ -131,6 +132,18 @@ def test_one_seed_gives_the_same_bits_and_the_start_stays_as_it_is(spec: Mixture
 def test_a_single_image_is_enough(spec: MixtureSpec) -> None:
     image = of_rank(5, 1, seed=3)
     assert torch.allclose(drawn(spec, learned(spec, new_mixture(spec), image, rng()), 5), image, atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", [ONE, FOUR])
+def test_it_tells_more_with_many_more_images_or_other_ones(spec: MixtureSpec) -> None:
+    held = learned(spec, new_mixture(spec), of_rank(5, 100), rng())
+    alike = [of_rank(5, 100, seed) - 0.1 * seed for seed in (1, 2)]
+    twice = learned(spec, held, alike[0], rng())
+    thrice = learned(spec, twice, alike[1], rng())
+    elsewhere = learned(spec, held, of_rank(5, 40, seed=3) + 1.0, rng())
+    found = [tells_more(one.generator, held.generator, 3.0) for one in (held, twice, thrice, elsewhere)]
+    assert found == [False, False, True, True]
+    assert tells_more(held.generator, new_mixture(spec).generator, 3.0), "who holds an empty one knows nothing"
 
 
 def test_no_image_is_refused() -> None:
