@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -87,6 +88,13 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         )
     if before.method == spec.method and before.settings.keys() < spec.settings.keys():
         before = with_later_settings(before)
+    if before.method == spec.method and (others := _differing(before.settings, spec.settings)):
+        store.close()
+        was, now = (", ".join(f"{name}={one.get(name)}" for name in others) for one in (before.settings, spec.settings))
+        options = " ".join(f"--set {name}={before.settings.get(name)}" for name in others)
+        raise SettingsError(
+            f"data dir: its run has {was}, now {now} is asked for; go on with {options}, or in another --data-dir"
+        )
     for name in spec.__struct_fields__:
         if _plain(getattr(before, name)) != _plain(getattr(spec, name)):
             store.close()
@@ -95,6 +103,11 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
                 "use the same, or another --data-dir"
             )
     return False
+
+
+def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the names of settings that differ, sorted."""
+    return [name for name in sorted({*before, *now}) if _plain(before.get(name)) != _plain(now.get(name))]
 
 
 def graphs_of(store: AggregatorStore, blobs: DiskBlobStore, exporter: Exporter) -> tuple[BlobEntry, ...]:
