@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replayfleet.federation.service.fleet.spec import method_of
+from replayfleet.federation.service.fleet.spec import method_class, method_of
 from replayfleet.federation.service.pages import contact_sheet, picture_uri
 from replayfleet.federation.streams.datasets import Dataset
 from replayfleet.federation.streams.labelled_images import normalise
@@ -42,9 +42,11 @@ def draws_all_classes(spec: Mapping[str, Any]) -> bool:
 
 def why_nothing_is_drawn(spec: Mapping[str, Any]) -> str:
     """Return a sentence if ``generated_pictures`` has no pictures for a fleet with this spec, else nothing."""
-    if spec["method"] != "pfedgrp":
+    from replayfleet.federation.methods.pfedgrp import PFedGRP
+
+    if not issubclass(method_class(spec["method"]), PFedGRP):
         return f"Nothing is drawn: with {spec['method']} the aggregator holds no sub-generators."
-    if spec["settings"].get("sub_generator", "wgan-gp") != "wgan-gp":
+    if spec["settings"].get("sub_generator") == "ddpm":
         return "Nothing is drawn: a diffusion model takes minutes for what a WGAN-GP draws in a moment."
     return ""
 

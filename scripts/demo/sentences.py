@@ -35,9 +35,10 @@ def revisit_sentence(facts: Facts, index: int) -> str:
         begin = f"Round {index} brings back known classes to {spelt(len(clients))} of the clients"
     quiet = sum(client.sent == 0 for client in clients)
     if quiet == len(clients):
-        return f"{begin}: no drift, so no sub-generator is uploaded."
+        why = "no drift" if facts.gated else "what they add to what the aggregator holds is little"
+        return f"{begin}: {why}, so no sub-generator is uploaded."
     if not facts.gated:
-        return f"{begin}: sub-generators of this method learn from every round, so they travel again."
+        return f"{begin}: sub-generators of this method learn from every round, and travel again when they tell more."
     return f"{begin}: {spelt(quiet)} of {spelt(len(clients))} upload no sub-generator, the others found theirs drifted."
 
 

@@ -24,7 +24,7 @@ from replayfleet.scripts.demo.facts import BlobSizes, Facts, read_facts
 from replayfleet.scripts.demo.page import page
 from replayfleet.scripts.demo.plan import make_plan
 from replayfleet.scripts.demo.report import write_report
-from replayfleet.scripts.demo.samples import Picture, generated_pictures
+from replayfleet.scripts.demo.samples import Picture, generated_pictures, why_nothing_is_drawn
 from replayfleet.scripts.demo.sentences import headline, revisit_sentence, summary
 from replayfleet.scripts.launch.record import FleetRecord
 
@@ -180,6 +180,9 @@ def test_without_a_gate_nothing_is_said_to_have_drifted():
     found = facts((2, 2, 1))
     found.record.spec = {**found.record.spec, "settings": {"gate": False}}
     assert "learn from every round" in revisit_sentence(found, 2)
+    quiet = facts((2, 2, 0))
+    quiet.record.spec = found.record.spec
+    assert "is little, so no sub-generator" in revisit_sentence(quiet, 2)
     rounds = section(page(found, {"client-0": PICTURES, "client-1": PICTURES}, PICTURES), "rounds")
     assert "drift gate" not in rounds
     assert rounds.count("revisit: 1 sent") == 2
@@ -310,3 +313,8 @@ def test_an_unfinished_demo_makes_no_report(tmp_path: Path):
     (out / "fedavg" / "result.json").unlink()
     with pytest.raises(ReplayfleetError, match="no finished demo"):
         read_facts(out)
+
+
+def test_every_kind_of_pfedgrp_draws_what_its_aggregator_holds():
+    mixture = {"method": "pfedgrp-plus", "settings": {"sub_generator": "pca-mixture"}}
+    assert why_nothing_is_drawn(mixture) == why_nothing_is_drawn({"method": "pfedgrp", "settings": {}}) == ""
