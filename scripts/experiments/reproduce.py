@@ -79,7 +79,7 @@ _PILOT = Block(
 
 
 def _beside_pilot(name: str, shows: str, *overrides: str, **changes: Any) -> Block:
-    """Return a block of one seed on the pilot's streams, without a noise floor."""
+    """Return a block of the pilot's size, of one seed and without a noise floor."""
     once = dataclasses.replace(_PILOT, seeds=(0,), noise_floor=False, name=f"pilot-{name}", shows=shows)
     return dataclasses.replace(once, overrides=(*_SHORT, *overrides), **changes)
 
@@ -105,6 +105,14 @@ BLOCKS = (
         "Centralized on all samples in every round, beside its constant number",
         "samples_per_round=0",
         **_CENTRALIZED,
+    ),
+    _beside_pilot(
+        "digits",
+        "handwritten digits, on which nothing was chosen",
+        methods=_PILOT.methods,
+        scenarios=("gradual",),
+        datasets=("mnist",),
+        seeds=(0, 1, 2),
     ),
     Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), overrides=_SHORT, noise_floor=True),
     Block(
@@ -170,8 +178,14 @@ BLOCKS = (
 
 
 def table_of(block: Block) -> PaperTable:
-    """Return the table that a block fills; MFCL's replay has the labels that it was drawn for (Eq. 1 of its paper)."""
+    """Return the table that a block fills: without the paper's numbers where its data sets are others.
+
+    MFCL's replay has the labels that it was drawn for (Eq. 1 of its paper).
+    """
     table = paper_table(block.number)
+    asked = [Column(scenario=scenario, dataset=dataset) for scenario in block.scenarios for dataset in block.datasets]
+    if not {one.title for one in asked} <= {column.title for column in table.columns}:  # nothing of the paper's fits
+        return msgspec.structs.replace(table, columns=tuple(asked), rows=(), notes=())
     rows = (
         msgspec.structs.replace(row, set={**row.set, "replay_labels": "latents"}) if row.method == "mfcl" else row
         for row in table.rows
