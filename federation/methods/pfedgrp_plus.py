@@ -27,7 +27,7 @@ class PFedGRPPlus(PFedGRP):
     Attributes:
         sub_generator: mixtures of Gaussians, which cost no training, so that every round can be learned from.
         gate: off, for a round that is left out of its moments is lost.
-        upload_growth: a class that was met three times as often as when it was uploaded last is uploaded again.
+        upload_growth: a class that was met five times as often as when it was uploaded last is uploaded again.
         smooth_share: every sample of a round is learned as replay looks too.
         detail_share: half of the replay gets fine detail.
         replay_credit: what a replayed sample counts for beside a real one where cross-entropy is balanced by class, 0
@@ -42,7 +42,7 @@ class PFedGRPPlus(PFedGRP):
 
     sub_generator: str = "pca-mixture"
     gate: bool = False
-    upload_growth: float = 3.0
+    upload_growth: float = 5.0
     smooth_share: float = 1.0
     detail_share: float = 0.5
     replay_credit: float = 0.0
