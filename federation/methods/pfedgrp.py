@@ -74,8 +74,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         dp_max_grad_norm: to which one sample's gradient is clipped.
         dp_delta: for which epsilon is told.
         dp_max_epsilon: a class's sub-generator isn't trained again where its epsilon might pass this; 0 for no bound.
-        upload_growth: upload a mixture of Gaussians again once it has met so many times as many images as the one that the
-            aggregator holds, or shows them elsewhere; 1, and other kinds: whenever it changed.
+        upload_growth: upload a mixture of Gaussians again once it has met so many times as many images as the one that
+            the aggregator holds, or shows them elsewhere; 1, and other kinds: whenever it changed.
         mix_absent: let cached models of clients that missed the round take part in mixing (asynchronous rounds);
             if False they are only served. Absent clients get a download either way.
         staleness_exponent: with ``mix_absent``, a cached model of t rounds ago counts (1 + t)^-staleness_exponent of a

@@ -71,6 +71,9 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
     again.stop()
     other = msgspec.structs.replace(spec, settings=spec.settings | {"robust": "median"})
     world.fleet = dataclasses.replace(asked, spec=other)
-    with pytest.raises(SettingsError, match=r"its run has robust=none, now robust=median is asked for; go on with --set robust=none, or"):
+    with pytest.raises(
+        SettingsError,
+        match=r"its run has robust=none, now robust=median is asked for; go on with --set robust=none, or",
+    ):
         world.start_aggregator("older")
     world.close()

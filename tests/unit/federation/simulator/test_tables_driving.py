@@ -120,7 +120,11 @@ def met(table: PaperTable, measured_cells: list[Cell]) -> list[str]:
 @pytest.mark.parametrize(
     ("table", "methods", "words"),
     [
-        (CROPS, ["pfedgrp", "fedavg", "fedavg-replay", "centralized", "pfedgrp-plus"], "--scenario driving --dataset carla-crops"),
+        (
+            CROPS,
+            ["pfedgrp", "fedavg", "fedavg-replay", "centralized", "pfedgrp-plus"],
+            "--scenario driving --dataset carla-crops",
+        ),
         (
             BOXES,
             ["fedavg", "der", "agem", "fedgp", "der-fedgp", "er-fedgp", "ideal"],
