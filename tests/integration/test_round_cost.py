@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import hashlib
+import random
+import statistics
+import time
+from argparse import Namespace
+
+import zstandard
+
+from benchmarks.deployed_round import measure
+
+ROUNDS = 6
+MOST = 32.0
+"""Times ``yardstick_s``. A round of two members that don't train takes 16 of it on quiet cores, 22 on busy ones."""
+
+
+def yardstick_s() -> float:
+    """Return CPU seconds of what a round is made of, as much on every machine: hashing, packing, Python's own work."""
+    data = random.Random(0).randbytes(2_800_000)
+    packer, began = zstandard.ZstdCompressor(level=3), time.process_time()
+    for _ in range(4):
+        hashlib.sha256(data).digest()
+        zstandard.decompress(packer.compress(data))
+    words = [f"word-{place % 997}" for place in range(60_000)]
+    sorted({word: len(word) for word in words}.items(), key=lambda pair: pair[1])
+    return time.process_time() - began
+
+
+def test_a_round_of_members_that_do_not_train_costs_little_cpu() -> None:
+    found = measure(Namespace(clients=[2], rounds=ROUNDS, repeats=1, rival_python=None))["2"]["ours"]
+    yardstick = statistics.median(yardstick_s() for _ in range(9))
+    assert found["cpu_s"] / yardstick < MOST, (found["parts"], yardstick)
