@@ -148,7 +148,7 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
         case ReplayfleetError():
             return str(error), 2 if isinstance(error, SettingsError) else 1
         case ModuleNotFoundError():
-            return f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 1
+            return f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 2
         case click.ClickException():
             return f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2
         case click.Abort():

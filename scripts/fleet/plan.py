@@ -29,7 +29,7 @@ from replayfleet.scripts.launch.plan import (
 DATASET = "dataset"
 SYNTHETIC = "synthetic"
 SOURCES = (DATASET, SYNTHETIC)
-MARKER = "fleet.json"
+MARKER = "yard.json"
 _FLEET = "yard"
 _TASK_FILE = "task.toml"
 _OWN = ("aggregator", "clients", "logs", _TASK_FILE)

@@ -29,7 +29,7 @@ def test_a_fleet_comes_through_kills_a_dead_broker_and_bad_lines(clients: int, r
     faults = ["--fault", "kill-client", "--fault", "restart-broker", "--fault", "bad-line", "--time-limit-s", "400"]
     done = subprocess.run([*FLEET, *words, *faults], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((out / "fleet.json").read_text())
+    summary = json.loads((out / "yard.json").read_text())
     assert summary["rounds"] == rounds
     assert summary["broker_restarts"] == 1
     assert sum(client["killed"] for client in summary["clients"]) >= 1

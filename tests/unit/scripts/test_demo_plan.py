@@ -9,7 +9,10 @@ import pytest
 
 from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.data_dir import claim_data_dir
+from replayfleet.scripts.carla import plan as carla_plan
 from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, make_plan
+from replayfleet.scripts.fleet import plan as fleet_plan
 from replayfleet.scripts.launch import plan as launch_plan
 from replayfleet.scripts.launch.folder import clear_folder
 from replayfleet.scripts.launch.plan import find_data
@@ -145,3 +148,11 @@ def test_damaged_data_are_not_downloaded_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launch_plan, "load_dataset", load)
     with pytest.raises(SettingsError, match="damaged"):
         find_data(None, print)
+
+
+def test_a_services_data_dir_is_nobodys_to_clear(tmp_path: Path) -> None:
+    claim_data_dir(tmp_path, fleet="street", role="aggregator").close()
+    for marker in (MARKER, fleet_plan.MARKER, carla_plan.MARKER):
+        with pytest.raises(SettingsError, match="choose another folder with --out"):
+            clear_folder(tmp_path, marker, OWN, ("logs",))
+    assert (tmp_path / "fleet.json").is_file()
