@@ -67,7 +67,7 @@ class RunSpec:
     preset: Annotated[
         str,
         Option(
-            "Preset of stream and method: paper, small, demo or tiny.",
+            "Preset of stream and method: paper, medium, small, demo or tiny.",
             STREAM,
             flags="--settings",
         ),

@@ -105,7 +105,7 @@ FEW_SHOT_SIZES: dict[str, StreamSize] = {
 }
 """Preset -> stream of ``FEW_SHOT``; SDD's paper on CIFAR-100: 60 classes, then eight sessions of five, 5 shots."""
 
-_AT_64_PIXELS = {"paper": 50, "small": 50}
+_AT_64_PIXELS = {"paper": 50, "medium": 50, "small": 50}
 """Preset -> samples per class at 64 pixels: appendix A.2's; ImageNet-10 then lasts for all rounds of ``small`` too."""
 
 _PAPER_TEST_SAMPLES = {"emnist-byclass": 100, "cifar-100": 100, "tinyimagenet-100": 50}
