@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.wishes import Wish
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
-from replayfleet.federation.errors import UploadRejected
+from replayfleet.federation.errors import ArtefactRejected, UploadRejected
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.packing import weights_among
@@ -71,7 +71,7 @@ class RoundResult:
     state: StoredArtefacts
     drafts: Mapping[str, Manifest]
     quarantined: Mapping[str, str]
-    kept: Mapping[str, str]
+    kept: dict[str, str]
     exact: Mapping[str, str]
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
@@ -85,7 +85,7 @@ class _Attempt:
     state: StoredArtefacts
     new_state: Any
     drafts: Mapping[str, Manifest]
-    kept: Mapping[str, str]
+    kept: dict[str, str]
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
     publish_s: float
@@ -174,17 +174,17 @@ class Aggregation:
         result, culprits = settle(
             left,
             lambda some: self._attempt(round_index, some, before, former),
-            lambda some: self._attempt(round_index, some, before, None),
+            lambda some: self._attempt(round_index, some, before, _without(former, some)),
         )
         quarantined |= culprits
         if result is None:
-            result = self._unchanged(round_index, uploads, before)
+            result = self._unchanged(round_index, uploads, before, former)
         missing = {
             client_id: self._method.download_for(result.new_state, client_id, self._initial)
             for client_id in quarantined
             if client_id not in result.drafts
         }
-        drafts = {**result.drafts, **self._publisher.drafts(missing, round_index + 1)}
+        drafts = {**result.drafts, **self._as_before(missing, round_index, former, result.kept)}
         self._latest = (result.state, result.new_state)
         drafts = {c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()}
         published_at = time.perf_counter()
@@ -274,13 +274,35 @@ class Aggregation:
             self._device = CPU
             return result
 
-    def _unchanged(self, round_index: int, uploads: Mapping[str, Manifest], before: Any) -> _Attempt:
+    def _unchanged(
+        self, round_index: int, uploads: Mapping[str, Manifest], before: Any, former: Mapping[str, Manifest]
+    ) -> _Attempt:
         """Return a round that nobody took part in: everybody goes on with what there was."""
         initial = self._initial
         downloads = {client_id: self._method.download_for(before, client_id, initial) for client_id in sorted(uploads)}
         stored = store_artefacts(before.pack(), self._blobs)
-        drafts = self._publisher.drafts(downloads, round_index + 1)
-        return _Attempt(stored, before, drafts, {}, {}, 0.0, 0.0)
+        kept: dict[str, str] = {}
+        drafts = self._as_before(downloads, round_index, former, kept)
+        return _Attempt(stored, before, drafts, kept, {}, 0.0, 0.0)
+
+    def _as_before(
+        self, downloads: Mapping[str, Any], round_index: int, former: Mapping[str, Manifest], kept: dict[str, str]
+    ) -> dict[str, Manifest]:
+        """Return drafts of what the state holds for clients.
+
+        A model that nobody can serve may have come into the state, for its client got the former one.
+        """
+        with contextlib.suppress(ArtefactRejected):
+            return self._publisher.drafts(downloads, round_index + 1, former, kept)
+        drafts: dict[str, Manifest] = {}
+        for client_id in sorted(downloads):
+            try:
+                drafts |= self._publisher.drafts({client_id: downloads[client_id]}, round_index + 1, former, kept)
+            except ArtefactRejected as error:  # noqa: PERF203 -- of one client alone
+                if client_id in former:
+                    drafts[client_id] = msgspec.structs.replace(former[client_id], round=round_index + 1, version=0)
+                    kept[client_id] = f"its model can't be served, the former one stays: {error}"
+        return drafts
 
     @functools.cached_property
     def _initial(self) -> Any:
@@ -344,6 +366,11 @@ def restore_artefacts(stored: StoredArtefacts, blobs: BlobFiles) -> Artefacts:
     shared = {entry.digest: StoredParameters(entry, blobs) for entry in stored.blobs}
     sets = {entry.name: shared[entry.digest] for entry in stored.blobs}
     return Artefacts(sets, msgspec.msgpack.decode(blobs.read(stored.facts), type=dict[str, Any]))
+
+
+def _without(former: Mapping[str, Manifest], some: Collection[str]) -> dict[str, Manifest]:
+    """Return the downloads of the others: theirs may stay, while who is tried has to do without one."""
+    return {client_id: one for client_id, one in former.items() if client_id not in some}
 
 
 def _with_notice(draft: Manifest, notice: str | None) -> Manifest:

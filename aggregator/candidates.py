@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from replayfleet.federation.methods.kit.records import ClientId
 
-MAX_LEFT_OUT_ONE_BY_ONE = 32
-"""Tries of that kind: each costs an aggregation."""
+MAX_TRIES = 64
+"""Of groups that may go together: each costs an aggregation."""
+
+_SOME = 3
+"""Uploads that go together: who doesn't go with them isn't tried with others."""
 
 U = TypeVar("U")
 R = TypeVar("R")
@@ -49,12 +52,64 @@ def settle(
             outcome, error = _tried(attempt, left)
             if outcome is not None:
                 return outcome, left_out
-        for client_id in list(left)[:MAX_LEFT_OUT_ONE_BY_ONE]:
-            rest = {c: upload for c, upload in left.items() if c != client_id}
-            outcome, _ = _tried(attempt, rest) if rest else (None, None)
-            if outcome is not None:
-                return outcome, left_out | {client_id: _told(error)}
+        outcome, together = _Groups(attempt).largest(left) if left else (None, {})
+        if outcome is not None and 2 * len(together) >= len(left):  # a few of many don't speak for the fleet
+            return outcome, left_out | dict.fromkeys(left.keys() - together.keys(), _told(error))
     return None, left_out | dict.fromkeys(left, _told(error))
+
+
+class _Groups(Generic[U, R]):
+    """Looks for uploads that go together, by halves: few that break it among many are found with few aggregations.
+
+    A half that goes is what others are added to, so that one upload which spoils every mixture is left out and not
+    those beside it, wherever it stands in the order.
+    """
+
+    def __init__(self, attempt: Callable[[Mapping[ClientId, U]], R]) -> None:
+        self._attempt = attempt
+        self._tries = MAX_TRIES
+        self._spoilers: set[ClientId] = set()
+
+    def largest(self, group: Mapping[ClientId, U]) -> tuple[R | None, Mapping[ClientId, U]]:
+        """Return what comes of the largest part of a group that was found to go together, and that part."""
+        found: list[tuple[R | None, Mapping[ClientId, U]]] = [(self._try(half), half) for half in _halves(group)]
+        if all(outcome is None for outcome, _ in found):
+            found = [self.largest(half) for _, half in found if len(half) > 1]
+        working = [(outcome, half) for outcome, half in found if outcome is not None]
+        if not working:
+            return None, {}
+        outcome, base = max(reversed(working), key=lambda one: len(one[1]))  # of two alike the first is left out
+        others = {c: upload for c, upload in group.items() if c not in base and c not in self._spoilers}
+        return self._grown(outcome, base, others)
+
+    def _grown(
+        self, outcome: R | None, base: Mapping[ClientId, U], others: Mapping[ClientId, U]
+    ) -> tuple[R | None, Mapping[ClientId, U]]:
+        """Return a group that goes, with all of the others that go with it."""
+        if not others:
+            return outcome, base
+        both = dict(sorted({**base, **others}.items()))
+        more = self._try(both)
+        if more is not None:
+            return more, both
+        if len(others) > 1:
+            for half in _halves(others):
+                outcome, base = self._grown(outcome, base, half)
+        elif len(base) >= _SOME:
+            self._spoilers |= others.keys()
+        return outcome, base
+
+    def _try(self, group: Mapping[ClientId, U]) -> R | None:
+        if not self._tries:
+            return None
+        self._tries -= 1
+        return _tried(self._attempt, group)[0]
+
+
+def _halves(group: Mapping[ClientId, U]) -> tuple[dict[ClientId, U], dict[ClientId, U]]:
+    """Return the first and the second half of a group."""
+    items = sorted(group.items())
+    return dict(items[: len(items) // 2]), dict(items[len(items) // 2 :])
 
 
 def _tried(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,12 +13,14 @@ import torch
 
 from replayfleet.aggregator.aggregation import RoundResult
 from replayfleet.aggregator.publisher import Publisher
+from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import fedgp_records
 from replayfleet.federation.methods.fedavg import FedAvg
-from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.screening import candidate_of, screen
 from replayfleet.federation.service import artefact_codec
+from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, Probe
 from tests.support.pills import DEPLOYED, PILLS, VARIED, Blobs, EagerExporter, fleet, pills_of, scaled
 from tests.support.virtual_device import NAME, virtual_device
 
@@ -129,3 +131,35 @@ def test_what_all_clients_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(artefact_codec, "encode_parameters", lambda each: encoded.append(each) or real(each))
     fleet("fedavg").aggregate(uploads)
     assert len(encoded) == 1
+
+
+class Fussy(EagerExporter):
+    """A gate that may refuse whatever comes, as of a model that broke among the pictures of another processor."""
+
+    refuses = False
+
+    def graphs(self) -> Mapping[str, bytes]:
+        return {TASK_GRAPH: b"a graph"}
+
+    def use(self, graphs: Mapping[str, bytes]) -> None:
+        assert graphs
+
+    def probe(self, parameters: Parameters) -> Probe:
+        if self.refuses:
+            raise ArtefactRejected(Reason.NOT_FINITE, "answers aren't finite")
+        return super().probe(parameters)
+
+
+def test_a_model_in_the_state_that_nobody_can_serve_ends_no_later_round() -> None:
+    fussy, honest = Fussy(), fleet("pfedgrp").uploads
+    aggregation, manifests = fleet("pfedgrp").prepared({**honest, "zz": scaled(1e4)(honest["cam-1"])}, exporter=fussy)
+    absurd = {"zz": msgspec.structs.replace(manifests.pop("zz"), round=1)}
+    former = {client: aggregation.download_for(client, 0, None) for client in [*manifests, "zz"]}
+    first = aggregation.run(0, manifests, None, former)
+    fussy.refuses = True
+    second = aggregation.run(1, absurd, first.state, {**former, **first.drafts})
+    assert list(second.quarantined) == ["zz"]
+    assert "the former one stays" in second.kept["zz"]
+    draft, served = second.drafts["zz"], {entry.name: entry.digest for entry in former["zz"].blobs}["personalised"]
+    assert (draft.round, {entry.name: entry.digest for entry in draft.blobs}["personalised"]) == (2, served)
+    assert second.state == first.state
