@@ -147,6 +147,13 @@ def only(part: str, factor: float) -> Pill:
     return lambda artefacts: changed(artefacts, lambda name, key, t: t * factor if part in f"{name} {key}" else t)
 
 
+def shifted(part: str, by: float) -> Pill:
+    """Add to the vectors whose set and name hold ``part``."""
+    return lambda artefacts: changed(
+        artefacts, lambda name, key, t: t + by if t.ndim == 1 and part in f"{name} {key}" else t
+    )
+
+
 def diverged(artefacts: Artefacts) -> Artefacts:
     """An honest client whose training ran away: every weight is noise of ten times its size."""
     rng = torch.Generator().manual_seed(9)
@@ -199,6 +206,7 @@ PILLS: dict[str, Pill] = {
     "2^40 samples": counted(2**40),
     "negative variances": only("running_var", -1.0),
     "huge BatchNorm buffers": only("running_mean", 1e5),
+    "dead channels": shifted("bias", -40.0),
     "a negative counter": ticked(-1),
     "2^62 in a counter": ticked(1 << 62),
     "head times 30": only("task head", 30.0),

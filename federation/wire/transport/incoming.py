@@ -210,12 +210,13 @@ class Incoming:
         events: list[Event] = []
         for peer, current in list(self._open.items()):
             silent_s = now - current.receiving.heard_at
+            stuck_s = now - current.receiving.progressed_at  # what all get may come again and again for somebody else
             if current.arrived or self._open.get(peer) is not current:
                 continue
             if current.fetching is not None:
                 events += self._guarded(peer, lambda p=peer, c=current: self._fetched(p, c, now))  # type: ignore[misc]
                 continue
-            if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and silent_s >= SHARED_PATIENCE_S):
+            if silent_s >= self._limits.give_up_s or (peer == EVERYBODY and stuck_s >= SHARED_PATIENCE_S):
                 events += self._give_up(peer, current, silent_s, now)
             elif current.unpacked:
                 events += self._guarded(peer, lambda p=peer, c=current: self._settle(p, c, now))  # type: ignore[misc]
@@ -248,7 +249,7 @@ class Incoming:
         held = {part.digest for part in offer.parts if self._store.has(part.digest)}
         part = self._store.parts / _part_name(peer, offer)
         receiving = Receiving(offer, part, held, credit=self._credit, now=now)
-        receiving.progressed_at = since
+        receiving.progressed_at = now if peer == EVERYBODY else since
         current = self._open[peer] = _Incoming(offer, receiving)
         if receiving.complete:
             return self._settle(peer, current, now)

@@ -38,6 +38,7 @@ class _Receiver:
     advanced_at: float = 0.0
     answered: int = 0
     concluded: bool = False
+    best: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,11 @@ class Sending:
         next_missing = min(progress.next_missing, self.num_blocks)
         gaps = [range(first, min(last, self._cursor - 1) + 1) for first, last in progress.missing]
         num_gaps = sum(map(len, gaps))
-        if (next_missing, num_gaps) != (receiver.next_missing, receiver.num_gaps):
+        there = (next_missing, -num_gaps)
+        changed = there != (receiver.next_missing, -receiver.num_gaps)
+        if there > receiver.best if self._shared else changed:  # who goes back and forth sets nobody's pace
             self._advance(receiver, now)
+        receiver.best = max(receiver.best, there)
         receiver.next_missing, receiver.num_gaps, receiver.credit = next_missing, num_gaps, max(progress.credit, 1)
         if receiver.answered < self._num_offers - 1:
             receiver.answered = self._num_offers - 1
@@ -139,8 +143,8 @@ class Sending:
     def _take(self, now: float) -> Iterator[int]:
         if self._asks and not self._receivers:
             return
-        credits_ = [receiver.credit for receiver in self._receivers.values() if not receiver.concluded]
-        limit = min(self._floor(now) + min([self._credit, *credits_]), self.num_blocks)
+        floor, credit = self._pace(now)
+        limit = min(floor + credit, self.num_blocks)
         resent = sorted(index for index in self._lost if index < limit) if self._lost else []
         self._lost.difference_update(resent)
         fresh = range(self._cursor, max(limit, self._cursor))
@@ -161,14 +165,16 @@ class Sending:
         done = bool(known) and all(receiver.concluded for receiver in known)
         return self._shared and (done or self._num_offers >= MAX_SHARED_OFFERS)
 
-    def _floor(self, now: float) -> int:
+    def _pace(self, now: float) -> tuple[int, int]:
+        """Return what all who set the pace have, and how many blocks beyond may travel."""
         waiting = [receiver for receiver in self._receivers.values() if not receiver.concluded]
         if not waiting:
-            return 0
-        if not self._shared:
-            return waiting[0].next_missing
-        brisk = [receiver.next_missing for receiver in waiting if now - receiver.advanced_at < LAGGARD_S]
-        return min(brisk) if brisk else max(receiver.next_missing for receiver in waiting)
+            return 0, self._credit
+        brisk = [receiver for receiver in waiting if not self._shared or now - receiver.advanced_at < LAGGARD_S]
+        credit = min([self._credit, *(receiver.credit for receiver in brisk or waiting)])
+        if not brisk:
+            return max(receiver.next_missing for receiver in waiting), credit
+        return min(receiver.next_missing for receiver in brisk), credit
 
 
 class Bundle:

@@ -109,6 +109,18 @@ def test_the_slowest_brisk_receiver_sets_the_pace_of_a_shared_transfer() -> None
     assert sending.step(0.1 + LAGGARD_S).blocks == list(range(10, 18))
 
 
+def test_a_receiver_that_goes_back_and_forth_holds_no_other_up() -> None:
+    sending = Sending(200, credit=8, now=0.0, shared=True)
+    sending.step(0.0)
+    honest, now = 8, 0.1
+    while honest < 200 and now < 60.0:
+        sending.on_progress("honest", progress(honest), now)
+        sending.on_progress("zz", progress(0, *([(0, 0)] if int(2 * now) % 2 else []), credit=1), now)
+        honest = max([honest, *(index + 1 for index in sending.step(now).blocks)])
+        now += 0.25
+    assert now < 20.0, "one second for a receiver that says nothing better, then it no longer counts"
+
+
 def test_the_id_of_a_transfer_depends_on_what_travels_between_whom_and_not_on_the_attempt() -> None:
     def transfer_id(digest: str = "ab" * 32, size: int = 5, client: str = "cam-1", version: int = 1) -> str:
         manifest = Manifest("up", "street", client, version, version, ())
