@@ -451,6 +451,7 @@ class AggregatorStore:
         row = self._db.execute("SELECT version FROM clients WHERE client = ?", (client_id,)).fetchone()
         if row is None or client_id in self.members():
             return
+        self._newest.pop(client_id, None)
         with transaction(self._db):
             self._db.execute("DELETE FROM clients WHERE client = ?", (client_id,))
             self.versions.forget(client_id)

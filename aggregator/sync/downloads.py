@@ -87,6 +87,8 @@ class DownloadDesk:
     def forget(self, client_id: str) -> None:
         """A newcomer never confirmed anything: keep nothing of it."""
         self.hold_back(client_id)
+        self._rolled_back.pop(client_id, None)
+        self._parts.releases.forget(client_id)
         self._parts.store.forget(client_id)
 
     def _catch_up(self, client_id: str) -> None:

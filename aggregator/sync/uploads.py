@@ -26,6 +26,8 @@ class UploadDesk:
         self._rounds = rounds
         self.marks = {client: held.mark for client, held in parts.store.uploads(rounds.index).items()}
         """Of each upload that counts for the round, by client; announced, so that each client finds its own."""
+        self.litter_bytes = 0
+        """Of blobs that came with uploads which were refused afterwards, since the last collection."""
 
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
@@ -61,6 +63,7 @@ class UploadDesk:
         try:
             facts = self._accept_or_wait(event)
         except UploadRejected as rejected:
+            self.litter_bytes += 1 + sum(entry.size_bytes for entry in manifest.blobs)
             detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
             reason = rejected.reason.value
             parts.courier.conclude(

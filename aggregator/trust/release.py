@@ -86,6 +86,10 @@ class Releases:
             self._given[plain.client_id] = before
         return msgspec.structs.replace(plain, release=before[2])
 
+    def forget(self, client_id: str) -> None:
+        """Keep nothing of a client."""
+        self._given.pop(client_id, None)
+
     def _release(self, plain: Manifest, now_us: int) -> Release:
         version = plain.version + 1
         until_s = now_us // 1_000_000 + EXPIRES_S

@@ -251,6 +251,7 @@ class DownloadDesk:
                 self._serve(event, agreed, None)
                 return
             self._finish(event.transfer_id, manifest)
+            self._collect_due = True
             # What is no fault of the download passes: a disk that is full, a process that can't be started.
             refused = error if isinstance(error, ArtefactRejected) else ArtefactRejected(Reason.BUSY, str(error))
             self.problem = str(refused)

@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
 from replayfleet.federation.wire.protocol.limits import check_digest
 from replayfleet.federation.wire.protocol.messages import Encoding
-from replayfleet.federation.wire.protocol.packed import pack
-from replayfleet.federation.wire.protocol.tensors import compress, digest
+from replayfleet.federation.wire.protocol.packed import pack, unpack
+from replayfleet.federation.wire.protocol.tensors import compress, decompress, digest
 
 _WHOLE: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd")
 _BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -59,6 +59,7 @@ class DiskBlobStore:
         for directory in (self.parts, self._encoded, self._temporary):
             directory.mkdir(parents=True, exist_ok=True)
         self._trusted: dict[str, tuple[int, ...]] = {}  # digest -> what its file looked like when it was verified
+        self._sound: dict[str, dict[Path, tuple[int, ...]]] = {}  # digest -> files that a peer doubted in vain
         _remove_older(self._temporary, _STALE_TEMPORARY_S)
         _remove_older(self.parts, _STALE_AFTER_S)
 
@@ -138,6 +139,7 @@ class DiskBlobStore:
             if path.name not in keep:
                 path.unlink(missing_ok=True)
                 self._trusted.pop(path.name, None)
+                self._sound.pop(path.name, None)
                 removed += 1
         return removed
 
@@ -193,12 +195,35 @@ class DiskBlobStore:
         return self._describe(digest, encoding)
 
     def distrust(self, digest: str) -> None:
-        """A peer says that our bytes don't verify: forget the encoded copy, and the blob if it is damaged."""
-        for file in self._encoded.glob(f"{digest}.*"):
-            file.unlink(missing_ok=True)
+        """A peer says that our bytes don't verify: look at blob and encoded copies again, and drop what is damaged.
+
+        What is sound stays, for others may be reading it; whoever says so of the same files again costs nothing.
+        """
+        looks = {file: _look(file) for file in self._encoded.glob(f"{digest}.*")}
+        with contextlib.suppress(FileNotFoundError):
+            looks[self.path(digest)] = _look(self.path(digest))
+        if self._sound.get(digest) == looks:
+            return
         self._trusted.pop(digest, None)
+        data = None
         with contextlib.suppress(KeyError, ArtefactRejected):
-            self.read(digest)
+            data = self.read(digest)
+        for file in looks.keys() - {self.path(digest)}:
+            if data is None or not self._decodes(file, data):
+                file.unlink(missing_ok=True)
+                looks.pop(file)
+        self._sound[digest] = looks
+
+    def _decodes(self, file: Path, data: bytes) -> bool:
+        """Whether an encoded copy gives a blob's bytes again; of one that travels raw there is nothing but a name."""
+        words = file.name.split(".")[1:]
+        with contextlib.suppress(KeyError, ArtefactRejected, ReplayfleetError, ValueError, OSError):
+            if words[-1] == "raw":
+                return True
+            if words[-1] == "packed":
+                return unpack(file.read_bytes(), self.read(words[0]) if len(words) > 1 else None, len(data)) == data
+            return bytes(decompress(words[-1], file.read_bytes(), len(data))) == data
+        return False
 
     def _describe(self, digest: str, encoding: Encoding) -> EncodedBlob:
         path = self.path(digest) if encoding == "raw" else self._encoded / f"{digest}.{encoding}"

@@ -16,7 +16,7 @@ import pytest
 
 from replayfleet.aggregator.admission import Caps, Gate
 from replayfleet.aggregator.aggregation import RoundResult
-from replayfleet.aggregator.coordinator import Coordinator
+from replayfleet.aggregator.coordinator import LITTER_S, MAX_LITTER_BYTES, Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -212,7 +212,7 @@ class Desk:
             wishes=Wishes(self.presence),
             announce=self.announced.append,
             leadership=self.leadership,
-            releases=cast("Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest)),
+            releases=cast("Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)),
             ring=cast("Any", SimpleNamespace(keep=lambda client: None)),
             wall_clock=lambda: 0.0,
         )
@@ -734,3 +734,20 @@ def test_after_a_restart_a_client_that_was_not_heard_yet_is_taken_to_want_what_i
     desk = desk.restarted()  # the round was closed, and is aggregated before anybody speaks
     desk.jobs.run(3.0)
     assert {client: precision(desk.store.download(client)) for client in "ab"} == {"a": "fp16", "b": "fp32"}
+
+
+def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
+    desk.online("a", "b")
+    desk.coordinator.tick(1.0)
+    before = len(desk.collected)
+    manifest = Manifest("up", "street", "a", 7, 1, (BlobEntry("task", "0" * 64, 9),), encode_facts({}))
+    desk.hears(Arrived("a", "0" * 32, manifest, 9), now=2.0)
+    assert desk.courier.verdicts[-1] == ("a", False)
+    desk.coordinator.tick(3.0)
+    assert len(desk.collected) == before, "a client that is refused again and again costs no look at the disk each time"
+    desk.coordinator.tick(2.0 + LITTER_S)
+    assert len(desk.collected) == before + 1
+    huge = msgspec.structs.replace(manifest, blobs=(BlobEntry("task", "0" * 64, MAX_LITTER_BYTES),))
+    desk.hears(Arrived("a", "0" * 32, huge, 9), now=13.0)
+    desk.coordinator.tick(13.1)
+    assert len(desk.collected) == before + 2

@@ -132,13 +132,15 @@ def test_a_complete_part_file_becomes_the_blob_without_a_copy(tmp_path: Path) ->
     assert store.read(digest(b"blob")) == b"blob"
 
 
-def test_a_distrusted_blob_is_checked_and_encoded_again(tmp_path: Path) -> None:
+def test_of_a_doubted_blob_only_what_is_damaged_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskBlobStore(tmp_path)
-    sound, damaged = store.put(floats()), store.put(floats(60_000))
-    spooled = store.encoded(sound).path
+    sound, spoiled, damaged = (store.put(floats(count)) for count in (50_000, 60_000, 70_000))
+    spooled = [store.encoded(name).path for name in (sound, spoiled, damaged)]
+    spooled[1].write_bytes(b"x")
     store.path(damaged).write_bytes(b"x")
+    for name in (sound, spoiled, damaged):
+        store.distrust(name)
+    assert [store.has(name) for name in (sound, spoiled, damaged)] == [True, True, False]
+    assert [path.exists() for path in spooled] == [True, False, False], "others may be reading what is sound"
+    monkeypatch.setattr(store, "read", lambda name: pytest.fail("looked at twice"))
     store.distrust(sound)
-    store.distrust(damaged)
-    assert store.has(sound)
-    assert not spooled.exists()
-    assert not store.has(damaged)
