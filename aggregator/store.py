@@ -393,8 +393,11 @@ class AggregatorStore:
         return tuple(client for (client,) in self._db.execute("SELECT client FROM clients ORDER BY client"))
 
     def places(self) -> frozenset[str]:
-        """Clients that count for ``Caps.max_clients``: those of ``clients`` that nobody has revoked."""
-        return frozenset(self.clients()) - self.roll.revoked()
+        """Clients that count for ``Caps.max_clients``, and who has a place whatever their number.
+
+        Those of ``clients`` that nobody has revoked; in a fleet that enrols whoever is enrolled, and nobody else.
+        """
+        return self.roll.enrolled() or frozenset(self.clients()) - self.roll.revoked()
 
     def members(self) -> frozenset[str]:
         """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""

@@ -131,6 +131,11 @@ class Roll:
         """Who takes no part, sorted; as of the last ``refresh``."""
         return tuple(client for client, standing in self.standings.items() if standing.exclusion is not None)
 
+    def enrolled(self) -> frozenset[str]:
+        """Clients that an operator enrolled and hasn't revoked; as of the last ``refresh``."""
+        found = self.standings.values()
+        return frozenset(one.client for one in found if one.enrolled_at and one.revoked_at is None and one.is_client)
+
     def revoked(self) -> frozenset[str]:
         """Whose certificates count no more; as of the last ``refresh``."""
         return frozenset(client for client, standing in self.standings.items() if standing.revoked_at is not None)

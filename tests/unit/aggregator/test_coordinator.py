@@ -305,13 +305,17 @@ def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
     table = Members(desk.folder)
     table.enrol("a", Issued(1, 0.0, 9e9, 9e9), 1.0)
     table.revoke("a", 2.0)
-    table.close()
     desk.coordinator.tick(3.0)
     desk.online("d", now=3.0)
     desk.online("e", now=3.0)
     assert [client for client, *_ in desk.offered()] == ["a", "b", "c", "d"]
     desk.upload("d", now=4.0)
     assert ("d", True) in desk.courier.verdicts
+    table.enrol("e", Issued(2, 0.0, 9e9, 9e9), 5.0)
+    table.close()
+    desk.coordinator.tick(6.0)
+    desk.online("e", now=6.0, sequence=2)
+    assert desk.offered()[-1][0] == "e", "who is enrolled has a place, however many made-up ones were there before"
 
 
 def test_a_deadline_with_too_few_uploads_extends_the_round_and_those_who_refused_get_another_version(
