@@ -36,7 +36,7 @@ from replayfleet.federation.methods.steps.memory import (
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, nearest, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
-from replayfleet.federation.methods.steps.sub_generators.gaussian import tells_more
+from replayfleet.federation.methods.steps.sub_generators.gaussian import num_met, tells_more
 from replayfleet.federation.methods.steps.sub_generators.kinds import Mixture, SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
@@ -244,8 +244,14 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         stray = sorted(upload.sub_generators.keys() - upload.seen.keys() - {packing.ALL_CLASSES})
         if stray:
             raise ValueError(f"class {stray[0]} has a sub-generator but no samples were seen of it")
-        for parameters in upload.sub_generators.values():
-            self.sub_generator_kind().check(parameters)
+        kind = self.sub_generator_kind()
+        for class_id, parameters in upload.sub_generators.items():
+            kind.check(parameters)
+            if isinstance(kind, Mixture):
+                # a donor's count as much as one's own
+                most = upload.seen[class_id] * (2 if self.warm_start else 1) + kind.spec.num_components
+                if num_met(parameters) > most:
+                    raise ValueError(f"the mixture of class {class_id} met {num_met(parameters)} images, of {most}")
         self._check_privacy(upload)
 
     def _check_privacy(self, upload: grp.Upload) -> None:

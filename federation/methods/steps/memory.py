@@ -31,6 +31,7 @@ from replayfleet.federation.methods.steps.replay import (
     generation_scale,
     recognised_share,
 )
+from replayfleet.federation.methods.steps.sub_generators.gaussian import counted_as
 from replayfleet.federation.methods.steps.sub_generators.grouped_gan import SubGeneratorJob, train_sub_generators
 from replayfleet.federation.methods.steps.sub_generators.kinds import Ddpm, Mixture, SubGeneratorKind, WganGp
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import SubGenerator
@@ -406,11 +407,12 @@ def retrainings(
             share = recognised_share(sampler(known.generator), class_id, judge, own_rng, settings.gate_samples)
             if share >= settings.gate_threshold:
                 continue
+        images = mixed.real.images[mixed.real.labels == class_id]
         start = known or kind.new(own_rng)
         if known is None and class_id in donors:
-            start = replace(start, generator=donors[class_id])
+            donor = donors[class_id]
+            start = replace(start, generator=counted_as(donor, len(images)) if isinstance(kind, Mixture) else donor)
         epochs = _epochs(settings, first=known is None and class_id not in donors)
-        images = mixed.real.images[mixed.real.labels == class_id]
         drifted[class_id] = Retraining(
             start.on(images.device), images, epochs, own_rng, share, can_wait=known is not None
         )

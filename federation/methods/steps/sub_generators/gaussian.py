@@ -165,6 +165,22 @@ def _overall(mixture: Parameters) -> tuple[int, Tensor, float]:
     return int(mixture["num_samples"].sum()), mean, float(shares @ spread)
 
 
+def counted_as(mixture: Parameters, most: int) -> dict[str, Tensor]:
+    """Return a mixture whose images count for about ``most`` at most, and each component that has any for one at least.
+
+    However many images somebody else says that it met, one's own then count as much.
+    """
+    counts = mixture["num_samples"]
+    share = min(1.0, most / max(1, int(counts.sum())))
+    fewer = (counts.to(torch.float64) * share).to(torch.int64).clamp(min=1)
+    return {**mixture, "num_samples": torch.where(counts > 0, fewer, counts)}
+
+
+def num_met(mixture: Parameters) -> int:
+    """Return how many images a mixture has met."""
+    return int(mixture["num_samples"].sum())
+
+
 def check_mixture(parameters: Parameters) -> None:
     """Raise ValueError for counts that no images give; values of any size are clipped as they are drawn."""
     counts = [int(count) for count in parameters["num_samples"]]

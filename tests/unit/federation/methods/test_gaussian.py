@@ -12,6 +12,7 @@ from replayfleet.federation.methods.pfedgrp_records import Upload
 from replayfleet.federation.methods.steps.memory import kind_of
 from replayfleet.federation.methods.steps.sub_generators.gaussian import (
     components_of,
+    counted_as,
     learned,
     merged,
     moments_of,
@@ -146,6 +147,16 @@ def test_it_tells_more_with_many_more_images_or_other_ones(spec: MixtureSpec) ->
     assert tells_more(held.generator, new_mixture(spec).generator, 3.0), "who holds an empty one knows nothing"
 
 
+def test_ones_own_images_count_as_much_as_all_that_somebody_else_claims_to_have_met() -> None:
+    theirs = learned(FOUR, new_mixture(FOUR), of_rank(5, 100), rng()).generator
+    boasting = {**theirs, "num_samples": theirs["num_samples"] * 2**33}
+    lent = counted_as(boasting, 40)
+    assert 36 <= int(lent["num_samples"].sum()) <= 44
+    own = learned(FOUR, SubGenerator(lent, {}), of_rank(5, 40, seed=3) - 1.0, rng())
+    assert drawn(FOUR, own).mean() < of_rank(5, 100).mean() - 0.3
+    assert counted_as(theirs, 200)["num_samples"].sum() == 100
+
+
 def test_no_image_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one image"):
         learned(ONE, new_mixture(ONE), of_rank(2, 0), rng())
@@ -168,10 +179,12 @@ def test_pooled_mixtures_of_nobody_draw_nothing_and_the_empty_ones_count_nothing
 def test_an_upload_whose_counts_no_images_give_is_refused(counts: list[int]) -> None:
     own = learned(ONE, new_mixture(ONE), of_rank(5), rng()).generator
     broken = {**own, "num_samples": torch.tensor(counts)}
-    upload = Upload(task_parameters={}, sub_generators={0: broken}, seen={0: 3}, num_samples=3)
+    upload = Upload(task_parameters={}, sub_generators={0: broken}, seen={0: 40}, num_samples=3)
     with pytest.raises(ValueError, match="expected none below 0"):
         method(ONE).check_upload(upload)
     method(ONE).check_upload(replace(upload, sub_generators={0: own}))
+    with pytest.raises(ValueError, match="class 0 met 40 images, of 4"):
+        method(ONE).check_upload(replace(upload, sub_generators={0: own}, seen={0: 3}))
 
 
 @pytest.mark.parametrize("value", [6e4, -6e4])
