@@ -151,6 +151,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
         if self.dp_noise_multiplier:
             privacy.require_opacus()
         spent = download.privacy.histories if download.privacy else {}
+        given = (*download.donors.items(), *download.sub_generators.items())
+        self._check_given([(c, one) for c, one in given if c not in state.sub_generators])
         state = state.recovered_from(download.sub_generators, download.seen, spent)
         judge = judge_with(self.task, download.personalised)
         mixed = with_replay(self, state, data, judge, split_generator(rng), sampler)
@@ -253,6 +255,17 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
                 if num_met(parameters) > most:
                     raise ValueError(f"the mixture of class {class_id} met {num_met(parameters)} images, of {most}")
         self._check_privacy(upload)
+
+    def _check_given(self, sub_generators: Sequence[tuple[int, Parameters]]) -> None:
+        """Raise ValueError for sub-generators that none of this method's are: what enters the memory stays there."""
+        kind = self.sub_generator_kind()
+        expected = {name: (one.shape, one.dtype) for name, one in kind.layout().items()} if sub_generators else {}
+        for class_id, parameters in sub_generators:
+            if not self.holds(class_id) or {n: (t.shape, t.dtype) for n, t in parameters.items()} != expected:
+                raise ValueError(f"the download's sub-generator of class {class_id} is none of this fleet's")
+            if not all(bool(one.isfinite().all()) for one in parameters.values()):
+                raise ValueError(f"the download's sub-generator of class {class_id} holds numbers that aren't finite")
+            kind.check(parameters)
 
     def _check_privacy(self, upload: grp.Upload) -> None:
         """Raise ValueError unless a fleet with DP-SGD hears what every sub-generator cost, and one without nothing."""

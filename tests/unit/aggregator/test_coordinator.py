@@ -212,7 +212,9 @@ class Desk:
             wishes=Wishes(self.presence),
             announce=self.announced.append,
             leadership=self.leadership,
-            releases=cast("Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)),
+            releases=cast(
+                "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
+            ),
             ring=cast("Any", SimpleNamespace(keep=lambda client: None)),
             wall_clock=lambda: 0.0,
         )

@@ -110,6 +110,19 @@ def test_a_client_that_lost_its_disk_gets_its_sub_generators_and_counts_back(
     )
 
 
+def test_nothing_enters_a_clients_memory_that_it_could_not_draw_from(
+    first_round: tuple[Download, ClientState, Upload],
+) -> None:
+    initial, state, _ = first_round
+    own = state.sub_generators[0].generator
+    for broken in ({}, {"x": torch.zeros(2)}, {n: t / 0 if t.is_floating_point() else t for n, t in own.items()}):
+        planted = replace(initial, sub_generators={0: broken}, seen={0: 1})
+        with pytest.raises(ValueError, match="sub-generator of class 0"):
+            TINY.local_round(ClientState(), toy_data({2: 10}), planted, seeded_generator(0, 1, "a"), sampler=SAMPLER)
+    kept = replace(initial, sub_generators={0: {}}, seen={0: 1})
+    TINY.local_round(state, toy_data({2: 10}), kept, seeded_generator(0, 1, "a"), sampler=SAMPLER)
+
+
 def test_a_client_never_heard_of_starts_from_the_average(first_round: tuple[Download, ClientState, Upload]) -> None:
     initial, _, upload = first_round
     assert TINY.download_for(AggregatorState(), "new", initial) is initial
