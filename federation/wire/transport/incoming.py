@@ -110,6 +110,7 @@ class Incoming:
         self._credit = credit
         self._limits = limits
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._fetches: dict[str, Future[None]] = {}
         self._open: dict[str, _Incoming] = {}
         self._waiting: OrderedDict[str, Offer] = OrderedDict()
         self._concluded: OrderedDict[tuple[str, str, int, int], Verdict] = OrderedDict()
@@ -197,6 +198,9 @@ class Incoming:
         current = self._open.get(peer)
         if current is not None and current.offer.transfer_id == transfer_id:
             self._drop(peer)
+        pending = self._pending.get(peer)
+        if pending is not None and pending.offer.transfer_id == transfer_id:
+            del self._pending[peer]
         self._waiting.pop(peer, None)
         verdict = self._verdict(transfer_id, manifest, accepted, reason, detail)
         if reason not in TRANSIENT:
@@ -256,10 +260,13 @@ class Incoming:
         events: list[Event] = []
         for index, payload in early.items():
             events += self._take(peer, current, index, payload, now, quiet=True)
-        if offer.stored and self._claims is not None and self._claims.usable and not receiving.complete:
+        fetches = self._fetches.get(peer)
+        idle = fetches is None or fetches.done()  # who replaces a bundle again and again has one fetched at a time
+        if offer.stored and self._claims is not None and self._claims.usable and not receiving.complete and idle:
             size = sum(part.encoded_bytes for part in offer.parts)
             current.fetching = self._claims.fetch(offer.transfer_id, _claimed(receiving), size)
             current.fetched_by = now + FETCH_S
+            self._fetches[peer] = current.fetching
         if not receiving.complete:
             self._report(peer, current, now)
         return events
@@ -282,6 +289,7 @@ class Incoming:
         """Another bundle of the manifest that we already accepted: the answer to a ``Want``."""
         if current.arrived:
             return []
+        _let_fetch_go(current)
         current.receiving.discard()
         carried = current.bytes_on_wire
         since = current.receiving.progressed_at
@@ -423,7 +431,9 @@ class Incoming:
         return max(1, min(self._credit, blocks))
 
     def _drop(self, peer: str, *, keep_part: bool = False) -> None:
-        receiving = self._open.pop(peer).receiving
+        current = self._open.pop(peer)
+        _let_fetch_go(current)
+        receiving = current.receiving
         receiving.close() if keep_part else receiving.discard()
 
 
@@ -433,6 +443,14 @@ def _key(peer: str, manifest: Manifest, transfer_id: str) -> tuple[str, str, int
 
 def _file_stem(peer: str) -> str:
     return "+everybody" if peer == EVERYBODY else peer
+
+
+def _let_fetch_go(current: _Incoming) -> None:
+    """Have what is being fetched removed as soon as it is there, for nobody will take it over."""
+    target, fetching = _claimed(current.receiving), current.fetching
+    if fetching is not None:
+        current.fetching = None
+        fetching.add_done_callback(lambda _: target.unlink(missing_ok=True))
 
 
 def _claimed(receiving: Receiving) -> Path:

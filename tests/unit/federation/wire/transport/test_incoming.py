@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from replayfleet.federation.errors import Reason
@@ -19,10 +22,23 @@ DATA, OTHER = blob(1, 2500), blob(2, 900)
 LIMITS = TransferLimits(max_bundle_bytes=4000, max_blob_bytes=3000, max_open=2, max_waiting=0, give_up_s=60.0)
 
 
+class Claims:
+    """A store that takes its time."""
+
+    usable = True
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Future[None], Path]] = []
+
+    def fetch(self, _transfer_id: str, target: Path, _size_bytes: int) -> Future[None]:
+        self.begun.append((Future(), target))
+        return self.begun[-1][0]
+
+
 class End:
     """An aggregator's receiving half, and all that it said."""
 
-    def __init__(self, folder: Path, limits: TransferLimits = LIMITS) -> None:
+    def __init__(self, folder: Path, limits: TransferLimits = LIMITS, claims: Claims | None = None) -> None:
         self.said: list[tuple[str, Message]] = []
         self.counters: Counter[str] = Counter()
         self.store = DiskBlobStore(folder)
@@ -33,6 +49,7 @@ class End:
             self.store,
             credit=8,
             limits=limits,
+            claims=cast("Any", claims),
         )
 
     def last(self) -> Message:
@@ -205,3 +222,24 @@ def test_who_brought_blocks_keeps_its_place_for_five_seconds_and_what_arrived_fo
     assert end.verdict().reason == "busy"
     assert [event.peer for event in end.incoming.accept("cam-1", offer, 1.0 + IDLE_S)] == ["slow-1"]
     assert len(list(end.store.parts.glob("slow-1.*"))) == 1
+
+
+def test_bundles_that_are_replaced_while_they_are_fetched_leave_nothing_and_come_one_at_a_time(tmp_path: Path) -> None:
+    claims = Claims()
+    end = End(tmp_path, claims=claims)
+    offers = [msgspec.structs.replace(offer_of(DATA), transfer_id=f"{place:032x}", stored=True) for place in range(20)]
+    end.incoming.accept("cam-1", offers[0], 0.0)
+    for offer in offers[1:]:
+        end.incoming.on_offer("cam-1", offer, 1.0)
+    ((fetch, target),) = claims.begun
+    target.write_bytes(DATA)
+    fetch.set_result(None)
+    assert not target.exists()
+
+
+def test_a_verdict_ends_what_was_kept_for_its_offer(end: End) -> None:
+    offer = offer_of(DATA)
+    end.incoming.on_offer("cam-1", offer, 0.0)
+    end.blocks(offer, DATA)
+    end.incoming.conclude("cam-1", offer.manifest, offer.transfer_id, accepted=True, reason="", detail="")
+    assert not end.incoming._pending
