@@ -15,7 +15,7 @@ from replayfleet.edge_client.learning.training.job import (
     TrainFailed,
     TrainJob,
 )
-from replayfleet.edge_client.state_store import SentAway, TrainingCommit, goes_on_under
+from replayfleet.edge_client.state_store import SentAway, TrainingCommit
 from replayfleet.edge_client.sync.choices import ChoiceDesk
 from replayfleet.edge_client.sync.download import serves_best
 from replayfleet.edge_client.sync.downloads import Agreement, DownloadDesk, agreement
@@ -293,8 +293,8 @@ class Client:
         commit = self._parts.records.training()
         ours = commit is not None and commit.spec_digest == agreed.digest
         self._trained = _place_of(commit) if commit is not None and ours else NOWHERE
-        remembered = commit is not None and goes_on_under(agreed.spec, commit.spec_digest)
-        self.privacy = commit.privacy if commit is not None and remembered else ""
+        remembered = self._parts.records.remembered(agreed.spec)
+        self.privacy = "" if remembered is None else remembered.privacy
         self._abandoned = NOWHERE
         if source is not None and (more_classes or source is not self.source):
             self.source = source

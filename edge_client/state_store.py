@@ -1,6 +1,7 @@
 """What a client keeps on disk besides blobs: small records, each replaced atomically and checked by digest.
 
 ``training``: the latest committed local round: the method's state after it and the upload it made.
+``aside``: the last rounds under other agreements: whoever changes a fleet's, by mistake or not, takes no memory away.
 ``verdict``: what became of that upload; without it the upload is still pending.
 ``held`` and ``previous``: the download that is served, and the one before it that was confirmed.
 ``probation``: while the one that is served hasn't been confirmed; ``rolled-back``: the last one that was sent away.
@@ -32,6 +33,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 DEATHS_ON_PROBATION = 2
 """Of clients; after so many the model is held to be the cause."""
+
+MAX_ASIDE = 2
+"""Memories of former agreements; the oldest stay, so that nobody can push one out by making up new ones."""
 
 _DIGEST_BYTES = 32
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -74,6 +78,12 @@ class TrainingCommit(msgspec.Struct, frozen=True):
     def privacy(self) -> str:
         """What the client's sub-generators cost, for people; empty without differential privacy."""
         return "" if self.epsilon is None else f"epsilon {self.epsilon:.3g} at delta {self.delta or 0.0:g}"
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """The last rounds under agreements that the fleet has left, oldest first."""
+
+    commits: tuple[TrainingCommit, ...] = ()
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -218,9 +228,29 @@ class StateStore:
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def commit_training(self, commit: TrainingCommit) -> None:
-        """Make a finished round durable; its blobs must be already."""
+    def commit_training(self, commit: TrainingCommit, spec: FleetSpec | None = None) -> None:
+        """Make a finished round durable; its blobs must be already.
+
+        Args:
+            commit: the round.
+            spec: what it was trained under; a former round that means nothing under it is set aside.
+        """
+        before, aside = self.training(), self._aside()
+        others = tuple(one for one in aside if one.spec_digest != commit.spec_digest)
+        if before is not None and spec is not None and not goes_on_under(spec, before.spec_digest):
+            others = (*others, before)[:MAX_ASIDE]
+        if others != aside:
+            self._write("aside", Aside(others))  # first: a kill in between leaves what was remembered twice
         self._write("training", commit)
+
+    def remembered(self, spec: FleetSpec) -> TrainingCommit | None:
+        """The latest finished round whose state is good under ``spec``, of a former time if need be."""
+        known = [one for one in (self.training(), *self._aside()) if one is not None]
+        return next((one for one in known if goes_on_under(spec, one.spec_digest)), None)
+
+    def _aside(self) -> tuple[TrainingCommit, ...]:
+        found = self._read("aside", Aside)
+        return () if found is None else found.commits
 
     def training(self) -> TrainingCommit | None:
         """The latest finished round; None if there is none or its record is damaged."""
@@ -331,6 +361,7 @@ class StateStore:
         """Digests of all blobs that a record names; everything else may be collected while no job or transfer runs."""
         commit = self.training()
         entries = [*commit.state, *commit.upload] if commit is not None else []
+        entries += [entry for one in self._aside() for entry in one.state]
         for download in (self.held(), self.previous()):
             entries += download.served.blobs if download is not None else ()
         return {entry.digest for entry in entries}

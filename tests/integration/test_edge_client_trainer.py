@@ -352,11 +352,16 @@ def test_a_device_that_begins_to_keep_real_samples_says_so(tmp_path: Path) -> No
     assert run_job(job(tmp_path / "other", spec("fedavg"), 0)).note == ""
 
 
-def test_a_state_of_another_agreement_is_left_behind(tmp_path: Path) -> None:
+def test_a_state_of_another_agreement_is_kept_aside_until_that_comes_back(tmp_path: Path) -> None:
     run_job(job(tmp_path, spec("pfedgrp"), 0))
+    before = decode_facts(committed(tmp_path).state_facts)["seen"]
     done = run_job(job(tmp_path, spec("fedavg"), 0))
     assert "agreement changed" in done.note
     assert committed(tmp_path).spec_digest == spec_digest(spec("fedavg"))
+    DiskBlobStore(tmp_path / BLOBS).collect(StateStore(tmp_path).blobs_in_use())
+    assert run_job(job(tmp_path, spec("pfedgrp"), 1)).note == ""
+    after = decode_facts(committed(tmp_path).state_facts)["seen"]
+    assert sum(after.values()) > sum(before.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replayfleet.edge_client.learning.training.job import SUB_GENERATOR_GRAPH, AnyJob, read_round_data
-from replayfleet.edge_client.state_store import StateStore, goes_on_under
+from replayfleet.edge_client.state_store import StateStore
 from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.federation.service.artefact_codec import BlobFiles, open_artefacts
 from replayfleet.federation.wire.protocol.messages import FleetSpec
@@ -26,12 +26,11 @@ def samples_of(path: str) -> RoundData:
 
 def load_state(method: Any, records: StateStore, blobs: BlobFiles, spec: FleetSpec) -> tuple[Any, dict[str, Any], str]:
     """Return the client's state, what it owes, and what an operator should know: as committed, or a new client's."""
-    commit = records.training()
-    fresh = method.initial_states()[0]
+    commit, fresh = records.remembered(spec), method.initial_states()[0]
+    if commit is None and records.training() is not None:
+        return fresh, {}, "the fleet's agreement changed; the earlier state is kept aside, until that one comes back"
     if commit is None:
         return fresh, {}, f"method {method.name!r} keeps real samples on this device" if method.stores_data else ""
-    if not goes_on_under(spec, commit.spec_digest):
-        return fresh, {}, "the fleet's agreement changed, so the earlier state was left behind"
     from replayfleet.federation.methods.kit.travel import remainder_among
 
     try:

@@ -143,7 +143,8 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
             num_sub_generators_sent=len(sub_generators_among(type(upload), [blob.name for blob in sent.blobs])),
             epsilon=None if account is None else account.epsilon,
             delta=None if account is None else account.delta,
-        )
+        ),
+        job.spec,
     )
     speed = known.speed.mixed_with(paced.finish())
     with contextlib.suppress(OSError):  # the round is on disk, and that is what counts

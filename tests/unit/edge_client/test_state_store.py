@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from replayfleet.edge_client.state_store import HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
@@ -36,6 +37,25 @@ def test_an_upload_is_pending_until_its_own_version_is_settled(tmp_path: Path) -
     assert store.training() == commit(version=5)
     store.commit_training(commit(4, 6))
     assert store.pending() == commit(4, 6)
+
+
+def under(seed: int) -> tuple[FleetSpec, TrainingCommit]:
+    spec = msgspec.structs.replace(SPEC, run_seed=seed)
+    own = msgspec.structs.replace(commit(seed), spec_digest=spec_digest(spec), state=(blob("s", str(seed % 10)),))
+    return spec, own
+
+
+def test_whoever_changes_the_agreement_takes_no_memory_away(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    for seed in (7, 8, 7, 9, 10, 11):
+        store.commit_training(under(seed)[1], under(seed)[0])
+    for seed in (7, 8, 11):
+        assert store.remembered(under(seed)[0]) == under(seed)[1], "the earliest stay, and the newest"
+        assert {"7" * 64, "8" * 64, "1" * 64} <= StateStore(tmp_path).blobs_in_use()
+    assert store.remembered(under(10)[0]) is None, "who makes up more of them pushes none out"
+    store.commit_training(under(7)[1], under(7)[0])
+    assert store.training() == under(7)[1]
+    assert [one.round for one in store._aside()] == [8, 11]
 
 
 def test_records_survive_a_restart(tmp_path: Path) -> None:
