@@ -39,8 +39,8 @@ KEEP_FLOOR_EVERY_US = 60_000_000
 MAX_TIME_US = 190_000_000_000_000_000
 MAX_SPEAKERS = 8
 """Processes of one member whose last word on a topic is remembered."""
-MAX_REMEMBERED = 4096
-"""Topics on which somebody spoke; the longest silent is forgotten."""
+MAX_REMEMBERED = 16_384
+"""Topics on which somebody spoke, five of each member; the longest silent is forgotten. Some 700 bytes each."""
 
 
 class Kind(enum.IntEnum):
