@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
-from replayfleet.federation.methods.kit.travel import published
+from replayfleet.federation.methods.kit.travel import Rounded, published
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
     BlobFiles,
@@ -174,7 +174,8 @@ class Aggregation:
         result, culprits = settle(
             left,
             lambda some: self._attempt(round_index, some, before, former),
-            lambda some: self._attempt(round_index, some, before, _without(former, some)),
+            lambda some: self._rehearsed(round_index, some, before, _without(former, some)),
+            lambda some: self._rehearsed(round_index, some, before, former),
         )
         quarantined |= culprits
         if result is None:
@@ -231,18 +232,30 @@ class Aggregation:
         }
         return screen(candidates, self._answers, self._max_change)
 
-    def _attempt(
-        self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest] | None
-    ) -> _Attempt:
-        began = time.perf_counter()
+    def _rehearsed(
+        self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest]
+    ) -> Mapping[str, Manifest]:
+        """Do what ``_attempt`` does, without a trace on the disk: many groups may be tried until one goes."""
+        _, downloads, rounded = self._as_they_travel(round_index, uploads, before)
+        return self._publisher.rehearsing().drafts(downloads, round_index + 1, former, {}, rounded)
+
+    def _as_they_travel(
+        self, round_index: int, uploads: Mapping[str, Any], before: Any
+    ) -> tuple[Any, Mapping[str, Any], Sequence[Rounded]]:
         new_state, downloads = self._aggregated(round_index, before, uploads)
-        new_state, downloads, rounded = published(
+        return published(
             self._method,
             self._answers,
             new_state,
             downloads,
             lambda c: self._method.download_for(before, c, self._initial),
         )
+
+    def _attempt(
+        self, round_index: int, uploads: Mapping[str, Any], before: Any, former: Mapping[str, Manifest]
+    ) -> _Attempt:
+        began = time.perf_counter()
+        new_state, downloads, rounded = self._as_they_travel(round_index, uploads, before)
         aggregated_at = time.perf_counter()
         kept: dict[str, str] = {}
         once = EncodedOnce(self._blobs)

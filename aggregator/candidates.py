@@ -21,6 +21,7 @@ def settle(
     candidates: Mapping[ClientId, U],
     attempt: Callable[[Mapping[ClientId, U]], R],
     trial: Callable[[Mapping[ClientId, U]], object],
+    rehearse: Callable[[Mapping[ClientId, U]], object],
 ) -> tuple[R | None, dict[ClientId, str]]:
     """Aggregate as many candidates as go together.
 
@@ -30,7 +31,8 @@ def settle(
     Args:
         candidates: client -> upload.
         attempt: aggregates; raises if it can't.
-        trial: the same, to learn whether a few break it; nobody uses what it makes.
+        trial: the same for one, to learn whether it breaks the round alone; nobody uses what it makes.
+        rehearse: the same for several.
 
     Returns:
         The outcome, None if there is none without the last candidate; and who was left out, with the error.
@@ -52,58 +54,55 @@ def settle(
             outcome, error = _tried(attempt, left)
             if outcome is not None:
                 return outcome, left_out
-        outcome, together = _Groups(attempt).largest(left) if left else (None, {})
-        if outcome is not None and 2 * len(together) >= len(left):  # a few of many don't speak for the fleet
+        together = _Groups(rehearse).largest(left)
+        if together and 2 * len(together) >= len(left):  # a few of many don't speak for the fleet
+            outcome, _ = _tried(attempt, together)
+        if outcome is not None:
             return outcome, left_out | dict.fromkeys(left.keys() - together.keys(), _told(error))
     return None, left_out | dict.fromkeys(left, _told(error))
 
 
-class _Groups(Generic[U, R]):
+class _Groups(Generic[U]):
     """Looks for uploads that go together, by halves: few that break it among many are found with few aggregations.
 
     A half that goes is what others are added to, so that one upload which spoils every mixture is left out and not
     those beside it, wherever it stands in the order.
     """
 
-    def __init__(self, attempt: Callable[[Mapping[ClientId, U]], R]) -> None:
-        self._attempt = attempt
+    def __init__(self, rehearse: Callable[[Mapping[ClientId, U]], object]) -> None:
+        self._rehearse = rehearse
         self._tries = MAX_TRIES
         self._spoilers: set[ClientId] = set()
 
-    def largest(self, group: Mapping[ClientId, U]) -> tuple[R | None, Mapping[ClientId, U]]:
-        """Return what comes of the largest part of a group that was found to go together, and that part."""
-        found: list[tuple[R | None, Mapping[ClientId, U]]] = [(self._try(half), half) for half in _halves(group)]
-        if all(outcome is None for outcome, _ in found):
-            found = [self.largest(half) for _, half in found if len(half) > 1]
-        working = [(outcome, half) for outcome, half in found if outcome is not None]
-        if not working:
-            return None, {}
-        outcome, base = max(reversed(working), key=lambda one: len(one[1]))  # of two alike the first is left out
+    def largest(self, group: Mapping[ClientId, U]) -> Mapping[ClientId, U]:
+        """Return the largest part of a group that was found to go together; empty if there is none."""
+        halves = _halves(group)
+        found: list[Mapping[ClientId, U]] = [half for half in halves if self._goes(half)]
+        if not found:
+            found = [part for half in halves if len(half) > 1 and (part := self.largest(half))]
+        if not found:
+            return {}
+        base = max(reversed(found), key=len)  # of two alike the first is left out
         others = {c: upload for c, upload in group.items() if c not in base and c not in self._spoilers}
-        return self._grown(outcome, base, others)
+        return self._grown(base, others)
 
-    def _grown(
-        self, outcome: R | None, base: Mapping[ClientId, U], others: Mapping[ClientId, U]
-    ) -> tuple[R | None, Mapping[ClientId, U]]:
+    def _grown(self, base: Mapping[ClientId, U], others: Mapping[ClientId, U]) -> Mapping[ClientId, U]:
         """Return a group that goes, with all of the others that go with it."""
-        if not others:
-            return outcome, base
         both = dict(sorted({**base, **others}.items()))
-        more = self._try(both)
-        if more is not None:
-            return more, both
+        if not others or self._goes(both):
+            return both
         if len(others) > 1:
             for half in _halves(others):
-                outcome, base = self._grown(outcome, base, half)
+                base = self._grown(base, half)
         elif len(base) >= _SOME:
             self._spoilers |= others.keys()
-        return outcome, base
+        return base
 
-    def _try(self, group: Mapping[ClientId, U]) -> R | None:
-        if not self._tries:
-            return None
+    def _goes(self, group: Mapping[ClientId, U]) -> bool:
+        if not self._tries or not group:
+            return False
         self._tries -= 1
-        return _tried(self._attempt, group)[0]
+        return _tried(self._rehearse, group)[1] is None
 
 
 def _halves(group: Mapping[ClientId, U]) -> tuple[dict[ClientId, U], dict[ClientId, U]]:

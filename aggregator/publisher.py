@@ -16,6 +16,7 @@ from replayfleet.federation.methods.kit.travel import Rounded
 from replayfleet.federation.service.artefact_codec import BlobWriter, EncodedOnce, decode_parameters
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, BlobEntry, Manifest, Probe, Serving
+from replayfleet.federation.wire.protocol.tensors import digest
 
 SUB_GENERATOR_GRAPH = "graph/sub-generator"
 
@@ -62,6 +63,10 @@ class Publisher:
         self._blobs = blobs
         self._exporter = exporter
         self._graphs = graphs
+
+    def rehearsing(self) -> Publisher:
+        """Return one that refuses what this one does, and stores nothing."""
+        return Publisher(self._fleet, _Nowhere(self._blobs), self._exporter, self._graphs)
 
     def drafts(
         self,
@@ -151,6 +156,19 @@ class Publisher:
             return _Former(entry, self._exporter.probe(decode_parameters(entry.name, self._blobs.read(entry.digest))))
         except (KeyError, ArtefactRejected):
             return None
+
+
+class _Nowhere:
+    """Names what would be stored, and reads what is."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.read = blobs.read
+
+    def put(self, data: bytes) -> str:
+        return digest(data)
+
+    def pack(self, digest: str, base: str, steps: Mapping[str, float]) -> None:
+        """Nothing travels."""
 
 
 class _Former(NamedTuple):

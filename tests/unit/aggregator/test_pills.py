@@ -163,3 +163,11 @@ def test_a_model_in_the_state_that_nobody_can_serve_ends_no_later_round() -> Non
     draft, served = second.drafts["zz"], {entry.name: entry.digest for entry in former["zz"].blobs}["personalised"]
     assert (draft.round, {entry.name: entry.digest for entry in draft.blobs}["personalised"]) == (2, served)
     assert second.state == first.state
+
+
+def test_groups_are_tried_without_a_trace_on_the_disk() -> None:
+    aggregation, manifests = fleet("pfedgrp").prepared(fleet("pfedgrp").uploads, exporter=Fussy())
+    uploads, _ = aggregation._decoded(manifests)
+    held = len(aggregation._blobs)  # type: ignore[arg-type]
+    assert aggregation._rehearsed(0, uploads, aggregation._state(None), {}).keys() == manifests.keys()
+    assert len(aggregation._blobs) == held  # type: ignore[arg-type]
