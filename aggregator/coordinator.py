@@ -44,9 +44,8 @@ FRESH_S = 1.0
 LIST_EVERY_S = 1.0
 """How often the store is asked who its members are."""
 
-LITTER_S = 10.0
 MAX_LITTER_BYTES = 256 << 20
-"""Blobs of uploads that were refused go so soon, or as soon as they are so many."""
+"""Blobs of uploads that were refused go with the next commit, or when they are so many, or the disk needs the room."""
 SEEN_EVERY_S = 60.0
 """How often the store is told when members were heard of."""
 TURNED_EVERY_S = 5.0
@@ -86,7 +85,6 @@ class Coordinator:
         self._began_at = now
         self._answer_due = False
         self._collect_due = True
-        self._collected_at = now
         self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
@@ -140,11 +138,10 @@ class Coordinator:
         self._decide(now)
         if now - self._announced_at >= (ANSWER_EVERY_S if self._answer_due else ANNOUNCE_EVERY_S):
             self._announce(now)
-        litter, wait_s = self._uploads.litter_bytes, now - self._collected_at
-        if litter > MAX_LITTER_BYTES or (litter and wait_s >= LITTER_S):
+        if self._uploads.litter_bytes > (0 if parts.disk.problem else MAX_LITTER_BYTES):
             self._collect_due = True
         if self._collect_due and parts.jobs.idle and parts.disk.settled:
-            self._collect_due, self._collected_at, self._uploads.litter_bytes = False, now, 0
+            self._collect_due, self._uploads.litter_bytes = False, 0
             self._collect()
 
     def tell_fleet(self, now: float) -> None:

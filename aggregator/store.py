@@ -397,7 +397,7 @@ class AggregatorStore:
 
         Those of ``clients`` that nobody has revoked; in a fleet that enrols whoever is enrolled, and nobody else.
         """
-        return self.roll.enrolled() or frozenset(self.clients()) - self.roll.revoked()
+        return self.roll.enrolled or frozenset(self.clients()) - self.roll.revoked
 
     def members(self) -> frozenset[str]:
         """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""

@@ -228,7 +228,7 @@ class StateStore:
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
 
-    def commit_training(self, commit: TrainingCommit, spec: FleetSpec | None = None) -> None:
+    def commit_training(self, commit: TrainingCommit, spec: FleetSpec) -> None:
         """Make a finished round durable; its blobs must be already.
 
         Args:
@@ -236,9 +236,8 @@ class StateStore:
             spec: what it was trained under; a former round that means nothing under it is set aside.
         """
         before, aside = self.training(), self._aside()
-        others = tuple(one for one in aside if one.spec_digest != commit.spec_digest)
-        if before is not None and spec is not None and not goes_on_under(spec, before.spec_digest):
-            others = (*others, before)[:MAX_ASIDE]
+        former = {one.spec_digest: one for one in (*aside, before) if one is not None}
+        others = tuple(one for digest, one in former.items() if not goes_on_under(spec, digest))[:MAX_ASIDE]
         if others != aside:
             self._write("aside", Aside(others))  # first: a kill in between leaves what was remembered twice
         self._write("training", commit)

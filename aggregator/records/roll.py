@@ -111,15 +111,21 @@ class Roll:
 
     Attributes:
         standings: what ``refresh`` found last, by client.
+        enrolled: of these, the clients that an operator enrolled and hasn't revoked.
+        revoked: those whose certificates count no more.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self.standings: Mapping[str, Standing] = {}
+        self.enrolled = self.revoked = frozenset[str]()
 
     def refresh(self) -> Mapping[str, Standing]:
         """Read the table, which enrolling and revoking change beside a running aggregator."""
         self.standings = {row[0]: _standing(row) for row in self._db.execute(_ALL)}
+        self.revoked = frozenset(client for client, one in self.standings.items() if one.revoked_at is not None)
+        members = {client for client, one in self.standings.items() if one.enrolled_at is not None and one.is_client}
+        self.enrolled = frozenset(members - self.revoked)
         return self.standings
 
     def excludes(self, client_id: str) -> bool:
@@ -130,15 +136,6 @@ class Roll:
     def excluded(self) -> tuple[str, ...]:
         """Who takes no part, sorted; as of the last ``refresh``."""
         return tuple(client for client, standing in self.standings.items() if standing.exclusion is not None)
-
-    def enrolled(self) -> frozenset[str]:
-        """Clients that an operator enrolled and hasn't revoked; as of the last ``refresh``."""
-        found = self.standings.values()
-        return frozenset(one.client for one in found if one.enrolled_at and one.revoked_at is None and one.is_client)
-
-    def revoked(self) -> frozenset[str]:
-        """Whose certificates count no more; as of the last ``refresh``."""
-        return frozenset(client for client, standing in self.standings.items() if standing.revoked_at is not None)
 
     def exclude(self, client_id: str, exclusion: Exclusion) -> None:
         """Exclude a client; ``refresh`` shows it. One that is excluded already gets the new reason."""

@@ -63,7 +63,7 @@ class UploadDesk:
         try:
             facts = self._accept_or_wait(event)
         except UploadRejected as rejected:
-            self.litter_bytes += 1 + sum(entry.size_bytes for entry in manifest.blobs)
+            self.litter_bytes += sum(entry.size_bytes for entry in manifest.blobs)
             detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
             reason = rejected.reason.value
             parts.courier.conclude(

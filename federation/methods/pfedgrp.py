@@ -36,7 +36,7 @@ from replayfleet.federation.methods.steps.memory import (
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, nearest, personalise_all
 from replayfleet.federation.methods.steps.replay import Replay, counts_for_distribution
 from replayfleet.federation.methods.steps.robust import RobustSettings, robust_average
-from replayfleet.federation.methods.steps.sub_generators.gaussian import num_met, tells_more
+from replayfleet.federation.methods.steps.sub_generators.gaussian import tells_more
 from replayfleet.federation.methods.steps.sub_generators.kinds import Mixture, SubGeneratorKind
 from replayfleet.federation.methods.steps.task_model import Alignment, Optimisation, judge_with
 from replayfleet.federation.methods.task_method import TaskMethod, require_uploads
@@ -252,8 +252,8 @@ class PFedGRP(TaskMethod, MemorySettings, RobustSettings):
             if isinstance(kind, Mixture):
                 # a donor's count as much as one's own
                 most = upload.seen[class_id] * (2 if self.warm_start else 1) + kind.spec.num_components
-                if num_met(parameters) > most:
-                    raise ValueError(f"the mixture of class {class_id} met {num_met(parameters)} images, of {most}")
+                if (met := int(parameters["num_samples"].sum())) > most:
+                    raise ValueError(f"the mixture of class {class_id} met {met} images, expected at most {most}")
         self._check_privacy(upload)
 
     def _check_given(self, sub_generators: Sequence[tuple[int, Parameters]]) -> None:

@@ -217,7 +217,7 @@ class DiskBlobStore:
     def _decodes(self, file: Path, data: bytes) -> bool:
         """Whether an encoded copy gives a blob's bytes again; of one that travels raw there is nothing but a name."""
         words = file.name.split(".")[1:]
-        with contextlib.suppress(KeyError, ArtefactRejected, ReplayfleetError, ValueError, OSError):
+        with contextlib.suppress(KeyError, ReplayfleetError, OSError):
             if words[-1] == "raw":
                 return True
             if words[-1] == "packed":

@@ -16,7 +16,7 @@ import pytest
 
 from replayfleet.aggregator.admission import Caps, Gate
 from replayfleet.aggregator.aggregation import RoundResult
-from replayfleet.aggregator.coordinator import LITTER_S, MAX_LITTER_BYTES, Coordinator
+from replayfleet.aggregator.coordinator import MAX_LITTER_BYTES, Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -751,9 +751,11 @@ def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
     assert desk.courier.verdicts[-1] == ("a", False)
     desk.coordinator.tick(3.0)
     assert len(desk.collected) == before, "a client that is refused again and again costs no look at the disk each time"
-    desk.coordinator.tick(2.0 + LITTER_S)
-    assert len(desk.collected) == before + 1
-    huge = msgspec.structs.replace(manifest, blobs=(BlobEntry("task", "0" * 64, MAX_LITTER_BYTES),))
+    assert desk.disk.takes(OSError(errno.ENOSPC, "full"))
+    desk.coordinator.tick(3.1)
+    assert len(desk.collected) == before + 1, "the disk needs the room"
+    desk.coordinator.tick(10.0)
+    huge = msgspec.structs.replace(manifest, blobs=(BlobEntry("task", "0" * 64, MAX_LITTER_BYTES + 1),))
     desk.hears(Arrived("a", "0" * 32, huge, 9), now=13.0)
     desk.coordinator.tick(13.1)
     assert len(desk.collected) == before + 2

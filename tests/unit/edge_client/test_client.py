@@ -229,7 +229,7 @@ class Harness:
     def trained(self, round_index: int, version: int, spec: FleetSpec = SPEC, **more: Any) -> Step:
         blob = (BlobEntry("task", "c" * 64, 5),)
         self.records.commit_training(
-            TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0, **more)
+            TrainingCommit(round_index, version, spec_digest(spec), (), b"", blob, b"", 2.0, 4, 0, **more), spec
         )
         self.client.on_trainer(TrainDone(round_index), 0.0)
         return self.client.step

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replayfleet.edge_client.state_store import HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
+from replayfleet.edge_client.state_store import Aside, HeldDownload, SentAway, StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 
 SPEC = FleetSpec("fleet", "fedavg", {"local_epochs": 1, "batch_size": 8}, {"image_size": 28}, 7)
@@ -28,14 +28,14 @@ def held(version: int, digit: str) -> HeldDownload:
 def test_an_upload_is_pending_until_its_own_version_is_settled(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     assert store.pending() is None
-    store.commit_training(commit(version=5))
+    store.commit_training(commit(version=5), SPEC)
     assert store.pending() == commit(version=5)
     store.settle(4, "accepted")
     assert store.pending() == commit(version=5)
     store.settle(5, "accepted")
     assert store.pending() is None
     assert store.training() == commit(version=5)
-    store.commit_training(commit(4, 6))
+    store.commit_training(commit(4, 6), SPEC)
     assert store.pending() == commit(4, 6)
 
 
@@ -56,10 +56,14 @@ def test_whoever_changes_the_agreement_takes_no_memory_away(tmp_path: Path) -> N
     store.commit_training(under(7)[1], under(7)[0])
     assert store.training() == under(7)[1]
     assert [one.round for one in store._aside()] == [8, 11]
+    store._write("aside", Aside((under(8)[1],)))  # a kill before the round itself was written ...
+    store._write("training", under(8)[1])
+    store.commit_training(under(7)[1], under(7)[0])
+    assert [one.round for one in store._aside()] == [8], "... leaves nothing twice"
 
 
 def test_records_survive_a_restart(tmp_path: Path) -> None:
-    StateStore(tmp_path).commit_training(commit())
+    StateStore(tmp_path).commit_training(commit(), SPEC)
     StateStore(tmp_path).hold(held(1, "c"))
     again = StateStore(tmp_path)
     assert (again.training(), again.held(), again.previous()) == (commit(), held(1, "c"), None)
@@ -85,19 +89,19 @@ DIGEST_OF_SPEC = spec_digest(SPEC).encode()
 )
 def test_a_damaged_record_is_detected_and_counts_as_lost(tmp_path: Path, damage: object) -> None:
     store = StateStore(tmp_path)
-    store.commit_training(commit())
+    store.commit_training(commit(), SPEC)
     path = tmp_path / "state" / "training"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     assert store.training() is None
     assert not path.exists()
-    store.commit_training(commit())
+    store.commit_training(commit(), SPEC)
     assert store.training() == commit()
 
 
 def test_blobs_of_every_record_stay_and_no_others(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     assert store.blobs_in_use() == set()
-    store.commit_training(commit())
+    store.commit_training(commit(), SPEC)
     store.hold(held(1, "c"))
     store.hold(held(2, "d"))
     assert store.blobs_in_use() == {digit * 64 for digit in "abcd"}

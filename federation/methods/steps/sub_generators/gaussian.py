@@ -176,11 +176,6 @@ def counted_as(mixture: Parameters, most: int) -> dict[str, Tensor]:
     return {**mixture, "num_samples": torch.where(counts > 0, fewer, counts)}
 
 
-def num_met(mixture: Parameters) -> int:
-    """Return how many images a mixture has met."""
-    return int(mixture["num_samples"].sum())
-
-
 def check_mixture(parameters: Parameters) -> None:
     """Raise ValueError for counts that no images give; values of any size are clipped as they are drawn."""
     counts = [int(count) for count in parameters["num_samples"]]

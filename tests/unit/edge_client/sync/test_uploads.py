@@ -21,12 +21,13 @@ from replayfleet.federation.wire.transport.mqtt_connection import Connection
 from tests.support.voices import Member
 
 TASK, KNOWN = BlobEntry("task", "a" * 64, 10), BlobEntry("sub-generator/1", "b" * 64, 10)
+SPEC = FleetSpec("fleet", "fedavg", {}, {}, 0)
 HERE = Place(0, 3)
 HELD = Manifest("down", "fleet", "c1", 3, 4, (KNOWN,))
 
 
 def said(holds: bytes = b"", state: Any = "open", round_index: int = 3) -> Announcement:
-    return Announcement("e1", round_index, state, 0.0, FleetSpec("fleet", "fedavg", {}, {}, 0), holds=holds)
+    return Announcement("e1", round_index, state, 0.0, SPEC, holds=holds)
 
 
 class FakeCourier:
@@ -48,7 +49,9 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.courier = FakeCourier()
         self.records = StateStore(folder)
-        self.records.commit_training(TrainingCommit(3, 5, "agreed", (KNOWN,), b"", (TASK, KNOWN), b"facts", 1.0, 40, 1))
+        self.records.commit_training(
+            TrainingCommit(3, 5, "agreed", (KNOWN,), b"", (TASK, KNOWN), b"facts", 1.0, 40, 1), SPEC
+        )
         parts: Any = SimpleNamespace(
             client_id="c1", gate=Gate("fleet", "c1"), records=self.records, courier=self.courier
         )
@@ -180,7 +183,7 @@ def test_an_upload_comes_to_the_socket_in_six_calls(tmp_path: Path, monkeypatch:
     blob = store.put(b"parameters" * 1000)
     records = StateStore(tmp_path)
     entry = BlobEntry("task", blob, 10_000)
-    records.commit_training(TrainingCommit(3, 5, "agreed", (), b"", (entry,), b"facts", 1.0, 40, 1))
+    records.commit_training(TrainingCommit(3, 5, "agreed", (), b"", (entry,), b"facts", 1.0, 40, 1), SPEC)
     links = SimpleNamespace(control=session, data=session)
     parts: Any = SimpleNamespace(
         client_id="c1",

@@ -183,7 +183,7 @@ def test_an_upload_whose_counts_no_images_give_is_refused(counts: list[int]) -> 
     with pytest.raises(ValueError, match="expected none below 0"):
         method(ONE).check_upload(upload)
     method(ONE).check_upload(replace(upload, sub_generators={0: own}))
-    with pytest.raises(ValueError, match="class 0 met 40 images, of 4"):
+    with pytest.raises(ValueError, match="class 0 met 40 images, expected at most 4"):
         method(ONE).check_upload(replace(upload, sub_generators={0: own}, seen={0: 3}))
 
 
