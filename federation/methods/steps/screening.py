@@ -3,7 +3,7 @@
 Whoever may upload may be broken, or lie. Admission has seen to layouts and to finite numbers; here numbers that are
 finite and absurd are told from those that training makes. What honest clients send was measured (docs/quarantine.md):
 in one round a task model's matrices move by 0.04 to 0.26 of their norm, those of its head by up to 1.5. Scaled by 3 or
-with its sign turned, a model moves by 2. Entries of its vectors move by less than 10.
+with its sign turned, a model moves by 2.
 """
 
 from __future__ import annotations
@@ -212,17 +212,18 @@ def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Square
 def _vectors(name: str, parameters: Parameters, start: Parameters) -> dict[str, _Measured]:
     """Return by how much an entry of each vector moved at most: a bias far below 0 ends a channel for everybody.
 
-    In rounds of honest clients weights and biases moved by up to 0.6, statistics of BatchNorm by up to 8.
+    In rounds of honest clients weights and biases moved by up to 0.6; statistics of BatchNorm by up to 8, and by 500 of
+    one that trained at ten times the usual step.
     """
     found = {}
     for key, tensor in parameters.items():
         if not tensor.is_floating_point() or tensor.ndim != 1 or not tensor.numel():
             continue
         usual = max(1.0, float(start[key].abs().max()))
-        alone, floor = (1000.0, 10.0) if "running_" in key else (100.0, 3.0)
+        alone, floor, times = (1e5, 1000.0, 100.0) if "running_" in key else (100.0, 3.0, 10.0)
         what = f"{name}: what {key} moved by in this round"
         moved = float((tensor - start[key]).abs().max())
-        found[f"{name} {key}"] = _Measured(what, moved, alone * usual, floor * usual, 10)
+        found[f"{name} {key}"] = _Measured(what, moved, alone * usual, floor * usual, times)
     return found
 
 
