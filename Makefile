@@ -4,7 +4,7 @@ PYTHON_BIN := .venv/bin/python
 # One thread per test process, and idle threads sleep: bits and durations then don't depend on what else runs.
 # Bytecode is kept even where others forbid it, or each of a few hundred child processes compiles all it imports.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
-# Tests that start processes run one at a time, beside the rest: tests/conftest.py. One worker for all: make test WORKERS=0
+# Tests that start processes run two at a time, beside the rest: tests/conftest.py. One worker for all: make test WORKERS=0
 WORKERS ?= auto
 ARGS ?=
 

@@ -24,21 +24,30 @@ if HAS_TORCH:
     prepare_torch(int(os.environ.get("TEST_THREADS", "1")))  # tests/environments.py asks for two, too
 
 
-class ProcessesAlone(LoadScopeScheduling):
-    """Shares tests between workers (`make test`) by file, for its fixtures, and gives one all that start processes.
+class TwoWithProcesses(LoadScopeScheduling):
+    """Shares tests between workers (`make test`) by file, for its fixtures; two get all that start processes.
 
-    These have deadlines, and two at a time would make each other late.
+    These wait for most of their time, so two at a time keep a core busy; more would make each other late.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        apart = nodeid.startswith(("tests/e2e/", "tests/faults/", "tests/integration/"))
-        computes = nodeid.startswith(("tests/e2e/test_deployed_", "tests/integration/test_export_"))  # in their process
-        return "processes" if apart and not computes else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        apart = file.startswith(("tests/e2e/", "tests/faults/", "tests/integration/"))
+        computes = file.startswith(("tests/e2e/test_deployed_", "tests/integration/test_export_"))  # in their process
+        if not apart or computes:
+            return file
+        return "faults and clients" if "integration" not in file or "edge_client" in file else "fleets"
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Let `-n auto` start one worker more than there are cores: those with processes wait for most of their time."""
+    del config
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
-    """Let xdist share tests as `ProcessesAlone` does."""
-    return ProcessesAlone(config, log)
+    """Let xdist share tests as `TwoWithProcesses` does."""
+    return TwoWithProcesses(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

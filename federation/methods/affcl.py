@@ -28,7 +28,7 @@ from replayfleet.federation.methods.kit.task_records import NoState
 from replayfleet.federation.methods.steps.averaging import weighted_average
 from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
 from replayfleet.federation.methods.steps.modules import drawn_from, judge_of, shuffled_batches
-from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, trainable, trained_parameters
+from replayfleet.federation.methods.steps.task_model import portions, trainable, trained_parameters
 from replayfleet.federation.methods.task_method import in_order_with_shares
 from replayfleet.models.build import initialise
 from replayfleet.models.flow import ConditionalFlow, initialise_flow, standard_normal_log_density
@@ -270,7 +270,7 @@ class _LastModels:
         """Freeze the models and run the task model once over the round's images."""
         module = trainable(build_resnet_plus(settings.task), models.task).requires_grad_(False).eval()
         flow = trainable(build_flow(settings.task, settings.flow_hidden), models.flow).requires_grad_(False).eval()
-        features = torch.cat([module.features(part) for part in images.split(EVALUATION_BATCH)])
+        features = torch.cat([module.features(part) for part in portions(images)])
         return cls(module, flow, known, features, module.classify(features))
 
 

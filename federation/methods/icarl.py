@@ -26,7 +26,7 @@ from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.steps.incremental import soft_cross_entropy
 from replayfleet.federation.methods.steps.kept_samples import IMAGES, LABELS, as_bytes, as_met, digests_of
-from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH, loss_of
+from replayfleet.federation.methods.steps.task_model import loss_of, portions
 from replayfleet.federation.methods.task_method import AveragingMethod
 from replayfleet.models.specs import TaskSpec
 
@@ -141,4 +141,4 @@ class ICaRL(AveragingMethod):
 
 @torch.no_grad()
 def _features(model: Any, images: Tensor) -> Tensor:
-    return F.normalize(torch.cat([model.features(part) for part in images.split(EVALUATION_BATCH)]), dim=1)
+    return F.normalize(torch.cat([model.features(part) for part in portions(images)]), dim=1)

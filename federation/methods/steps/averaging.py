@@ -121,13 +121,9 @@ def _separated(
 
 def _add_weighted(total: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
     """Add to a float64 ``total``: element by element and in the order given, block by block."""
-    buffer: Tensor | None = None
-    for start, end in blocks(total, 8):  # so few that PyTorch starts no threads: to start them takes longer
-        block = total[start:end]
-        buffer = torch.empty_like(block) if buffer is None else buffer  # the first block is the largest
-        widened = buffer[: len(block)]
+    for start, end in blocks(total):
         for share, tensor in zip(shares, tensors, strict=False):
-            block.add_(widened.copy_(tensor[start:end]), alpha=share)
+            total[start:end].add_(tensor[start:end], alpha=share)
 
 
 def blocks(tensor: Tensor, copies: int = 1) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from replayfleet.federation.methods.kit.records import Judge, Parameters
-from replayfleet.federation.methods.steps.task_model import EVALUATION_BATCH
+from replayfleet.federation.methods.steps.task_model import portions
 
 
 def judge_of(module: nn.Module, parameters: Parameters, num_classes: int) -> Judge:
@@ -35,7 +35,7 @@ def judge_of(module: nn.Module, parameters: Parameters, num_classes: int) -> Jud
     def judge(images: Tensor) -> Tensor:
         if len(images) == 0:
             return torch.empty(0, num_classes)
-        return torch.cat([logits_of(part) for part in images.split(EVALUATION_BATCH)])
+        return torch.cat([logits_of(part) for part in portions(images)])
 
     return judge
 

@@ -25,7 +25,10 @@ from replayfleet.models.specs import AnyTaskSpec, DetectionSpec
 
 M = TypeVar("M", bound=nn.Module)
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH = 64
+"""On a CPU: what a convolution answers to more doesn't stay in the cache, and above 32 MB its memory is mapped anew."""
+
+GPU_EVALUATION_BATCH = 256
 
 DETECTION_BATCH_PIXELS = 2**20
 """Pixels of the pictures that a detector judges at a time: bounds memory, whatever their size."""
@@ -154,17 +157,24 @@ def judge_with(spec: AnyTaskSpec, parameters: Parameters) -> Judge:
     """
     module = build_task_model(spec, device="meta").eval()
     fixed = dict(parameters)
-    batch_size = EVALUATION_BATCH
+    parts = portions
     if isinstance(spec, DetectionSpec):
         batch_size = max(1, DETECTION_BATCH_PIXELS // (spec.image_height * spec.image_width))
+        parts = functools.partial(torch.split, split_size_or_sections=batch_size)
 
     @torch.no_grad()
     def judge(images: Tensor) -> Tensor:
         if len(images) == 0:
             return torch.empty(0, *spec.output_shape, device=images.device)
-        return torch.cat([functional_call(module, fixed, (part,)) for part in images.split(batch_size)])
+        return torch.cat([functional_call(module, fixed, (part,)) for part in parts(images)])
 
     return judge
+
+
+def portions(rows: Tensor) -> Sequence[Tensor]:
+    """Return images, or what belongs to each, in the batches that a model is evaluated on without gradients."""
+    parts: Sequence[Tensor] = rows.split(EVALUATION_BATCH if rows.device.type == "cpu" else GPU_EVALUATION_BATCH)
+    return parts
 
 
 def aligned_loss(
