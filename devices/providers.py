@@ -10,6 +10,9 @@ import base64
 import contextlib
 import importlib.util
 import io
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from replayfleet.devices.installing import DRIVER, what_to_install
 from replayfleet.devices.probing import Board
 from replayfleet.devices.profiles import CPU, CUDA, TENSORRT, DeviceProfile, required_provider
 from replayfleet.devices.shared_libraries import is_missing, missing_libraries
+from replayfleet.federation.children import Child, ChildLost, Parent, child_command
 from replayfleet.federation.errors import SettingsError
 
 PROBE_MODEL = base64.b64decode(
@@ -33,6 +37,9 @@ PROBE_ANSWER = ((27.0, 37.0), (57.0, 67.0))
 
 _LIBRARIES = {TENSORRT: "libonnxruntime_providers_tensorrt.so", CUDA: "libonnxruntime_providers_cuda.so"}
 """Which file of onnxruntime's folder ``capi`` a provider is."""
+
+TRIAL_S = 300.0
+"""For a provider to compute once in a process of its own: TensorRT loads for a minute on a small board."""
 
 _SILENT = 4
 _WARNINGS = 2
@@ -84,22 +91,26 @@ class ProviderProof:
         )
 
 
-def prove_provider(profile: DeviceProfile, board: Board, require: str = "") -> ProviderProof:
+def prove_provider(
+    profile: DeviceProfile, board: Board, require: str = "", tried: Callable[[str], Trial] | None = None
+) -> ProviderProof:
     """Return the first provider of ``profile`` that really computes; the CPU always does.
 
     Args:
         profile: whose providers are tried, in their order.
         board: for what is said to install.
         require: a key of ``devices.profiles.REQUIRABLE``: this one or none; empty: any.
+        tried: lets a provider compute once; ``try_provider`` if None.
 
     Raises:
         SettingsError: The required provider doesn't work here; says why and what to install.
         RuntimeError: Not even the CPU provider gives the right answer: this onnxruntime is broken.
         ImportError: onnxruntime is not installed.
     """
+    tried = tried or try_provider
     if require:
         wanted = required_provider(require)
-        trial = try_provider(wanted)
+        trial = tried(wanted)
         if not trial.works:
             raise SettingsError(
                 f"--require-provider {require}: {trial.problem}; "
@@ -108,11 +119,36 @@ def prove_provider(profile: DeviceProfile, board: Board, require: str = "") -> P
         return ProviderProof(wanted)
     refused: list[Trial] = []
     for provider in profile.execution_providers:
-        trial = try_provider(provider)
+        trial = tried(provider)
         if trial.works:
             return ProviderProof(provider, tuple(refused))
         refused.append(trial)
     raise RuntimeError(f"no execution provider works: {refused}")
+
+
+def try_apart(provider: str) -> Trial:
+    """Do as ``try_provider`` in a process of its own, which takes its libraries' memory along, and may crash or hang.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+    child: Child[Trial] = Child(child_command(__name__, provider), Trial, errors=subprocess.DEVNULL)
+    try:
+        said = child.receive(TRIAL_S)
+    except ChildLost as lost:
+        return Trial(provider, f"not usable: {lost}")
+    finally:
+        child.process.kill()
+        child.close()
+    return Trial(provider, f"not usable: it computes nothing in {TRIAL_S:.0f} s") if said is None else said[0]
+
+
+def main() -> None:
+    """Let the provider that is named compute once, and tell the parent what came of it."""
+    parent = Parent()
+    parent.say(try_provider(sys.argv[1]))
 
 
 def try_provider(provider: str) -> Trial:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from replayfleet.devices.probing import Board, chosen, probe
 from replayfleet.devices.profiles import AUTO, CPU, FP32, TENSORRT, DeviceProfile
-from replayfleet.devices.providers import ProviderProof, prove_provider
+from replayfleet.devices.providers import ProviderProof, prove_provider, try_apart
 from replayfleet.edge_client.learning.local_training import TRAINER_COMMAND, TrainerProcess
 from replayfleet.edge_client.learning.training.job import IDLE, JSON_LOGS
 from replayfleet.edge_client.operator.metrics import Metrics
@@ -113,7 +113,7 @@ def _proved(settings: ClientSettings, board: Board) -> tuple[DeviceProfile, Prov
     profile, note = chosen(settings.device, board)
     if note:
         log.warning(note)
-    proof = prove_provider(profile, board, settings.require_provider)
+    proof = prove_provider(profile, board, settings.require_provider, try_apart)
     warning = proof.warning(profile, board)
     if warning:
         log.warning(warning)

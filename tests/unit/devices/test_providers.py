@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,15 @@ from replayfleet.devices import providers
 from replayfleet.devices.installing import what_to_install
 from replayfleet.devices.probing import Board
 from replayfleet.devices.profiles import CPU, CUDA, TENSORRT, profile
-from replayfleet.devices.providers import PROBE_ANSWER, PROBE_MODEL, ProviderProof, Trial, prove_provider, try_provider
+from replayfleet.devices.providers import (
+    PROBE_ANSWER,
+    PROBE_MODEL,
+    ProviderProof,
+    Trial,
+    prove_provider,
+    try_apart,
+    try_provider,
+)
 from replayfleet.federation.errors import SettingsError
 
 PC = Board(machine="x86_64", gpus=("NVIDIA GeForce RTX 4090",), num_cores=8)
@@ -157,6 +167,27 @@ def test_a_provider_that_computes_wrongly_is_not_believed(monkeypatch: pytest.Mo
 def test_a_provider_that_computes_rightly_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "CUDAExecutionProvider", PROBE_ANSWER)
     assert prove_provider(profile("cuda"), PC).provider == "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("loading", "problem"),
+    [("os.abort()", "its process was ended by SIGABRT"), ("time.sleep(60)", "it computes nothing in 1 s")],
+)
+def test_a_library_that_crashes_or_hangs_takes_only_the_process_of_its_own_along(
+    loading: str, problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text(f"import os, time\n{loading}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(providers, "TRIAL_S", 1.0 if "sleep" in loading else providers.TRIAL_S)
+    assert try_apart(CPU) == Trial(CPU, f"not usable: {problem}")
+
+
+def test_a_provider_that_is_tried_apart_leaves_nothing_in_this_process() -> None:
+    code = (
+        "import sys\nfrom replayfleet.devices.providers import CPU, Trial, try_apart\n"
+        "assert try_apart(CPU) == Trial(CPU)\nassert 'onnxruntime' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[3])
 
 
 def test_the_probe_model_is_small_and_valid() -> None:
