@@ -24,7 +24,7 @@ from replayfleet.devices.probing import Board
 from replayfleet.devices.profiles import CPU, CUDA, TENSORRT, DeviceProfile, required_provider
 from replayfleet.devices.shared_libraries import is_missing, missing_libraries
 from replayfleet.federation.children import Child, ChildLost, Parent, child_command
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 PROBE_MODEL = base64.b64decode(
     "CAgSADpzCg8KAXgKAXcSAXkiBENvbnYSBXByb2JlKh8IAQgBCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhsKAXgSFgoUCAESEAoCCAEKAggB"
@@ -38,8 +38,8 @@ PROBE_ANSWER = ((27.0, 37.0), (57.0, 67.0))
 _LIBRARIES = {TENSORRT: "libonnxruntime_providers_tensorrt.so", CUDA: "libonnxruntime_providers_cuda.so"}
 """Which file of onnxruntime's folder ``capi`` a provider is."""
 
-TRIAL_S = 300.0
-"""For a provider to compute once in a process of its own: TensorRT loads for a minute on a small board."""
+TRIAL_S = 600.0
+"""For a provider to compute once in a process of its own: three of them take the half hour that systemd waits for."""
 
 _SILENT = 4
 _WARNINGS = 2
@@ -104,7 +104,7 @@ def prove_provider(
 
     Raises:
         SettingsError: The required provider doesn't work here; says why and what to install.
-        RuntimeError: Not even the CPU provider gives the right answer: this onnxruntime is broken.
+        ReplayfleetError: Not even the CPU provider gives the right answer: this onnxruntime is broken.
         ImportError: onnxruntime is not installed.
     """
     tried = tried or try_provider
@@ -123,7 +123,9 @@ def prove_provider(
         if trial.works:
             return ProviderProof(provider, tuple(refused))
         refused.append(trial)
-    raise RuntimeError(f"no execution provider works: {refused}")
+    why = "; ".join(f"{trial.provider}: {trial.problem}" for trial in refused)
+    hint = what_to_install(refused[-1].provider, refused[-1].missing, board)
+    raise ReplayfleetError(f"no execution provider works: {why} ({hint})")
 
 
 def try_apart(provider: str) -> Trial:
@@ -147,8 +149,12 @@ def try_apart(provider: str) -> Trial:
 
 def main() -> None:
     """Let the provider that is named compute once, and tell the parent what came of it."""
-    parent = Parent()
-    parent.say(try_provider(sys.argv[1]))
+    parent, provider = Parent(), sys.argv[1]
+    try:
+        trial = try_provider(provider)
+    except Exception as error:  # whatever a broken onnxruntime raises when it is imported
+        trial = Trial(provider, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    parent.say(trial)
 
 
 def try_provider(provider: str) -> Trial:

@@ -42,7 +42,7 @@ class TwoWithProcesses(LoadScopeScheduling):
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Let `-n auto` start one worker more than there are cores: those with processes wait for most of their time."""
     del config
-    return len(os.sched_getaffinity(0)) + 1
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:

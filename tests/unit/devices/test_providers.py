@@ -27,7 +27,7 @@ from replayfleet.devices.providers import (
     try_apart,
     try_provider,
 )
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 
 PC = Board(machine="x86_64", gpus=("NVIDIA GeForce RTX 4090",), num_cores=8)
 JETPACK_6 = Board("NVIDIA Jetson Orin NX", ("nvidia,tegra234",), "aarch64", (36, 4, 3))
@@ -171,15 +171,21 @@ def test_a_provider_that_computes_rightly_is_used(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("loading", "problem"),
-    [("os.abort()", "its process was ended by SIGABRT"), ("time.sleep(60)", "it computes nothing in 1 s")],
+    [
+        ("os.abort()", "not usable: its process was ended by SIGABRT"),
+        ("time.sleep(60)", "not usable: it computes nothing in 1 s"),
+        ("raise ImportError('no libcudart.so.12')", "ImportError: no libcudart.so.12"),
+    ],
 )
-def test_a_library_that_crashes_or_hangs_takes_only_the_process_of_its_own_along(
+def test_a_library_that_crashes_hangs_or_is_broken_takes_only_the_process_of_its_own_along(
     loading: str, problem: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "onnxruntime.py").write_text(f"import os, time\n{loading}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(providers, "TRIAL_S", 1.0 if "sleep" in loading else providers.TRIAL_S)
-    assert try_apart(CPU) == Trial(CPU, f"not usable: {problem}")
+    assert try_apart(CPU) == Trial(CPU, problem)
+    with pytest.raises(ReplayfleetError, match=f"no execution provider works: {CPU}: {re.escape(problem)} .*again"):
+        prove_provider(profile("cpu"), PC, tried=try_apart)
 
 
 def test_a_provider_that_is_tried_apart_leaves_nothing_in_this_process() -> None:
