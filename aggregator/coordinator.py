@@ -175,7 +175,8 @@ class Coordinator:
         if self.rounds.rests:
             expected = [client for client, standing in standings.items() if standing.is_expected]
             num_samples = parts.presence.samples_waiting(expected, self.rounds.index)
-            self.rounds.signs = Signs(num_samples, parts.wall_clock(), parts.store.round().opened_at)
+            lowest = parts.presence.least_accurate(expected, self.rounds.index)
+            self.rounds.signs = Signs(num_samples, parts.wall_clock(), parts.store.round().opened_at, *lowest)
 
     def _note_who_was_seen(self, now: float) -> None:
         """Keep when members were heard of; soon if one began or ceased to train."""

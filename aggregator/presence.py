@@ -16,6 +16,8 @@ from replayfleet.federation.wire.protocol.messages import Presence
 
 DEAD_AFTER_S = 3 * HEARTBEAT_S
 """Silence after which a client counts as gone."""
+MIN_ANSWERED = 100
+"""Labelled things that a client's accuracy is judged by, at least: at 90 % it is off by 3 points then."""
 MAX_NEWCOMERS = 32
 """Clients that never confirmed anything and are provided for at a time."""
 GHOST_S = 15.0
@@ -96,8 +98,20 @@ class PresenceTable:
 
     def samples_waiting(self, clients: Iterable[str], round_index: int) -> int:
         """Labelled samples that wait, as those of these live clients say that know the round: earlier ones are used."""
+        return sum(max(0, presence.labels_waiting) for presence in self._knowing(clients, round_index))
+
+    def least_accurate(self, clients: Iterable[str], round_index: int) -> tuple[float, str]:
+        """The lowest share of labelled things that a client's model answers rightly, and whose it is.
+
+        Of these live clients that know the round and were asked about ``MIN_ANSWERED`` since; (1, "") without one.
+        """
+        said = [one for one in self._knowing(clients, round_index) if one.labels_answered >= MIN_ANSWERED]
+        return min(((one.labels_right / one.labels_answered, one.client_id) for one in said), default=(1.0, ""))
+
+    def _knowing(self, clients: Iterable[str], round_index: int) -> list[Presence]:
+        """What those of these live clients say that know the round."""
         said = [seen.presence for client in clients if (seen := self._seen.get(client)) is not None and seen.live]
-        return sum(max(0, presence.labels_waiting) for presence in said if presence.round == round_index)
+        return [presence for presence in said if presence.round == round_index]
 
     @property
     def newcomers(self) -> list[str]:

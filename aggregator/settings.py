@@ -84,8 +84,9 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         str | None,
         Option(
             "What a round waits for before it begins: by-hand, for `aggregator round open`; samples=500, for so many "
-            "labelled samples at the members; or 02:00,14:00, for the next of these times, UTC. Until then clients "
-            "serve. The verb opens a round in any case.",
+            "labelled samples at the members; accuracy=80, for a member whose model answers less than 80 % of its "
+            "labels rightly; or 02:00,14:00, for the next of these times, UTC. Until then clients serve. The verb "
+            "opens a round in any case.",
             ROUNDS,
             metavar="WHEN",
             unset="for nothing but the interval",

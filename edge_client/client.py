@@ -131,6 +131,11 @@ class Client:
         return self._downloads.measured
 
     @property
+    def measured_round(self) -> int:
+        """Of the download whose model the newest report is of; -1 before the first."""
+        return self._downloads.measured_round
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Of the fleet's task; empty until it is known."""
         return () if self._agreed is None else self._agreed.task.class_names

@@ -275,12 +275,16 @@ class LabelProgress:
         min_samples: so many begin a round.
         num_pictures: that they come from.
         min_pictures: so many at least.
+        num_answered: labelled things that the served model was asked about since the newest report.
+        num_right: how many of these it answered rightly.
     """
 
     num_samples: int
     min_samples: int
     num_pictures: int
     min_pictures: int
+    num_answered: int = 0
+    num_right: int = 0
 
 
 @runtime_checkable

@@ -366,6 +366,8 @@ class ClientService:
         self._waits.note(waits(facts), now)
         self._presence.wait = next(iter(self._waits.told), None)
         self._presence.labels_waiting = -1 if labels is None else labels.num_samples
+        asked = labels is not None and client.measured_round == client.round  # counts of an earlier model say nothing
+        self._presence.answered = (labels.num_answered, labels.num_right) if labels is not None and asked else (0, 0)
         self._presence.picture_age_s = self.metrics.oldest_picture_s()
 
     def _follow(self) -> None:

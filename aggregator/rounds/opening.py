@@ -1,4 +1,4 @@
-"""What a round waits for before it begins: an operator, enough labelled samples, or a time of day. Decisions only."""
+"""What a round waits for before it begins: an operator, labels, a fall of accuracy, a time of day. Decisions only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from replayfleet.federation.errors import SettingsError
 BY_HAND = "by-hand"
 DAY_S = 86400
 _SAMPLES = re.compile(r"samples=([1-9]\d{0,8})", re.ASCII)
+_ACCURACY = re.compile(r"accuracy=([1-9]\d?(?:\.\d)?)", re.ASCII)
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 
 
@@ -22,31 +23,39 @@ class Signs:
         num_samples: labelled samples that wait at the members for whom rounds wait, by their presences.
         wall_s: Unix time now.
         since_s: Unix time at which the round before was committed, or the fleet founded.
+        lowest: share of labelled things that the least accurate member's model answers rightly, of those that were
+            asked about enough.
+        whose: which member that is; empty if none was.
     """
 
     num_samples: int = 0
     wall_s: float = 0.0
     since_s: float = 0.0
+    lowest: float = 1.0
+    whose: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a round waits for before it begins; with neither of both for an operator.
+    """What a round waits for before it begins; with none of these for an operator.
 
     Attributes:
         num_samples: for so many labelled samples; 0 doesn't count them.
         times_s: for the first of these times of day after the round before, in seconds after midnight UTC, rising. One
             that came while the aggregator was down counts.
+        accuracy: for a member whose model answers a smaller share of its labelled things rightly; 0 looks at none.
     """
 
     num_samples: int = 0
     times_s: tuple[int, ...] = ()
+    accuracy: float = 0.0
 
     def left_s(self, signs: Signs) -> float:
         """Return in how many seconds a round begins: 0 if it is time, infinite where no clock says so."""
         if self.times_s:
             return max(0.0, self._due_s(signs) - signs.wall_s)
-        return 0.0 if 0 < self.num_samples <= signs.num_samples else math.inf
+        fell, enough = signs.lowest < self.accuracy, 0 < self.num_samples <= signs.num_samples
+        return 0.0 if fell or enough else math.inf
 
     def awaits(self, signs: Signs) -> str:
         """Return when a round begins, in words that follow "it begins"."""
@@ -56,6 +65,9 @@ class Opening:
         if self.num_samples:
             more = max(0, self.num_samples - signs.num_samples)
             return f"when {more} more labelled samples wait at its members ({signs.num_samples} of {self.num_samples})"
+        if self.accuracy:
+            lowest = f"{signs.lowest:.1%} of {signs.whose} is the lowest" if signs.whose else "too few came yet to tell"
+            return f"when a member's model answers less than {self.accuracy:.1%} of its labels rightly ({lowest})"
         return "when an operator opens it"
 
     def _due_s(self, signs: Signs) -> float:
@@ -65,7 +77,7 @@ class Opening:
 
 
 def parse_opening(text: str) -> Opening:
-    """Return what an operator wrote: ``by-hand``, ``samples=500``, or times such as ``02:00,14:00``.
+    """Return what an operator wrote: ``by-hand``, ``samples=500``, ``accuracy=80``, or times such as ``02:00,14:00``.
 
     Raises:
         SettingsError: It is none of these.
@@ -73,8 +85,12 @@ def parse_opening(text: str) -> Opening:
     if text == BY_HAND:
         return Opening()
     samples, times = _SAMPLES.fullmatch(text), [_TIME.fullmatch(word.strip()) for word in text.split(",")]
+    accuracy = _ACCURACY.fullmatch(text)
     if samples is not None:
         return Opening(num_samples=int(samples[1]))
+    if accuracy is not None:
+        return Opening(accuracy=float(accuracy[1]) / 100)
     if not all(times):
-        raise SettingsError(f"{text!r}, expected {BY_HAND}, samples=N, or times of day in UTC such as 02:00,14:00")
+        expected = f"{BY_HAND}, samples=N, accuracy=80 (percent), or times of day in UTC such as 02:00,14:00"
+        raise SettingsError(f"{text!r}, expected {expected}")
     return Opening(times_s=tuple(sorted({int(time[1]) * 3600 + int(time[2]) * 60 for time in times if time})))

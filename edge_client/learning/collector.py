@@ -127,10 +127,17 @@ class Collector:
             return counts
 
     def progress(self) -> LabelProgress:
-        """What waits for the next round, and what it needs."""
+        """What waits for the next round, what it needs, and how what came since the newest report was answered."""
         with self._changing:
             wanted = self._settings
-            return LabelProgress(self._num_waiting, wanted.min_samples, self._num_new_pictures, wanted.min_pictures)
+            return LabelProgress(
+                self._num_waiting,
+                wanted.min_samples,
+                self._num_new_pictures,
+                wanted.min_pictures,
+                self._answered.total(),
+                self._right.total(),
+            )
 
     def _is_enough(self) -> bool:
         if self._ended:

@@ -364,6 +364,11 @@ class DownloadDesk:
         """What the newest report says; safe to call from another thread."""
         return {} if self._report is None else self._report.metrics
 
+    @property
+    def measured_round(self) -> int:
+        """Whose round's model the newest report is of; -1 before the first."""
+        return -1 if self._report is None else self._report.round
+
     def _measure_unless_reported(self) -> None:
         """After a start from disk the aggregator still waits for a report on what is served."""
         served = self._parts.slot.active

@@ -30,6 +30,7 @@ class PresenceClock:
     Attributes:
         wait: why it doesn't do its work; goes with the next heartbeat.
         labels_waiting: labelled samples for the next round; -1 if nobody counts them. Likewise.
+        answered: labelled things that the round's model was asked about, and how many it answered rightly. Likewise.
         picture_age_s: since the newest picture of the camera that gave none for longest; -1 without one. Likewise.
     """
 
@@ -55,6 +56,7 @@ class PresenceClock:
         self._trains, self._precision = trains, precision
         self.wait: Wait | None = None
         self.labels_waiting, self.picture_age_s = -1, -1.0
+        self.answered = (0, 0)
 
     def will(self) -> Will:
         """What the broker says if this process vanishes."""
@@ -100,6 +102,7 @@ class PresenceClock:
                 self._precision,
                 self.labels_waiting,
                 self.picture_age_s,
+                *self.answered,
             )
         )
 

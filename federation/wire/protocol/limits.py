@@ -252,6 +252,8 @@ def _check_presence(presence: Presence) -> None:
     _within(presence.serving_version, -1, MAX_COUNTER, "serving version")
     _within(presence.labels_waiting, -1, MAX_COUNTER, "number of labels that wait")
     _within(presence.picture_age_s, -1.0, MAX_METRIC, "age of a picture")
+    _within(presence.labels_answered, 0, MAX_COUNTER, "number of labels that were answered")
+    _within(presence.labels_right, 0, presence.labels_answered, "number of labels that were answered rightly")
     for what in ("device", "provider", "phase", "reason", "why", "precision"):
         _text(getattr(presence, what), what)
     _decodes(presence.decodes)

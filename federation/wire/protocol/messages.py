@@ -267,7 +267,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     work; both are empty if nothing does. ``decodes`` names the encodings of blobs that it takes, and ``precision`` what
     it wants its served model to compute in, ``fp16`` or ``int8``; empty for float32. ``labels_waiting`` counts labelled
     samples for the next round, and ``picture_age_s`` is the age of the newest picture of the camera that gave none for
-    longest; both are -1 if unknown.
+    longest; both are -1 if unknown. ``labels_answered`` counts the labelled things that the open round's model was
+    asked about since it serves, and ``labels_right`` those that it answered rightly.
     """
 
     client_id: str
@@ -286,6 +287,8 @@ class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
     precision: str = ""
     labels_waiting: int = -1
     picture_age_s: float = -1.0
+    labels_answered: int = 0
+    labels_right: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", tag_field="kind"):

@@ -128,3 +128,19 @@ def test_a_client_that_restarts_without_end_is_taken_up_now_and_then():
     changes = [table.heard(said("online", f"b{number}"), number / 100) for number in range(1000)]
     assert changes.count(Change.ONLINE) <= 1 + MAX_RETURNS + 10 * RETURNS_PER_S
     assert table.heard(said("online", "b1000", 2), 100) is Change.ONLINE
+
+
+def test_the_least_accurate_is_one_that_is_awaited_live_and_asked_enough_about_this_round() -> None:
+    table = PresenceTable()
+    table.members = frozenset("abcde")
+    for client, status, round_index, answered, right in (
+        ("a", "online", 3, 200, 180),
+        ("b", "online", 2, 200, 1),  # of the round before
+        ("c", "online", 3, 99, 1),  # too few to tell
+        ("d", "stopped", 3, 200, 1),
+        ("e", "online", 3, 200, 1),  # nobody waits for it
+    ):
+        heard = Presence(client, status, "b1", 1, round=round_index, labels_answered=answered, labels_right=right)
+        table.heard(heard, 0.0)
+    assert table.least_accurate("abcd", 3) == (0.9, "a")
+    assert table.least_accurate("bcd", 3) == (1.0, "")

@@ -293,6 +293,19 @@ def test_a_round_begins_with_enough_samples_of_those_that_it_waits_for(
     assert fleet.rounds.rests
 
 
+def test_a_round_begins_when_the_model_of_one_that_it_waits_for_falls(
+    resting: Callable[[Opening], TinyFleet],
+) -> None:
+    fleet = resting(Opening(accuracy=0.8))
+    for client, right, round_index in (("cam-1", 180, 0), ("cam-2", 20, -1)):
+        fleet.clients[client].says = {"labels_answered": 200, "labels_right": right, "round": round_index}
+    fleet.run(until=lambda: fleet.rounds.signs.whose == "cam-1")
+    assert fleet.rounds.awaits(fleet.now).endswith("(90.0% of cam-1 is the lowest)")
+    fleet.clients["cam-2"].says = {"labels_answered": 100, "labels_right": 79, "round": 0}
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    assert fleet.rounds.rests, "what was said before the round is used up"
+
+
 def test_a_drained_fleet_ends_its_round_and_pauses_also_over_a_restart(fleet: TinyFleet) -> None:
     waits_for_the_fifth(fleet)
     assert "round 0 ends as usual" in do(fleet, Drain())

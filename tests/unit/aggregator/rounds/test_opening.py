@@ -36,10 +36,25 @@ def test_samples_are_awaited_without_a_clock() -> None:
     assert opening.awaits(Signs(380)) == "when 120 more labelled samples wait at its members (380 of 500)"
 
 
+def test_a_member_whose_model_falls_is_awaited_without_a_clock() -> None:
+    opening = parse_opening("accuracy=80")
+    assert opening.left_s(Signs(10_000)) == math.inf
+    assert opening.left_s(Signs(lowest=0.8, whose="cam-1")) == math.inf
+    assert opening.left_s(Signs(lowest=0.799, whose="cam-1")) == 0
+    assert opening.awaits(Signs()) == (
+        "when a member's model answers less than 80.0% of its labels rightly (too few came yet to tell)"
+    )
+    assert opening.awaits(Signs(lowest=0.873, whose="cam-1")).endswith("rightly (87.3% of cam-1 is the lowest)")
+
+
 def test_what_operators_write_is_understood_or_refused() -> None:
     assert parse_opening("by-hand") == Opening()
     assert Opening(times_s=(2 * HOUR_S, 14 * HOUR_S + 1800)) == TWICE
     assert parse_opening("02:00, 02:00") == Opening(times_s=(2 * HOUR_S,))
-    for wrong in ("", "by hand", "samples=0", "samples=", "24:00", "2:00", "02:60", "02:00,", "02:00;14:00"):
+    assert parse_opening("accuracy=99.5") == Opening(accuracy=0.995)
+    for wrong in (
+        *("", "by hand", "samples=0", "samples=", "24:00", "2:00", "02:60", "02:00,", "02:00;14:00"),
+        *("accuracy=0", "accuracy=100", "accuracy=0.8", "accuracy=80%", "accuracy="),
+    ):
         with pytest.raises(SettingsError, match="expected by-hand"):
             parse_opening(wrong)

@@ -129,8 +129,10 @@ def test_stream_accuracy_counts_answers_before_they_are_learned_place_by_place()
     found.add(samples(1), place="Town01")  # no model had answered
     found.add(samples(1), place="Town02", num_right=1, num_answered=1)
     found.add(samples(1), place="Town03")
+    assert (found.progress().num_answered, found.progress().num_right) == (4, 3)
     assert found.stream_accuracy() == {"Town01": (2, 3), "Town02": (1, 1)}
     assert found.stream_accuracy() == {}
+    assert (found.progress().num_answered, found.progress().num_right) == (0, 0)
 
 
 @pytest.mark.parametrize(("least", "most", "hold_out"), [(1, 9, 0), (5, 4, 0), (2, 9, 1), (2, 9, -1)])

@@ -23,9 +23,10 @@ def test_presence_is_said_at_every_change_and_as_a_heartbeat() -> None:
         "cam-7", "online", "boot", 1, "jetson", "CPUExecutionProvider", "training", 3, 2, decodes=ENCODINGS
     )
     assert presence.due("training", 3, 2, now=14.9) is None
-    presence.labels_waiting, presence.picture_age_s = 12, 3.5
+    presence.labels_waiting, presence.picture_age_s, presence.answered = 12, 3.5, (20, 17)
     later = said(presence.due("training", 3, 2, now=15.0))
     assert (later.sequence, later.labels_waiting, later.picture_age_s) == (2, 12, 3.5)
+    assert (later.labels_answered, later.labels_right) == (20, 17)
     assert said(presence.due("uploading", 3, 2, now=15.1)).phase == "uploading"
     assert presence.due("uploading", 3, 2, now=15.2) is None
 

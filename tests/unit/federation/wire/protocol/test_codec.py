@@ -66,7 +66,7 @@ def a_presence(**changes: Any) -> Presence:
         Progress("client", TRANSFER, 3, ((3, 4), (9, 9)), 8),
         Want("client", TRANSFER, (DIGEST,)),
         Verdict("aggregator", TRANSFER, 3, 7, False, "too-large", "why"),
-        a_presence(),
+        a_presence(labels_answered=9, labels_right=9),
         Report("cam-1", 3, 7, {"accuracy": 0.5}),
         RolledBack("cam-1", 3, 7, 6, "drifted", "one class"),
         an_announcement(lambda_=0.3, names=["a", "b"]),
@@ -120,6 +120,7 @@ BAD = {
     "nan setting": an_announcement(x=[math.nan]),
     "long text": Verdict("aggregator", TRANSFER, 3, 7, False, "x", "y" * 5000),
     "sequence": a_presence(sequence=-1),
+    "more right than answered": a_presence(labels_answered=3, labels_right=4),
     "empty block": Block(TRANSFER, 0, b""),
     "block index": Block(TRANSFER, 1 << 20, b"x"),
 }
