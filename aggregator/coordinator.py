@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Literal
 
 from replayfleet.aggregator.aggregation import RoundResult
@@ -15,7 +16,6 @@ from replayfleet.aggregator.records.roll import expected_uploads
 from replayfleet.aggregator.rounds.machine import Decision, Phase, Rounds
 from replayfleet.aggregator.rounds.opening import Signs
 from replayfleet.aggregator.steps import Step
-from replayfleet.aggregator.store import digests_of
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
@@ -45,7 +45,9 @@ LIST_EVERY_S = 1.0
 """How often the store is asked who its members are."""
 
 MAX_LITTER_BYTES = 256 << 20
-"""Blobs of uploads that were refused go with the next commit, or when they are so many, or the disk needs the room."""
+"""Blobs of uploads that came to nothing go with the next commit, if they are so many, or if the disk needs the room."""
+MAX_REPORTS = 16
+"""Reports of a client that are noted while a round is open: one comes for each download that it gets."""
 SEEN_EVERY_S = 60.0
 """How often the store is told when members were heard of."""
 TURNED_EVERY_S = 5.0
@@ -87,6 +89,7 @@ class Coordinator:
         self._collect_due = True
         self._aggregation_waits = False
         self._reported: dict[str, int] = {}
+        self._num_reports = Counter[str]()
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
 
     def start(self, now: float) -> None:
@@ -138,10 +141,10 @@ class Coordinator:
         self._decide(now)
         if now - self._announced_at >= (ANSWER_EVERY_S if self._answer_due else ANNOUNCE_EVERY_S):
             self._announce(now)
-        if self._uploads.litter_bytes > (0 if parts.disk.problem else MAX_LITTER_BYTES):
+        if parts.arriving.litter_bytes > (0 if parts.disk.problem else MAX_LITTER_BYTES):
             self._collect_due = True
         if self._collect_due and parts.jobs.idle and parts.disk.settled:
-            self._collect_due, self._uploads.litter_bytes = False, 0
+            self._collect_due = False
             self._collect()
 
     def tell_fleet(self, now: float) -> None:
@@ -201,7 +204,7 @@ class Coordinator:
             _log.warning("standing by", reason=parts.leadership.notice)
             parts.journal.add("standing by", detail=parts.leadership.notice)
             parts.courier.forget()
-            parts.receiving.clear()
+            parts.arriving.clear()
             if parts.leadership.has_copy:
                 raise SettingsError(
                     "another aggregator runs on a copy of this data dir; stop one of them, and make copies with "
@@ -302,6 +305,9 @@ class Coordinator:
         newest = offered.version if offered is not None else -1
         if not self._reported.get(report.client_id, -1) < report.version <= newest:
             return  # a repetition, or about nothing that we sent
+        if self._num_reports[report.client_id] >= MAX_REPORTS:
+            return
+        self._num_reports[report.client_id] += 1
         self._reported[report.client_id] = report.version
         self._parts.journal.add(
             "client report",
@@ -365,6 +371,7 @@ class Coordinator:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
+        self._num_reports.clear()
         self._list_members(now)
         self._uploads.marks.clear()
         self._chronicle.committed(result, now)
@@ -394,10 +401,8 @@ class Coordinator:
         self._parts.announce(announcement(self._parts, self.rounds, now, state, holds))
 
     def _collect(self) -> None:
-        keep = self._parts.store.referenced()
-        for manifest in self._parts.receiving.values():
-            keep |= digests_of(manifest)
-        removed = self._parts.blobs.collect(keep)
+        keep = self._parts.store.referenced() | self._parts.arriving.digests()
+        removed, self._parts.arriving.litter_bytes = self._parts.blobs.collect(keep), 0
         _log.debug("blobs collected", removed=removed, kept=len(keep))
         self._parts.checkpoint(Step.COLLECTED)
 

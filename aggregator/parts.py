@@ -32,6 +32,41 @@ class BlobStore(Blobs, Protocol):
         """Delete every blob not in ``keep``; returns how many."""
 
 
+class Arriving:
+    """What clients are sending: its blobs must not be collected; those of what came to nothing are litter.
+
+    Attributes:
+        litter_bytes: of the blobs of uploads that were refused, replaced or broke off, since the last collection.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Manifest] = {}
+        self.litter_bytes = 0
+
+    def begin(self, peer: str, manifest: Manifest) -> None:
+        """A client sends this, and nothing else any more."""
+        if self._sent.get(peer) != manifest:
+            self.let_go(peer)
+            self._sent[peer] = manifest
+
+    def keep(self, peer: str) -> None:
+        """What a client sent is stored: a round has it."""
+        self._sent.pop(peer, None)
+
+    def let_go(self, peer: str) -> None:
+        """What a client sent, or a part of it, comes to nothing."""
+        manifest = self._sent.pop(peer, None)
+        self.litter_bytes += 0 if manifest is None else sum(entry.size_bytes for entry in manifest.blobs)
+
+    def clear(self) -> None:
+        """Whatever comes is for somebody else."""
+        self._sent.clear()
+
+    def digests(self) -> set[str]:
+        """Of all blobs that are on their way."""
+        return {entry.digest for manifest in self._sent.values() for entry in manifest.blobs}
+
+
 @dataclass(frozen=True)
 class Parts:
     """The collaborators of one running aggregator.
@@ -39,7 +74,7 @@ class Parts:
     Attributes:
         leadership: whether this aggregator leads; its instance names this process.
         wall_clock: seconds since 1970, for what people read; decisions use the loop's own clock.
-        receiving: what each client is sending; its blobs must not be collected.
+        arriving: what each client is sending.
     """
 
     spec: FleetSpec
@@ -62,4 +97,4 @@ class Parts:
     ring: KeyRing
     wall_clock: Callable[[], float]
     checkpoint: Checkpoint = no_checkpoint
-    receiving: dict[str, Manifest] = field(default_factory=dict)
+    arriving: Arriving = field(default_factory=Arriving)

@@ -393,6 +393,9 @@ class StateStore:
             content = self._waiting[name] if name in self._waiting else path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            log.error("record unreadable", file=path, reason=error, next="going on with what the aggregator sends")
+            return None
         if content is None:
             return None
         digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]

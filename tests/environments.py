@@ -26,7 +26,13 @@ import tomli
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".environments"
 RUNNERS = ("hypothesis>=6.100,<7", "pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.6,<4")
-LEARNING_NEEDS = ("-e", ".[broker,export,sim,ddpm,detection]", "onnxruntime>=1.20,<2", "cryptography>=42", *RUNNERS)
+LEARNING_NEEDS = (
+    "-e",
+    ".[broker,console,export,sim,ddpm,detection]",
+    "onnxruntime>=1.20,<2",
+    "cryptography>=42",
+    *RUNNERS,
+)
 BOARD = {"numpy": "1.26", "opencv-python-headless": "4.9"}
 """Releases on a board with JetPack 6. Its ONNX Runtime is the oldest that pyproject.toml allows."""
 

@@ -24,20 +24,14 @@ from replayfleet.aggregator.control.verbs import (
     name_of,
     parse_version,
 )
-from replayfleet.federation.errors import MalformedMessage, ReplayfleetError
+from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, Somebody
-from replayfleet.federation.service.web.guard import COOKIE, is_ours, who_asks
+from replayfleet.federation.service.web.guard import COOKIE, Refused, body_of, is_ours, who_asks
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 
 MAX_BODY_BYTES = 16 * 1024
 _STATUS = {MalformedMessage: 400, VerbRefused: 409, ConnectionError: 503}
 _FIELDS = ("verb", "client", "because", "to", "by_s")
-
-
-class _Refused(ReplayfleetError):
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class Operating:
@@ -56,7 +50,7 @@ class Operating:
         self._pages = pages
         self._secure = secure
         self._said: dict[str, tuple[str, str]] = {}
-        self.handlers = dict.fromkeys((_Refused, *_STATUS), self._refuse)
+        self.handlers = dict.fromkeys((Refused, *_STATUS), self._refuse)
         self.routes = [
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
@@ -126,10 +120,10 @@ class Operating:
         somebody = who_asks(request).somebody
         _check_operator(somebody)
         if somebody.secret:
-            raise _Refused(403, "a browser's session has no say here; send Authorization: Bearer TOKEN")
+            raise Refused(403, "a browser's session has no say here; send Authorization: Bearer TOKEN")
         if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-            raise _Refused(415, "expected Content-Type: application/json")
-        verb = decode_verb(await _body(request, MAX_VERB_BYTES))
+            raise Refused(415, "expected Content-Type: application/json")
+        verb = decode_verb(await body_of(request, MAX_VERB_BYTES))
         if request.url.path == "/api/plan":
             plan = await run_in_threadpool(self._watch.control.plan, verb)
         else:
@@ -140,7 +134,7 @@ class Operating:
         return HTMLResponse(self._pages.render(template, facts), status)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, _Refused) else _STATUS[type(error)]
+        status = error.status if isinstance(error, Refused) else _STATUS[type(error)]
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": str(error)}, status)
         return self._page("problem.html", {"title": "Nothing was changed", "text": str(error)}, status)
@@ -177,28 +171,19 @@ def _json_of(fleet: Fleet) -> object:
 
 def _check_operator(somebody: Somebody) -> None:
     if not somebody.may_operate:
-        raise _Refused(403 if somebody.role else 401, "this takes the token of an operator; log in with one")
+        raise Refused(403 if somebody.role else 401, "this takes the token of an operator; log in with one")
 
 
 def _check_form(somebody: Somebody, form: Mapping[str, str]) -> None:
     if not somebody.secret or not hmac.compare_digest(somebody.secret.encode(), form.get("secret", "").encode()):
-        raise _Refused(403, "this form is of another session; load the page again")
+        raise Refused(403, "this form is of another session; load the page again")
 
 
 async def _form(request: Request) -> Mapping[str, str]:
     if not is_ours(request):
-        raise _Refused(403, "this form was sent by a page of somebody else's")
-    text = (await _body(request, MAX_BODY_BYTES)).decode(errors="replace")
+        raise Refused(403, "this form was sent by a page of somebody else's")
+    text = (await body_of(request, MAX_BODY_BYTES)).decode(errors="replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=20))
     except ValueError as error:
-        raise _Refused(400, f"this is no form of ours: {error}") from error
-
-
-async def _body(request: Request, most: int) -> bytes:
-    found = b""
-    async for part in request.stream():
-        found += part
-        if len(found) > most:
-            raise _Refused(413, f"expected at most {most} bytes")
-    return found
+        raise Refused(400, f"this is no form of ours: {error}") from error

@@ -51,6 +51,7 @@ _AT_WILL = frozenset(
         "transfer failed",
         "download failed",
         "download refused",
+        "model rolled back",
     }
 )
 _LINES_PER_S = 0.2

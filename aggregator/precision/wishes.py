@@ -32,7 +32,7 @@ class Wishes:
 
     def __init__(self, presence: PresenceTable) -> None:
         self._presence = presence
-        self._refused: dict[str, Wish] = {}
+        self._refused: dict[tuple[str, str], Wish] = {}
 
     def of(self, former: Mapping[str, Manifest | None]) -> dict[str, Wish]:
         """Return what those of these clients want that don't want float32.
@@ -44,8 +44,7 @@ class Wishes:
         for client_id, manifest in former.items():
             precision = self._precision(client_id, manifest)
             if precision != FP32:
-                refused = self._refused.get(client_id)
-                found[client_id] = refused if refused and refused.precision == precision else Wish(precision)
+                found[client_id] = self._refused.get((client_id, precision), Wish(precision))
         return found
 
     def refuse(self, manifest: Manifest, why: str) -> bool:
@@ -54,7 +53,7 @@ class Wishes:
         if serving is None or serving.precision == FP32:
             return False
         told = f"this device refused {serving.precision}: {why}"
-        self._refused[manifest.client_id] = Wish(serving.precision, told)
+        self._refused[manifest.client_id, serving.precision] = Wish(serving.precision, told)
         return True
 
     def _precision(self, client_id: str, manifest: Manifest | None) -> str:

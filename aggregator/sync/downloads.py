@@ -75,18 +75,18 @@ class DownloadDesk:
             return
         self._prepare(client_id, now)
 
-    def hold_back(self, client_id: str) -> None:
-        """End what is on its way to and from a client."""
+    def hold_back(self, client_id: str, *, for_good: bool = False) -> None:
+        """End what is on its way to and from a client; what arrived is kept for a later offer, or isn't."""
         self._again.pop(client_id, None)
         self._sent_back.pop(client_id, None)
         self._crashed.pop(client_id, None)
         self._unoffered.pop(client_id, None)
-        self._parts.courier.forget(client_id)
-        self._parts.receiving.pop(client_id, None)
+        self._parts.courier.forget(client_id, for_good=for_good)
+        self._parts.arriving.let_go(client_id)
 
     def forget(self, client_id: str) -> None:
         """A newcomer never confirmed anything: keep nothing of it."""
-        self.hold_back(client_id)
+        self.hold_back(client_id, for_good=True)
         self._rolled_back.pop(client_id, None)
         self._parts.releases.forget(client_id)
         self._parts.store.forget(client_id)

@@ -26,8 +26,6 @@ class UploadDesk:
         self._rounds = rounds
         self.marks = {client: held.mark for client, held in parts.store.uploads(rounds.index).items()}
         """Of each upload that counts for the round, by client; announced, so that each client finds its own."""
-        self.litter_bytes = 0
-        """Of blobs that came with uploads which were refused afterwards, since the last collection."""
 
     def offered(self, event: Offered, now: float) -> list[Event]:
         """Receive, refuse, or repeat the verdict on what was accepted before; returns what the courier says to it."""
@@ -52,24 +50,25 @@ class UploadDesk:
             detail = self._note_rejection(event.peer, manifest, rejected, 0)
             parts.courier.refuse(event.peer, offer, rejected.reason.value, detail, now)
             return []
-        parts.receiving[event.peer] = offer.manifest
+        parts.arriving.begin(event.peer, offer.manifest)
         return parts.courier.accept(event.peer, offer, now)
 
     def arrived(self, event: Arrived) -> None:
         """Check the upload, make it durable, then tell the client."""
         parts, manifest = self._parts, event.manifest
         parts.checkpoint(Step.UPLOAD_ARRIVED)
-        parts.receiving.pop(event.peer, None)
         try:
             facts = self._accept_or_wait(event)
         except UploadRejected as rejected:
-            self.litter_bytes += sum(entry.size_bytes for entry in manifest.blobs)
+            parts.arriving.begin(event.peer, manifest)
+            parts.arriving.let_go(event.peer)
             detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
             reason = rejected.reason.value
             parts.courier.conclude(
                 event.peer, manifest, event.transfer_id, accepted=False, reason=reason, detail=detail
             )
             return
+        parts.arriving.keep(event.peer)
         parts.checkpoint(Step.UPLOAD_STORED)
         self._rounds.accept(event.peer)
         self.marks[event.peer] = manifest.mark
@@ -79,7 +78,7 @@ class UploadDesk:
 
     def failed(self, event: Failed) -> None:
         """Note that a transfer ended without a verdict; the client offers again."""
-        self._parts.receiving.pop(event.peer, None)
+        self._parts.arriving.let_go(event.peer)
         self._parts.disk.takes(event.error)
         self._parts.journal.add("transfer failed", client=event.peer, detail=str(event.error))
 

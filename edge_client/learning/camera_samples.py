@@ -22,6 +22,8 @@ log = EventLogger(__name__)
 
 _UNANSWERED, _UNLEARNED = "num_objects_left_out", "num_boxes_left_out"
 
+MAX_PLACES = 100
+"""Whose accuracy a report names: those with most answers."""
 MAX_WAITING = 32
 """Pictures that wait for a label; then live cameras' are not learned from, and recordings wait for room."""
 
@@ -92,7 +94,7 @@ class CameraSamples:
         return self._collector.held_out()
 
     def measures(self) -> Mapping[str, float]:
-        """Return the served model's accuracy on what was labelled since the last call, in all and place by place.
+        """Return the served model's accuracy on what was labelled since the last call: all of it, and by busy place.
 
         Where learning can't keep up, or pictures are too full, it also says how much was left out since the start.
         """
@@ -109,7 +111,8 @@ class CameraSamples:
         num_right, num_answered = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
         if not num_answered:
             return left_out
-        by_place = {f"stream_accuracy/{place}": right / total for place, (right, total) in counts.items() if place}
+        places = sorted((place for place in counts if place), key=lambda place: -counts[place][1])[:MAX_PLACES]
+        by_place = {f"stream_accuracy/{place}": counts[place][0] / counts[place][1] for place in places}
         accuracy = {"stream_accuracy": num_right / num_answered, "num_stream": float(num_answered)}
         return accuracy | by_place | left_out
 

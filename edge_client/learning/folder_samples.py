@@ -15,6 +15,7 @@ from replayfleet.edge_client.frames.views import fitted, to_pixels
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE, pixels_of
 from replayfleet.models.specs import TaskSpec
 
 log = EventLogger(__name__)
@@ -32,14 +33,12 @@ def decode_image(data: bytes, task: TaskSpec) -> NDArray[np.float32]:
     """Return an encoded image as (C, H, W) float32 in [-1, 1], resized to the task's size.
 
     Raises:
-        ValueError: Not an image.
+        ValueError: Not a complete image, or a huge one.
     """
-    import cv2
-
-    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR) if data else None
+    pixels = pixels_of(data)
     if pixels is None:
-        raise ValueError("not a PNG or JPEG image")
-    return fitted(pixels[:, :, ::-1].astype(np.uint8, copy=False), task)  # BGR -> RGB
+        raise ValueError(f"not a complete PNG or JPEG image of at most {MAX_SIDE} x {MAX_SIDE} pixels")
+    return fitted(pixels, task)
 
 
 class FolderSamples:

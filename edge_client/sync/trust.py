@@ -96,9 +96,11 @@ class FleetTrust:
         if tuple(roots) == self._roots:
             return
         self._roots = tuple(roots)
-        with contextlib.suppress(OSError, RepositoryError, DownloadError):
-            self._updater(_named(roots)).refresh()  # it ends where the timestamp is missing; roots are kept before
-        self._load()
+        named = _named(roots)
+        if self._has_next(named):  # strangers may announce roots of theirs, and each look at them would be written down
+            with contextlib.suppress(OSError, RepositoryError, DownloadError):
+                self._updater(named).refresh()  # it ends where the timestamp is missing; roots are kept before
+            self._load()
 
     def check(self, manifest: Manifest) -> None:
         """Decide whether a download may be received.
@@ -169,11 +171,24 @@ class FleetTrust:
         updater._trusted_set.reference_time = heard  # the fleet's time, in place of this device's clock
         return updater
 
+    def _has_next(self, named: Mapping[str, bytes]) -> bool:
+        """Whether the root after the one that is trusted is among these, or it can't be told."""
+        try:
+            trusted = Metadata[Root].from_bytes(self._newest()).signed
+        except (OSError, RepositoryError):
+            return True
+        with contextlib.suppress(RepositoryError, KeyError):
+            found = Metadata[Root].from_bytes(named[f"{trusted.version + 1}.root.json"])
+            trusted.verify_delegate(Root.type, found.signed_bytes, found.signatures)
+            return True
+        return False
+
     def _newest(self) -> bytes:
         return (self._folder / "root.json").read_bytes()
 
     def _load(self) -> None:
         """Read what is trusted; a root that came with the device and leads nowhere newer counts itself."""
+        before = self._keys
         try:
             if self._given is not None:
                 with contextlib.suppress(DownloadError):  # newer roots are here, the rest isn't
@@ -181,6 +196,8 @@ class FleetTrust:
             self._keys = _online_keys(Metadata[Root].from_bytes(self._newest()))
         except (OSError, RepositoryError, DownloadError):
             self._keys = {} if self._given is None else _online_keys(Metadata[Root].from_bytes(self._given))
+        if self._keys == before:
+            return  # and the time that was heard of them counts
         heard = self._read_heard()
         self._heard_us = self._kept_us = max((heard.get(key.hex(), 0) for key in self._keys), default=0)
 

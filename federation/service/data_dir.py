@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -128,5 +129,6 @@ def _lock(handle: int, path: Path) -> None:
     except BlockingIOError:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         raise SettingsError(f"data dir {path}: in use by process {holder}; stop it or choose another folder") from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk has no room for whose it is; the lock holds all the same
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

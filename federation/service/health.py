@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import json
@@ -19,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.service.web.hosts import means_this_machine
 
 log = EventLogger(__name__)
 
@@ -44,6 +46,8 @@ MAX_BODY_BYTES = 64 * 1024
 
 MAX_CONNECTIONS = 64
 """Each has a thread and a file of this process, whoever opened it; more are closed at once."""
+CONNECTION_S = 30.0
+"""After which it is closed, however much of a request came."""
 
 
 class HealthServer:
@@ -54,7 +58,7 @@ class HealthServer:
     Args:
         registry: what ``/metrics`` shows.
         port: 0 picks a free one, ``OFF`` starts nothing.
-        host: loopback by default, for without a token the endpoint has no authentication.
+        host: loopback by default, for without a token the endpoint has no authentication, and answers no other name.
         token: that has to be shown; empty: none.
 
     Raises:
@@ -178,6 +182,22 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = 10
 
+    def setup(self) -> None:
+        """Begin, and be over in time."""
+        super().setup()
+        self._over = threading.Timer(CONNECTION_S, self._close)
+        self._over.daemon = True
+        self._over.start()
+
+    def finish(self) -> None:
+        """All is said."""
+        self._over.cancel()
+        super().finish()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed already
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         """Answer what there is, 404 for the rest."""
         if not self._may():
@@ -197,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
 
     def do_POST(self) -> None:
-        """Answer what a service added; a web page of another origin can't reach it."""
+        """Answer what a service added; no web page reaches it: the type, and the name that it goes by, keep it out."""
         if not self._may():
             return
         endpoint = self.server.service.post.get(self.path)
@@ -214,8 +234,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._run(endpoint, self.rfile.read(int(length)))
 
     def _may(self) -> bool:
-        """Whether the token was shown, if there is one; a refusal is answered here."""
+        """Whether the token was shown, or without one this machine was asked for; a refusal is answered here."""
         token, shown = self.server.service.token, self.headers.get("Authorization", "")
+        if not token and not means_this_machine(self.headers.get("Host", "")):
+            self._json(
+                HTTPStatus.MISDIRECTED_REQUEST, {"error": "expected a Host that is localhost or an address of it"}
+            )
+            return False
         if not token or hmac.compare_digest(f"Bearer {token}".encode(), shown.encode(errors="replace")):
             return True
         self._json(HTTPStatus.UNAUTHORIZED, {"error": "expected Authorization: Bearer TOKEN"})

@@ -186,3 +186,22 @@ def test_with_the_s3_server_gone_the_fleet_goes_on_over_the_broker_and_back(
     assert pair.download(4)[0] < 10_000
     for store in stores:
         store.close()
+
+
+def test_a_link_or_a_pipe_that_lies_in_the_folder_is_neither_written_nor_read_through(
+    folder: Callable[[], ClaimStore], tmp_path: Path
+) -> None:
+    place, precious = tmp_path / "store" / FLEET, tmp_path / "aggregator.sqlite"
+    place.mkdir(parents=True)
+    precious.write_bytes(b"a database")
+    (place / "a-link").symlink_to(precious)
+    os.mkfifo(place / "a-pipe")
+    store = folder()
+    for name in ("a-link", "a-pipe"):
+        with pytest.raises(FileNotFoundError):
+            store.fetch(name, tmp_path / "fetched", 10).result(timeout=30)
+        store.put(name, [b"a bundle"]).result(timeout=30)
+        store.fetch(name, tmp_path / "fetched", 10).result(timeout=30)
+        assert (tmp_path / "fetched").read_bytes() == b"a bundle"
+    assert precious.read_bytes() == b"a database"
+    assert sorted(path.name for path in place.iterdir()) == ["a-link", "a-pipe"]

@@ -99,6 +99,21 @@ def test_a_foreign_aggregator_is_neither_heard_nor_believed(
     assert not device.trust.problem
 
 
+def test_strangers_write_nothing_to_a_device_and_turn_no_time_back(
+    aggregator: Aggregator, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregator.now_us += DAY_US
+    assert device.hears(aggregator.announcement())
+    aggregator.now_us += 500_000_000  # too soon to be written down
+    assert device.hears(aggregator.announcement())
+    monkeypatch.setattr(FleetTrust, "_updater", lambda *_: pytest.fail("it writes files"))
+    for number in range(3):
+        foreign = Aggregator(tmp_path / f"foreign-{number}")
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(foreign.announcement())
+    assert device.trust.heard_us == aggregator.now_us
+
+
 def test_a_device_that_was_given_a_root_trusts_nobody_else_at_first_sight(
     aggregator: Aggregator, tmp_path: Path
 ) -> None:

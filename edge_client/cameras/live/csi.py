@@ -14,7 +14,7 @@ from replayfleet.edge_client.cameras.live.opencv import (
     open_with,
     require_gstreamer,
 )
-from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 TO_BGR = "nvvidconv{flip} ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR"
 """From the video memory to what OpenCV takes."""

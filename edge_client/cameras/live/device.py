@@ -15,9 +15,9 @@ from replayfleet.edge_client.cameras.live.opencv import (
     has_backend,
     open_with,
 )
-from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.edge_client.flow import MAX_FRAME_RATE_HZ
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.edge_client.flow import CameraError, Picture
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import check_settings
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 Timeout: TypeAlias = Annotated[float, Meta(gt=0, le=60)]
 """Seconds."""

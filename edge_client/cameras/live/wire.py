@@ -18,9 +18,7 @@ import numpy as np
 
 from replayfleet.edge_client.flow import Boxes, CameraError, Picture
 from replayfleet.federation.children import Child, ChildLost, child_command
-
-MAX_SIDE = 8192
-"""Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 MAX_REASON = 300
 """Characters."""

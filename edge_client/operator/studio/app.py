@@ -24,7 +24,7 @@ from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service import pages as shared_pages
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.web.access import Access
-from replayfleet.federation.service.web.guard import Guard, Rules, is_ours
+from replayfleet.federation.service.web.guard import Guard, Refused, Rules, body_of, is_ours
 from replayfleet.federation.service.web.serving import WebServer
 from replayfleet.federation.wire.transport.broker_address import is_loopback
 
@@ -178,13 +178,10 @@ def _post(act: Callable[[bytes], str]) -> Callable[[Request], Awaitable[Response
     async def endpoint(request: Request) -> Response:
         if not is_ours(request):
             return JSONResponse({"error": "labels come from the studio's own page"}, 403)
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return JSONResponse({"error": f"expected at most {MAX_BODY_BYTES} bytes"}, 413)
         try:
-            return JSONResponse({"said": await run_in_threadpool(act, body)})
+            return JSONResponse({"said": await run_in_threadpool(act, await body_of(request, MAX_BODY_BYTES))})
+        except Refused as refused:
+            return JSONResponse({"error": str(refused)}, refused.status)
         except FeedbackRefused as refused:
             return JSONResponse({"error": str(refused)}, 422)
         except UNREADABLE as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.quotas import Limiter
 from replayfleet.federation.service.web.access import NOBODY, Access, Somebody
+from replayfleet.federation.service.web.hosts import host_of
 
 POLICY = "; ".join((
     "default-src 'none'", "style-src 'self'", "script-src 'self'", "img-src 'self' data:", "connect-src 'self'",
@@ -28,7 +31,8 @@ HEADERS = {
 }
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 150.0, 500.0
 """From one address, which may be a proxy's."""
-
+BODY_S = 10.0
+"""What is sent with a request comes within this time, or its connection gives its place back."""
 
 COOKIE = "replayfleet-console"
 _OPEN = ("/login", "/static/console.css", "/static/icon.svg")
@@ -114,11 +118,37 @@ class Guard:
         return None
 
 
-def host_of(header: str) -> str:
-    """Return the name of a ``Host`` header without its port; of IPv6 without brackets."""
-    if header.startswith("["):
-        return header[1:].split("]", 1)[0].lower()
-    return header.rsplit(":", 1)[0].lower() if ":" in header else header.lower()
+class Refused(ReplayfleetError):
+    """What a request asks isn't done; the text says why.
+
+    Attributes:
+        status: of the HTTP answer.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """Return what was sent with a request.
+
+    Raises:
+        Refused: It is more than ``most`` bytes, or took too long.
+    """
+
+    async def read() -> bytes:
+        found = b""
+        async for part in request.stream():
+            found += part
+            if len(found) > most:
+                raise Refused(413, f"expected at most {most} bytes")
+        return found
+
+    try:
+        return await asyncio.wait_for(read(), BODY_S)
+    except asyncio.TimeoutError as error:
+        raise Refused(408, f"what was to be sent didn't come within {BODY_S:g} s") from error
 
 
 def who_asks(request: Request) -> Asking:

@@ -5,6 +5,7 @@ Axes: N images, H height, W width, C channels. Needs OpenCV, imported on first u
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 import zlib
@@ -21,6 +22,9 @@ from replayfleet.federation.streams.labelled_images import LazyImages
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MAX_PICTURE_BYTES = 32 * 2**20
+MAX_SIDE = 8192
+"""Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
+
 _TAIL_BYTES = 1024
 _ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
 """First two bytes of JPEG and PNG -> what stands near the end of a complete file; decoders pass over its absence."""
@@ -45,7 +49,7 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
     if len(encoded) > MAX_PICTURE_BYTES:
         raise SettingsError(f"picture {path} is larger than {MAX_PICTURE_BYTES} bytes, the most that is read")
-    pixels = _decoded(encoded)
+    pixels = pixels_of(encoded)
     if pixels is None:
         raise SettingsError(f"picture {path} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG")
     return pixels
@@ -60,7 +64,7 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
         SettingsError: The bytes are no complete image, or OpenCV isn't installed.
     """
     cv2 = require_opencv()
-    pixels = _decoded(encoded, grey=channels == 1)
+    pixels = pixels_of(encoded, grey=channels == 1)
     if pixels is None:
         raise SettingsError(
             f"image {name} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG; fetch it again"
@@ -76,11 +80,11 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
     return np.asarray(pixels, dtype=np.uint8).reshape(size, size, channels)
 
 
-def _decoded(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
-    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is no complete PNG or JPEG."""
+def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
+    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is no complete PNG or JPEG of ``MAX_SIDE``."""
     cv2 = require_opencv()
-    end = _ENDS.get(encoded[:2])
-    if end is None or end not in encoded[-_TAIL_BYTES:]:
+    end, size = _ENDS.get(encoded[:2]), _size_in_head(io.BytesIO(encoded))
+    if end is None or end not in encoded[-_TAIL_BYTES:] or size is None or max(size) > MAX_SIDE:
         return None
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)

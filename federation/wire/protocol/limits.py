@@ -42,6 +42,7 @@ MAX_DEPTH = 16
 MAX_TEXT = 1024
 MAX_PROBE_LOGITS = 1 << 16
 MAX_METRICS = 256
+MAX_METRIC_CHARACTERS = 32_768
 MAX_ENCODINGS = 16
 MAX_METRIC = 1e15
 """More than any device measures, bytes included; sums of such numbers stay finite."""
@@ -264,6 +265,7 @@ def _check_report(report: Report) -> None:
     _within(report.round, -1, MAX_COUNTER, "report's round")
     _within(report.version, -1, MAX_COUNTER, "report's version")
     _within(len(report.metrics), 0, MAX_METRICS, "number of metrics")
+    _within(sum(map(len, report.metrics)), 0, MAX_METRIC_CHARACTERS, "characters in names of metrics")
     for name, value in report.metrics.items():
         _text(name, "metric's name")
         least, most = (0.0, 1.0) if name.split("/", 1)[0] in _SHARES else (-MAX_METRIC, MAX_METRIC)

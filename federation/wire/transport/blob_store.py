@@ -291,6 +291,6 @@ def _flush_directory(directory: Path) -> None:
 def _remove_older(directory: Path, age_s: float) -> None:
     oldest = time.time() - age_s
     for file in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # gone meanwhile, no file, or on a disk that lets nothing go
             if file.stat().st_mtime < oldest:
                 file.unlink()

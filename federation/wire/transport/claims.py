@@ -11,12 +11,15 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
+import secrets
+import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from replayfleet.federation.errors import SettingsError
@@ -86,7 +89,7 @@ class ClaimStore:
         """Begin to store a bundle; the future's error is whatever the store, or our disk, had against it."""
 
         def work() -> None:
-            with self._files.open(f"{self._folder}/{transfer_id}", "wb") as target:
+            with self._new(f"{self._folder}/{transfer_id}") as target:
                 for block in blocks:
                     target.write(block)
 
@@ -96,10 +99,7 @@ class ClaimStore:
         """Begin to fetch a bundle into a file, of ``size_bytes`` at most; what came before an error stays there."""
 
         def work() -> None:
-            place = f"{self._folder}/{transfer_id}"
-            if self._is_shared_folder and not Path(place).is_file():
-                raise FileNotFoundError("no bundle lies there")  # a pipe, say, which would hold this thread for ever
-            with self._files.open(place, "rb") as source, target.open("wb") as file:
+            with self._found(f"{self._folder}/{transfer_id}") as source, target.open("wb") as file:
                 left = size_bytes
                 while left > 0 and (chunk := source.read(min(_CHUNK_BYTES, left))):
                     file.write(chunk)
@@ -116,6 +116,39 @@ class ClaimStore:
     def close(self) -> None:
         """Begin nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @contextlib.contextmanager
+    def _new(self, place: str) -> Iterator[IO[bytes]]:
+        """Open a bundle to be written; in a folder beside its place, where others may have laid a link or a pipe."""
+        if not self._is_shared_folder:
+            with self._files.open(place, "wb") as target:
+                yield target
+            return
+        beside = Path(f"{place}.{secrets.token_hex(8)}")
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("xb") as target:
+                yield target
+            beside.replace(place)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def _found(self, place: str) -> Iterator[IO[bytes]]:
+        """Open a bundle to be read; in a folder a file alone, for a pipe would hold this thread for ever."""
+        if not self._is_shared_folder:
+            with self._files.open(place, "rb") as source:
+                yield source
+            return
+        if Path(place).is_symlink():
+            raise FileNotFoundError("a link lies there")
+        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise FileNotFoundError("no bundle lies there")
+        with os.fdopen(handle, "rb") as source:
+            yield source
 
     def _remove(self, transfer_id: str) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire

@@ -138,11 +138,16 @@ class FleetCourier:
         if self._role == "aggregator":
             self._incoming.instance = instance
 
-    def forget(self, peer: str | None = None) -> None:
-        """Let go of every transfer, both ways, or of those with one peer; what arrived stays for later offers."""
+    def forget(self, peer: str | None = None, *, for_good: bool = False) -> None:
+        """Let go of every transfer, both ways, or of those with one peer.
+
+        Args:
+            peer: whose; None: everybody's.
+            for_good: of this peer nothing is kept; else what arrived stays for later offers.
+        """
         for link in [peer] if peer is not None else list(self._open):
             self._open.pop(link, None)
-        self._incoming.forget(peer)
+        self._incoming.forget(peer, for_good=for_good)
 
     def withdraw(self, peer: str) -> None:
         """Offer a peer nothing more of what is on its way to it; what it asks of that from now on is ignored."""

@@ -172,9 +172,7 @@ class Incoming:
                 self._waiting[peer] = offer  # a newer offer has the earlier one's turn
             return freed
         self._waiting.pop(peer, None)
-        for part in self._store.parts.glob(f"{_file_stem(peer)}.*.part"):
-            if part.name != _part_name(peer, offer):
-                part.unlink(missing_ok=True)
+        self._remove_parts(peer, but=_part_name(peer, offer))
         early = pending.blocks if pending is not None and pending.offer == offer else {}
         return freed + self._guarded(peer, lambda: self._begin(peer, offer, early, now, since), offer)
 
@@ -230,8 +228,8 @@ class Incoming:
             events += self._make_room(now) + self.turns()
         return events
 
-    def forget(self, only: str | None = None) -> None:
-        """Let go of every transfer, or of those with one peer and of what they came to; part files stay."""
+    def forget(self, only: str | None = None, *, for_good: bool = False) -> None:
+        """Let go of every transfer, or of those with one peer and of what they came to; part files stay, or don't."""
         if only is not None:  # what was said of them may not hold any more: the service is asked again
             self._concluded = OrderedDict((key, said) for key, said in self._concluded.items() if key[0] != only)
         for peer in [peer for peer in (*self._pending, *self._open, *self._waiting) if only in {None, peer}]:
@@ -239,6 +237,8 @@ class Incoming:
             self._waiting.pop(peer, None)
             if peer in self._open:
                 self._drop(peer, keep_part=True)
+        if for_good and only is not None:
+            self._remove_parts(only)
 
     def resume(self, now: float) -> None:
         """The sender may have forgotten: tell it what we have."""
@@ -429,6 +429,11 @@ class Incoming:
         """Blocks that each sender may have in flight now."""
         blocks = self._limits.max_window_bytes // (offer.block_bytes * max(1, len(self._open)))
         return max(1, min(self._credit, blocks))
+
+    def _remove_parts(self, peer: str, but: str = "") -> None:
+        for part in self._store.parts.glob(f"{_file_stem(peer)}.*.part"):
+            if part.name != but:
+                part.unlink(missing_ok=True)
 
     def _drop(self, peer: str, *, keep_part: bool = False) -> None:
         current = self._open.pop(peer)

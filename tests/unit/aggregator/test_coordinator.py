@@ -16,7 +16,7 @@ import pytest
 
 from replayfleet.aggregator.admission import Caps, Gate
 from replayfleet.aggregator.aggregation import RoundResult
-from replayfleet.aggregator.coordinator import MAX_LITTER_BYTES, Coordinator
+from replayfleet.aggregator.coordinator import MAX_LITTER_BYTES, MAX_REPORTS, Coordinator
 from replayfleet.aggregator.leading import Claim, Leadership
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.metrics import Metrics
@@ -44,7 +44,7 @@ from replayfleet.federation.wire.protocol.messages import (
     Serving,
     Verdict,
 )
-from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Offered, Received
+from replayfleet.federation.wire.transport.interfaces import Arrived, Concluded, Event, Failed, Offered, Received
 
 SPEC = FleetSpec("street", "scripted", {}, {}, 0)
 COMMON = BlobEntry("task", "aa" * 32, 5, shared=True)
@@ -86,7 +86,7 @@ class Courier:
     def resume(self, _now: float) -> None:
         pass
 
-    def forget(self, peer: str | None = None) -> None:
+    def forget(self, peer: str | None = None, *, for_good: bool = False) -> None:
         self.sent = [] if peer is None else [sent for sent in self.sent if sent[0] != peer]
 
     def withdraw(self, peer: str) -> None:
@@ -367,6 +367,18 @@ def test_a_report_counts_once_for_each_version_and_only_from_its_client(desk: De
         desk.hears(event)
     desk.hears(Received("a", Report("a", 0, 2, {})))
     assert desk.journal.lines.count("client report") == 1
+
+
+def test_a_client_whose_version_it_made_huge_itself_fills_the_journal_with_no_reports(desk: Desk) -> None:
+    desk.online("a")
+    desk.hears(Received("a", Presence("a", "online", "another", 1, serving_version=7)))
+    desk.jobs.run(0.0)
+    for version in range(2, 99):
+        desk.hears(Received("a", Report("a", 0, version, {})))
+    assert desk.journal.lines.count("client report") == MAX_REPORTS
+    desk.online("b")
+    desk.hears(Received("b", Report("b", 0, 1, {})))
+    assert desk.journal.lines.count("client report") == MAX_REPORTS + 1
 
 
 def test_a_client_that_falls_silent_is_gone_and_gets_nothing_of_the_next_round(desk: Desk) -> None:
@@ -759,3 +771,34 @@ def test_what_came_with_refused_uploads_does_not_stay(desk: Desk) -> None:
     desk.hears(Arrived("a", "0" * 32, huge, 9), now=13.0)
     desk.coordinator.tick(13.1)
     assert len(desk.collected) == before + 2
+
+
+def test_what_broke_off_or_gave_way_to_another_offer_does_not_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.online("a", "b")
+    desk.coordinator.tick(1.0)
+    monkeypatch.setattr(desk.courier, "accept", lambda *_: [])  # blocks come one after the other
+    monkeypatch.setattr(Gate, "check_offer", lambda *_args, **_known: None)
+    monkeypatch.setattr("replayfleet.aggregator.coordinator.MAX_LITTER_BYTES", 100)
+    before = len(desk.collected)
+
+    desk.presence.members = frozenset("a")
+
+    def offers(digit: str, size_bytes: int) -> None:
+        blobs = (BlobEntry("task", digit * 64, size_bytes),)
+        manifest = Manifest("up", "street", "a", 0, 1, blobs, encode_facts({}))
+        desk.hears(Offered("a", Offer("client", digit * 32, manifest, (), 1024, b"")), now=2.0)
+
+    offers("1", 100)
+    offers("1", 100)
+    offers("2", 9)
+    desk.coordinator.tick(3.0)
+    assert len(desk.collected) == before, "as much as may lie about until the next commit"
+    offers("3", 9)
+    desk.coordinator.tick(4.0)
+    assert len(desk.collected) == before + 1
+    assert "3" * 64 in desk.collected[-1], "it is on its way"
+    assert "1" * 64 not in desk.collected[-1]
+    desk.hears(Failed("a", "3" * 32, OSError(errno.ENOSPC, "full")), now=4.1)
+    desk.coordinator.tick(4.1)
+    assert len(desk.collected) == before + 2, "the disk needs the room"
+    assert "3" * 64 not in desk.collected[-1]

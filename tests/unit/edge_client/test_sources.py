@@ -110,8 +110,11 @@ def test_a_decoded_image_spans_minus_one_to_one_and_has_the_tasks_size() -> None
     ok, encoded = cv2.imencode(".png", red)
     colour = decode_image(encoded.tobytes(), TaskSpec(3, 32, ("a", "b")))
     assert colour[:, 0, 0].tolist() == [1.0, -1.0, -1.0]
-    with pytest.raises(ValueError, match="not a PNG"):
-        decode_image(b"GIF89a", TASK)
+    huge = bytearray(encoded.tobytes())
+    huge[16:20] = (8193).to_bytes(4, "big")  # its head claims that it is so wide
+    for wrong in (b"GIF89a", encoded.tobytes()[:-20], bytes(huge)):
+        with pytest.raises(ValueError, match="not a complete PNG or JPEG image of at most 8192 x 8192"):
+            decode_image(wrong, TASK)
 
 
 def folder_samples(uri: FolderUri, ledger: Path) -> FolderSamples:

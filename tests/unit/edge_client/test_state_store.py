@@ -98,6 +98,13 @@ def test_a_damaged_record_is_detected_and_counts_as_lost(tmp_path: Path, damage:
     assert store.training() == commit()
 
 
+def test_a_record_that_cant_be_read_counts_as_lost_and_stays(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    (tmp_path / "state" / "training").mkdir(parents=True)
+    assert store.training() is None
+    assert (tmp_path / "state" / "training").is_dir()
+
+
 def test_blobs_of_every_record_stay_and_no_others(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     assert store.blobs_in_use() == set()

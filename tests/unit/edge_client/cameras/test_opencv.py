@@ -14,8 +14,8 @@ import pytest
 from support.rtsp_server import number_in, painted
 
 from replayfleet.edge_client.cameras.live.opencv import Capture, CaptureLoop, has_backend, open_with
-from replayfleet.edge_client.cameras.live.wire import MAX_SIDE
 from replayfleet.edge_client.flow import CameraError, Picture
+from replayfleet.federation.streams.files.picture_files import MAX_SIDE
 
 STALE = "[mjpeg @ 0x55d6c0816a00] error count: 64\n[mjpeg @ 0x55d6c0816a00] error y=0 x=4\n"
 

@@ -4,13 +4,14 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from replayfleet.edge_client.flow import Answers, Boxes, Camera, Picture, Prediction, Samples, Shown, Source
 from replayfleet.edge_client.frames.views import Crops, Detector
-from replayfleet.edge_client.learning.camera_samples import MAX_WAITING, CameraSamples
+from replayfleet.edge_client.learning.camera_samples import MAX_PLACES, MAX_WAITING, CameraSamples
 from replayfleet.edge_client.learning.collector import Collector, newest
 from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
@@ -20,6 +21,8 @@ from replayfleet.edge_client.learning.labels.operators_word import Feedback
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.sources import cameras_with_samples
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.messages import Report
 from replayfleet.models.specs import DetectionSpec, TaskSpec
 
 TASK = TaskSpec(3, 32, ("car", "bike"), generator_width=1)
@@ -302,3 +305,15 @@ def test_a_picture_that_is_too_full_is_said_once_per_camera_and_counted(caplog: 
     measures = found.measures()
     assert (measures["num_objects_left_out"], measures["num_boxes_left_out"]) == (12.0, 9.0)
     assert caplog.messages.count("picture is too full") == 2  # of answers and of labels
+
+
+def test_a_report_names_the_places_with_most_answers_and_counts_all() -> None:
+    found = collector()
+    for number in range(300):
+        found.add(samples(0), place=f"clip-{number:03}", num_right=1, num_answered=1 + (number in {7, 299}))
+    cameras = CameraSamples((), cast("Any", None), cast("Any", None), found)
+    measured = cameras.measures()
+    assert measured["num_stream"] == 302.0
+    assert len([name for name in measured if "/" in name]) == MAX_PLACES
+    assert measured["stream_accuracy/clip-299"] == 0.5
+    encode(Report("cam-1", 0, 1, dict(measured)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -24,6 +25,16 @@ def test_a_data_dir_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, c
     with pytest.raises(SettingsError, match="belongs to"):
         claim_data_dir(tmp_path, **{**mine, **change})
     assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_keeps_nobody_from_its_own_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    claim_data_dir(tmp_path, fleet="f", role="client").close()
+    monkeypatch.setattr(os, "pwrite", full)
+    with claim_data_dir(tmp_path, fleet="f", role="client"), pytest.raises(SettingsError, match="in use"):
+        claim_data_dir(tmp_path, fleet="f", role="client")
 
 
 def test_a_second_process_is_told_who_holds_the_data_dir(tmp_path: Path):

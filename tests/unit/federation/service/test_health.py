@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -18,10 +19,11 @@ from replayfleet.federation.service import health
 from replayfleet.federation.service.health import OFF, HealthServer
 
 
-def fetched(url: str, authorization: str = "") -> tuple[int, bytes]:
-    request = urllib.request.Request(url, headers={"Authorization": authorization} if authorization else {})
+def fetched(url: str | urllib.request.Request, authorization: str = "") -> tuple[int, bytes]:
+    if isinstance(url, str):
+        url = urllib.request.Request(url, headers={"Authorization": authorization} if authorization else {})
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -131,3 +133,38 @@ def test_connections_that_say_nothing_cost_a_bounded_number_of_threads_and_files
         for each in silent:
             each.close()
         server.stop()
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("localhost", 200), ("[::1]:9101", 200)])
+def test_without_a_token_no_name_of_somebody_elses_leads_here(host: str, status: int):
+    server = HealthServer(CollectorRegistry())
+    try:
+        server.answer(lambda: {"healthy": True}, post={"/feedback": lambda _: (HTTPStatus.OK, {})})
+        for path, data in (("/healthz", None), ("/feedback", b"{}")):
+            headers = {"Host": host, "Content-Type": "application/json"}
+            assert fetched(urllib.request.Request(server.url + path, data, headers))[0] == status
+    finally:
+        server.stop()
+
+
+def test_a_request_that_comes_a_byte_at_a_time_gives_its_place_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "CONNECTION_S", 0.3)
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 1)
+    server = HealthServer(CollectorRegistry(), token="a-secret-of-ours")
+    try:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as slow, contextlib.suppress(OSError):
+            while True:  # until it is closed
+                slow.sendall(b"G")
+                time.sleep(0.02)
+        assert until_answered(server.url + "/healthz") == 401
+    finally:
+        server.stop()
+
+
+def until_answered(url: str) -> int:
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            return fetched(url)[0]
+        time.sleep(0.05)
+    raise AssertionError("no place")

@@ -9,16 +9,26 @@ from collections.abc import Iterator
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from replayfleet.federation.service.web import serving
+from replayfleet.federation.service.web import guard, serving
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
     monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
-    app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("here"))])
+    monkeypatch.setattr(guard, "BODY_S", 0.2)
+
+    async def takes(request: Request) -> PlainTextResponse:
+        try:
+            return PlainTextResponse(str(len(await guard.body_of(request, 100))))
+        except guard.Refused as refused:
+            return PlainTextResponse(str(refused), refused.status)
+
+    routes = [Route("/", lambda _: PlainTextResponse("here")), Route("/body", takes, methods=["POST"])]
+    app = Starlette(routes=routes)
     made = serving.WebServer(app, "127.0.0.1", 0, name="pages", max_connections=4)
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -42,3 +52,13 @@ def test_connections_that_never_ask_give_their_places_back(server: serving.WebSe
     finally:
         for each in silent:
             each.close()
+
+
+@pytest.mark.parametrize(("length", "sent", "status"), [(50, 50, b"200"), (50, 1, b"408"), (101, 101, b"413")])
+def test_a_body_that_is_too_long_or_doesnt_come_is_refused(
+    server: serving.WebServer, length: int, sent: int, status: bytes
+) -> None:
+    address = server._server.servers[0].sockets[0].getsockname()
+    with socket.create_connection(address, timeout=60) as asking:
+        asking.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length + bytes(sent))
+        assert asking.recv(100).split()[1] == status

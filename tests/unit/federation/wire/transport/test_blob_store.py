@@ -144,3 +144,15 @@ def test_of_a_doubted_blob_only_what_is_damaged_goes(tmp_path: Path, monkeypatch
     assert [path.exists() for path in spooled] == [True, False, False], "others may be reading what is sound"
     monkeypatch.setattr(store, "read", lambda name: pytest.fail("looked at twice"))
     store.distrust(sound)
+
+
+def test_what_strangely_lies_in_the_spool_keeps_nobody_from_starting(tmp_path: Path):
+    parts = DiskBlobStore(tmp_path).parts
+    (parts / "a-folder").mkdir()
+    (parts / "a-link").symlink_to(tmp_path / "nowhere")
+    old = parts / "cam-1.old.part"
+    old.touch()
+    for path in (parts / "a-folder", old):
+        os.utime(path, (0, 0))
+    DiskBlobStore(tmp_path)
+    assert not old.exists()

@@ -177,6 +177,18 @@ def test_a_silent_peer_is_given_up_and_what_arrived_is_kept(end: End) -> None:
     assert report.next_missing == 1
 
 
+def test_of_a_peer_that_is_forgotten_for_good_nothing_stays(end: End) -> None:
+    for peer in ("cam-1", "cam-2"):
+        end.incoming.accept(peer, offer_of(DATA), 0.0)
+    end.incoming.tick(61.0)  # both are given up, what arrived is kept
+    end.incoming.accept("cam-1", offer_of(OTHER, DATA), 62.0)
+    end.incoming.forget("cam-1")
+    end.incoming.forget("cam-2", for_good=True)
+    assert [part.name.split(".")[0] for part in end.store.parts.iterdir()] == ["cam-1"]
+    end.incoming.forget("cam-1", for_good=True)
+    assert not list(end.store.parts.iterdir())
+
+
 def test_blocks_that_lie_end_the_transfer_with_a_verdict_that_is_not_remembered(end: End) -> None:
     offer = offer_of(DATA)
     end.incoming.accept("cam-1", offer, 0.0)
