@@ -239,7 +239,7 @@ Rate: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=MAX_FRAME_RATE_HZ)]
 """Pictures per second."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what was said of a frame is known as long as its samples wait, and no longer
 class Samples:
     """Labelled images.
 

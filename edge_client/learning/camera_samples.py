@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -44,6 +45,8 @@ class CameraSamples:
         self._desk = desk
         self._collector = collector
         self._waiting: queue.Queue[Shown] = queue.Queue()
+        self._said = weakref.WeakValueDictionary[tuple[str, int, int | None], Samples]()
+        self._speaking = threading.Lock()
         self._failing = False
         self.num_unlabelled = 0
         """Pictures that nobody labelled because labelling is slower than they come."""
@@ -73,13 +76,21 @@ class CameraSamples:
             self.num_unlabelled += 1
 
     def feedback(self, feedback: AnyFeedback) -> TakeBack:
-        """Learn what an operator says about a recent frame; returns how to take it back.
+        """Learn what an operator says about a recent frame, in place of what was said of it before the next round.
+
+        Returns how to take it back.
 
         Raises:
             FeedbackRefused: It can't be used; says why.
         """
         samples, place = self._desk.samples(feedback)
-        self._collector.add(samples, place=place)
+        about = (feedback.camera, feedback.frame_id, getattr(feedback, "object_index", None))
+        with self._speaking:
+            before = self._said.get(about)
+            if before is not None:
+                self._collector.take_back(before)
+            self._said[about] = samples
+            self._collector.add(samples, place=place)
         return lambda: self._collector.take_back(samples)
 
     def round_samples(self, round_index: int) -> Samples | None:

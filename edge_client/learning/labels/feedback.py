@@ -37,7 +37,7 @@ class FeedbackDesk:
         self._frames.keep(shown)
 
     def samples(self, feedback: AnyFeedback) -> tuple[Samples, str]:
-        """Return what the label makes of the frame, and the frame's place. A frame may be labelled once per object.
+        """Return what the label makes of the frame, and the frame's place.
 
         Raises:
             FeedbackRefused: It brings boxes; the class, the frame or the object is unknown, or the frame isn't kept any

@@ -225,6 +225,18 @@ def test_an_operators_label_becomes_round_data_too() -> None:
     assert taken.labels.tolist() == [0, 1]
 
 
+def test_an_operator_who_says_it_again_before_the_round_corrects_what_was_said() -> None:
+    found = serve(source([picture(4, 0, 0)]), 0)
+    for class_name, thing in (("car", 0), ("bike", 0), ("bike", 0), ("bike", 1)):
+        found.feedback(Feedback("front", 4, class_name, thing))
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 0, 1, 1]
+    assert not found._said, "nothing is kept of what a round has"
+    found.feedback(Feedback("front", 4, "car", 0))
+    assert found.progress().num_samples == 1
+
+
 def test_pictures_nobody_labels_are_served_and_not_learned() -> None:
     found = CameraSamples((), ClassLessons([]), FeedbackDesk(TASK.class_names, 60.0), collector())
     one = picture(0, 0, 1)
