@@ -182,10 +182,16 @@ def _claim(
     if "centralized" not in {found.name for found in runs}:
         return lines[:-1], {}  # beside a block that has a chart
     file = f"results-{'-'.join(place)}.png"
-    seeds = [found for found in runs if found.seed == runs[0].seed and PERTURBED not in found.name]
+    curves: dict[str, dict[int, list[float]]] = {}
+    for found in runs:
+        if PERTURBED not in found.name:
+            curves.setdefault(found.name, {})[found.seed] = found.raw.curve
+    shared = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))
+    means = {name: zip(*(by_seed[seed] for seed in shared), strict=False) for name, by_seed in curves.items()}
+    seeds = f"seed {shared[0]}" if len(shared) == 1 else f"mean of seeds {', '.join(map(str, shared))}"
     chart = accuracy_chart(
-        [Curve(found.name, found.raw.curve) for found in seeds],
-        title=f"{place[0]}: {_where(runs[0])}, seed {runs[0].seed}",
+        [Curve(name, [_mean(values) for values in rounds]) for name, rounds in means.items()],
+        title=f"{place[0]}: {_where(runs[0])}, {seeds}",
     )
     return [*lines, f"![accuracy]({file})"], {file: chart}
 
