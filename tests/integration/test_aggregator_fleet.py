@@ -366,9 +366,9 @@ def test_a_blob_that_is_being_received_is_not_collected(fleet: TinyFleet):
     blobs = fleet.service._parts.blobs
     digest = blobs.put(b"a sub-generator of an upload on its way")
     entry = BlobEntry("sub-generator/1", digest, 39)
-    fleet.service._parts.receiving["cam-9"] = Manifest("up", "tiny-fleet", "cam-9", 1, 1, (entry,))
+    fleet.service._parts.arriving.begin("cam-9", Manifest("up", "tiny-fleet", "cam-9", 1, 1, (entry,)))
     fleet.service.coordinator._collect()
     assert blobs.has(digest)
-    fleet.service._parts.receiving.clear()
+    fleet.service._parts.arriving.let_go("cam-9")
     fleet.service.coordinator._collect()
     assert not blobs.has(digest)
