@@ -28,6 +28,9 @@ from replayfleet.federation.wire.transport.incoming import TransferLimits
 
 _log = EventLogger("aggregator")
 
+MANY = 4
+"""Settings that differ; of more only the names are said."""
+
 
 @dataclass(frozen=True)
 class Fleet:
@@ -92,6 +95,9 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         store.close()
         was, now = (", ".join(f"{name}={one.get(name)}" for name in others) for one in (before.settings, spec.settings))
         options = " ".join(f"--set {name}={before.settings.get(name)}" for name in others)
+        if len(others) > MANY:
+            was, now = f"{len(others)} other settings ({', '.join(others)})", "what it hasn't"
+            options = "the --settings (tiny, say) and --set that it began with"
         raise SettingsError(
             f"data dir: its run has {was}, now {now} is asked for; go on with {options}, or in another --data-dir"
         )

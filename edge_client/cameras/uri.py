@@ -141,9 +141,12 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
     if not separator:
         shown = uri.rpartition("@")[2]  # before it may stand a password
         raise SettingsError(
-            f"source {shown!r} is not a URI; expected for example 'camera://0', 'dataset://fashion-mnist' or "
-            "'folder:///path'"
+            f"source {shown!r} is not a URI; expected for example 'camera://0', 'video:///path/film.mp4', "
+            "'dataset://fashion-mnist' or 'folder:///path'"
         )
+    if "=" in scheme:
+        told = scheme.partition("=")[0]
+        raise SettingsError(f"camera's name {told!r}: expected 1 to 64 letters (a to z), digits, '_' or '-' before '='")
     if scheme not in _SCHEMES:
         return CameraUri(name, scheme, _camera_settings(scheme, uri, rest))
     place, query = _place_and_query(uri)

@@ -156,10 +156,10 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def main(serve: Callable[[Sequence[int]], object] | None = None) -> None:
     """Fork at the client's word until its end of the socket closes; models that run then end by themselves."""
-    from replayfleet.edge_client.serving import worker
-
     for sign in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sign, signal.SIG_IGN)
+    from replayfleet.edge_client.serving import worker
+
     worker.prepare()
     gc.collect()
     gc.freeze()  # collections of the children then leave the pages of all this shared

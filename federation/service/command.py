@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 
@@ -71,6 +71,7 @@ def facts(setting: Setting) -> str:
         default = f"default: {'on' if setting.default else 'off'}"
     else:
         shown = f"{setting.default:g}" if isinstance(setting.default, float) else setting.default
+        shown = ", ".join(map(str, shown)) if isinstance(shown, tuple) else shown
         default = f"default: {shown}{unit}"
     values = joined(setting.choices) or (f"{setting.bounds}{unit}" if setting.bounds else "")
     parts = (values, default, "repeatable" if setting.several else "")
@@ -128,6 +129,9 @@ def run_command(command: click.Command, name: str, handed: object = None) -> NoR
 
 def fail(name: str, error: Exception) -> NoReturn:
     """End a program with one line on stderr and its exit code; an error that nobody expected is raised again."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # of Click 8.2 and later
+        click.echo(cast(click.UsageError, error).format_message(), err=True)
+        sys.exit(2)
     text, code = explained(name, error)
     say(name, text)
     sys.exit(code)

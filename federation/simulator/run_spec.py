@@ -91,7 +91,9 @@ class RunSpec:
         int | None,
         Option("Clients that miss a round; they are drawn anew for each but the first.", STREAM, unset="0"),
     ] = None
-    seed: Annotated[int, Option("What stream, models and training derive their randomness from.", STREAM)] = 0
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1), Option("What stream, models and training derive their randomness from.", STREAM)
+    ] = 0
     out: Annotated[Path, Option("Folder for the results.", RESULTS, metavar="DIR", check=check_folder)]
     data_root: Annotated[
         Path | None,

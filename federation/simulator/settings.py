@@ -207,4 +207,8 @@ def _convert(key: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"--set {key}={text}: {str(error).replace('`', '')}") from error
+        said = str(error).replace("`", "")
+        said = {"Expected int, got str": "expected a whole number", "Expected float, got str": "expected a number"}.get(
+            said, said
+        )
+        raise SettingsError(f"--set {key}={text}: {said}") from error

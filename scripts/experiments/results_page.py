@@ -139,7 +139,9 @@ def _compared(
             ),
             _row(["change", *(f"{value:+.1f}" for value in changes), f"{_mean(changes):+.1f}"]),
             "",
-            f"Largest change: {max(map(abs, changes)):.1f} points, for {_processor_seconds([left, right])}.",
+            f"Largest change: {max(map(abs, changes)):.1f} points; a point or more in "
+            f"{sum(abs(change) >= 1 for change in changes)} of {len(changes)} rounds. "
+            f"Cost: {_processor_seconds([left, right])}.",
             "",
         ]
         file = f"{chart}-{left.block}-{left.scenario}-{left.seed}.png"

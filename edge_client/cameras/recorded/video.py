@@ -6,6 +6,7 @@ Needs OpenCV, imported on first use. The film is read in this process: it is a f
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,7 +163,10 @@ def _probe(settings: VideoSettings) -> tuple[float, int]:
     """Return the rate to play at and how many frames the film claims to have, 0 if it doesn't say."""
     path = settings.path
     if not path.is_file():
-        raise SettingsError(f"film {str(path)!r} doesn't exist; expected video:///path/film.mp4")
+        problem = "is a folder" if path.is_dir() else "doesn't exist"
+        raise SettingsError(f"film {str(path)!r} {problem}; expected video:///path/film.mp4")
+    if not os.access(path, os.R_OK):
+        raise SettingsError(f"film {str(path)!r} can't be read: permission denied")
     cv2 = require_opencv()
     capture = cv2.VideoCapture(str(path))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from collections import Counter
@@ -48,7 +49,7 @@ class Film:
         codec = cv2.VideoWriter.fourcc(*"VP80")
         self._writer: Any = cv2.VideoWriter(str(path), codec, min(60.0, max(1.0, rate_hz)), size)
         if not self._writer.isOpened():
-            raise SettingsError(f"film {path} can't be written; OpenCV has no encoder for it here")
+            raise SettingsError(f"film {path} can't be written: no room or permission, or OpenCV has no encoder here")
         self.num_frames = 0
 
     def write(self, image: NDArray[np.uint8]) -> None:
@@ -110,8 +111,11 @@ class Recorder:
                 self._take(shown)
             for camera in sorted(self._first):
                 self._begin(camera)
-        except Exception:  # root of a thread: what comes is taken until somebody closes
-            log.exception("film stopped", path=self._path)
+        except Exception as error:  # root of a thread: what comes is taken until somebody closes
+            if isinstance(error, SettingsError):
+                log.error("film stopped", path=self._path, reason=error)
+            else:
+                log.exception("film stopped", path=self._path)
             while (shown := self._waiting.get()) is not None:
                 self._left_out[shown.picture.camera] += 1
         finally:
@@ -166,3 +170,5 @@ def check_film(path: Path) -> None:
         raise SettingsError(f"film {path} should end in .webm, which browsers play")
     if not path.absolute().parent.is_dir():
         raise SettingsError(f"film {path}: folder {path.absolute().parent} doesn't exist")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise SettingsError(f"film {path}: nothing may be written to folder {path.absolute().parent}")

@@ -43,10 +43,8 @@ def tls_of(folder: Path | None, named: TlsSettings) -> TlsSettings:
     """Return the TLS files of an identity folder, but for those that the operator named."""
     if folder is None:
         return named
-    ca = named.ca_file or folder / CA
-    if named.certificate_file or named.key_file:
-        return TlsSettings(ca, named.certificate_file, named.key_file)
-    return TlsSettings(ca, folder / CERTIFICATE, folder / KEY)
+    certificate, key = named.certificate_file or folder / CERTIFICATE, named.key_file or folder / KEY
+    return TlsSettings(named.ca_file or folder / CA, certificate, key)
 
 
 def concerns(folder: Path, now: float) -> list[str]:

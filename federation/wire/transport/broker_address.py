@@ -101,6 +101,8 @@ class TlsSettings:
         for file in (self.ca_file, self.certificate_file, self.key_file):
             if file is not None and not file.is_file():
                 raise SettingsError(f"TLS file {str(file)!r} does not exist")
+            if file is not None and not os.access(file, os.R_OK):
+                raise SettingsError(f"TLS file {str(file)!r} can't be read: permission denied")
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except ssl.SSLError as error:

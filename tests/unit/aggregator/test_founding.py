@@ -76,4 +76,8 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
         match=r"its run has robust=none, now robust=median is asked for; go on with --set robust=none, or",
     ):
         world.start_aggregator("older")
+    many = msgspec.structs.replace(spec, settings={name: f"{value}-else" for name, value in spec.settings.items()})
+    world.fleet = dataclasses.replace(asked, spec=many)
+    with pytest.raises(SettingsError, match=r"has \d+ other settings .* go on with the --settings \(tiny, say\)"):
+        world.start_aggregator("older")
     world.close()

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, HELP, Program
-from replayfleet.federation.service.command import explained, say, with_settings
+from replayfleet.federation.service.command import explained, run_command, say, with_settings
 from replayfleet.federation.service.logs import configure_logging
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings
 
@@ -114,6 +114,17 @@ def test_what_a_disk_does_to_a_command_is_one_line(error: Exception, said: str, 
     text, found = explained("aggregator", error)
     assert said in text
     assert found == code
+
+
+def test_without_arguments_a_program_prints_its_help_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = click.Group("edge-client", commands=[click.Command("start", help="Serve.")], no_args_is_help=True)
+    monkeypatch.setattr("sys.argv", ["edge-client"])
+    with pytest.raises(SystemExit):
+        run_command(group, "edge-client")
+    shown = capsys.readouterr()
+    assert "\nCommands:\n" in shown.out + shown.err
 
 
 def test_what_nobody_expected_is_raised() -> None:

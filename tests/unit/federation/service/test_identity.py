@@ -38,6 +38,9 @@ def test_a_folder_gives_the_tls_files_that_nobody_named(folder: Path) -> None:
     own.context()
     other = Path("x.crt"), Path("x.key")
     assert tls_of(folder, TlsSettings(None, *other)) == TlsSettings(folder / "ca.crt", *other)
+    assert tls_of(folder, TlsSettings(None, None, other[1])) == TlsSettings(
+        folder / "ca.crt", own.certificate_file, other[1]
+    )
     assert tls_of(folder, TlsSettings(Path("ca"))).ca_file == Path("ca")
     assert tls_of(None, TlsSettings()) == TlsSettings()
 

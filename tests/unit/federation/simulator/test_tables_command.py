@@ -368,8 +368,8 @@ def test_a_setting_counts_where_a_method_has_it_and_is_refused_where_none_has(ta
         (["1", "--settings", "big"], "unknown settings 'big'"),
         (["10", "--features", "incept"], "did you mean 'inception'?"),
         (["1", "--features", "inception"], "leave it out for table 1"),
-        (["1", "--methods", "centralized", *SIZE, "--set", "strength=much"], "--set strength=much: Expected float"),
-        (["1", "--methods", "nudge", *SIZE, "--set", "overlap=a"], "--set overlap=a: Expected int"),
+        (["1", "--methods", "centralized", *SIZE, "--set", "strength=much"], "--set strength=much: expected a number"),
+        (["1", "--methods", "nudge", *SIZE, "--set", "overlap=a"], "--set overlap=a: expected a whole number"),
         (["1", "--flavour", "x"], "No such option"),
     ],
 )
