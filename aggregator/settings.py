@@ -22,7 +22,7 @@ from replayfleet.federation.service.fleet.presets import MAX_CHANGE, SETTINGS, S
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_kind
 from replayfleet.federation.service.fleet.variants import resolved
-from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings
+from replayfleet.federation.service.member_settings import ConnectionSettings, WatchSettings, check_address
 from replayfleet.federation.service.settings import TRAINING, Option, check_settings, read_toml, settings_from
 from replayfleet.federation.wire.protocol.messages import FleetSpec
 from replayfleet.models.specs import AnyTaskSpec
@@ -230,6 +230,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             CONSOLE,
             metavar="HOST:PORT",
             unset="no pages",
+            check=check_address,
         ),
     ] = None
     console_names: Annotated[

@@ -356,7 +356,8 @@ def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) 
     try:
         return kind(**values)
     except WrongValueError as error:
-        raise SettingsError(f"{written[error.name]}: {error}") from error
+        # What a part of it that is made of these values refuses has a name of its own.
+        raise SettingsError(f"{written[error.name]}: {error}" if error.name in written else str(error)) from error
     except (SettingsError, ValueError) as error:
         # Values that don't go together: the message names their fields, and this adds where each of them stands.
         named = [f"{name}: {where}" for name, where in written.items() if re.search(rf"\b{name}\b", str(error))]

@@ -41,6 +41,8 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--tls-ca", "none.pem"], "TLS file 'none.pem' does not exist"),
         (["--task", "none.toml"], "none.toml: can't be read"),
         (["--config", "none.toml"], "none.toml: can't be read"),
+        (["--console", "8080"], "--console: '8080' is no address; expected HOST:PORT"),
+        (["--console", "192.0.2.1:8080"], "console"),  # it is refused by the console's own settings
         (["--clints", "3"], "No such option '--clints'"),
     ],
 )
