@@ -306,7 +306,7 @@ class Coordinator:
         if not self._reported.get(report.client_id, -1) < report.version <= newest:
             return  # a repetition, or about nothing that we sent
         if self._num_reports[report.client_id] >= MAX_REPORTS:
-            return
+            return  # whoever claims a version far ahead is sent higher ones, below which there is room for any number
         self._num_reports[report.client_id] += 1
         self._reported[report.client_id] = report.version
         self._parts.journal.add(

@@ -28,7 +28,7 @@ from replayfleet.federation.wire.transport.incoming import TransferLimits
 
 _log = EventLogger("aggregator")
 
-MANY = 4
+_MANY = 4
 """Settings that differ; of more only the names are said."""
 
 
@@ -95,7 +95,7 @@ def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
         store.close()
         was, now = (", ".join(f"{name}={one.get(name)}" for name in others) for one in (before.settings, spec.settings))
         options = " ".join(f"--set {name}={before.settings.get(name)}" for name in others)
-        if len(others) > MANY:
+        if len(others) > _MANY:
             was, now = f"{len(others)} other settings ({', '.join(others)})", "what it hasn't"
             options = "the --settings (tiny, say) and --set that it began with"
         raise SettingsError(

@@ -139,7 +139,7 @@ class Setting:
         """What a value must be, in words."""
         if self.choices:
             return joined(self.choices)
-        words = joined([_in_words(kind) for kind in self.kinds])
+        words = joined([in_words(kind) for kind in self.kinds])
         return ", ".join(filter(None, (words, self.bounds)))
 
     def convert(self, value: Any, *, text: bool) -> Any:
@@ -364,7 +364,7 @@ def _made(kind: type[S], values: Mapping[str, Any], written: Mapping[str, str]) 
         raise SettingsError(f"{error} ({'; '.join(named)})" if named else str(error)) from error
 
 
-def _in_words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
     """Return what a value of this type is; empty for types that only msgspec's own message describes."""
     if typing.get_origin(kind) is not tuple:
         return _WORDS.get(typing.get_origin(kind) or kind, "")

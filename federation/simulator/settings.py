@@ -15,6 +15,7 @@ import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
+from replayfleet.federation.service.settings import in_words
 from replayfleet.federation.streams.datasets import has_boxes
 from replayfleet.federation.streams.stream import DRIVING, FEW_SHOT, TASK_BY_TASK, StreamSettings
 from replayfleet.models.specs import AnyTaskSpec
@@ -207,8 +208,6 @@ def _convert(key: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        said = str(error).replace("`", "")
-        said = {"Expected int, got str": "expected a whole number", "Expected float, got str": "expected a number"}.get(
-            said, said
-        )
+        words = in_words(kind)
+        said = f"expected {words}" if words else str(error).replace("`", "")
         raise SettingsError(f"--set {key}={text}: {said}") from error

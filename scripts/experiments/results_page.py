@@ -181,14 +181,14 @@ def _claim(
         same = [found for found in runs if found.name == name]
         lines.append(_row([_name(name), *_numbers(same, upper)]))
     lines += ["", *_floors(runs), *_paired(runs, upper)]
-    if "centralized" not in {found.name for found in runs}:
-        return lines[:-1], {}  # beside a block that has a chart
-    file = f"results-{'-'.join(place)}.png"
     curves: dict[str, dict[int, list[float]]] = {}
     for found in runs:
         if PERTURBED not in found.name:
             curves.setdefault(found.name, {})[found.seed] = found.raw.curve
-    shared = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))
+    shared = sorted(set(curves.get("centralized", {})).intersection(*curves.values()))
+    if not shared:
+        return lines[:-1], {}  # beside a block that has a chart
+    file = f"results-{'-'.join(place)}.png"
     means = {name: zip(*(by_seed[seed] for seed in shared), strict=False) for name, by_seed in curves.items()}
     seeds = f"seed {shared[0]}" if len(shared) == 1 else f"mean of seeds {', '.join(map(str, shared))}"
     chart = accuracy_chart(

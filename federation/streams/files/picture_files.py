@@ -25,6 +25,7 @@ MAX_PICTURE_BYTES = 32 * 2**20
 MAX_SIDE = 8192
 """Pixels. A picture that claims to be wider or higher is garbage, and no memory is asked for it."""
 
+_NONE = f"no complete PNG or JPEG of at most {MAX_SIDE} pixels a side"
 _TAIL_BYTES = 1024
 _ENDS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
 """First two bytes of JPEG and PNG -> what stands near the end of a complete file; decoders pass over its absence."""
@@ -51,7 +52,7 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         raise SettingsError(f"picture {path} is larger than {MAX_PICTURE_BYTES} bytes, the most that is read")
     pixels = pixels_of(encoded)
     if pixels is None:
-        raise SettingsError(f"picture {path} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG")
+        raise SettingsError(f"picture {path} is damaged: {len(encoded)} bytes that are {_NONE}")
     return pixels
 
 
@@ -66,9 +67,7 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
     cv2 = require_opencv()
     pixels = pixels_of(encoded, grey=channels == 1)
     if pixels is None:
-        raise SettingsError(
-            f"image {name} is damaged: {len(encoded)} bytes that are no complete PNG or JPEG; fetch it again"
-        )
+        raise SettingsError(f"image {name} is damaged: {len(encoded)} bytes that are {_NONE}; fetch it again")
     height, width = pixels.shape[:2]
     if crop:
         side = min(height, width)
@@ -81,7 +80,7 @@ def decode(encoded: bytes, name: str, size: int, channels: int, *, crop: bool = 
 
 
 def pixels_of(encoded: bytes, *, grey: bool = False) -> NDArray[np.uint8] | None:
-    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is no complete PNG or JPEG of ``MAX_SIDE``."""
+    """Return (H, W, 3) uint8, RGB, or with ``grey`` (H, W); None if it is ``_NONE``."""
     cv2 = require_opencv()
     end, size = _ENDS.get(encoded[:2]), _size_in_head(io.BytesIO(encoded))
     if end is None or end not in encoded[-_TAIL_BYTES:] or size is None or max(size) > MAX_SIDE:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from replayfleet.federation.errors import SettingsError
@@ -134,21 +134,17 @@ class ClaimStore:
             beside.unlink(missing_ok=True)
             raise
 
-    @contextlib.contextmanager
-    def _found(self, place: str) -> Iterator[IO[bytes]]:
+    def _found(self, place: str) -> IO[bytes]:
         """Open a bundle to be read; in a folder a file alone, for a pipe would hold this thread for ever."""
         if not self._is_shared_folder:
-            with self._files.open(place, "rb") as source:
-                yield source
-            return
+            return cast("IO[bytes]", self._files.open(place, "rb"))
         if Path(place).is_symlink():
             raise FileNotFoundError("a link lies there")
         handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise FileNotFoundError("no bundle lies there")
-        with os.fdopen(handle, "rb") as source:
-            yield source
+        return os.fdopen(handle, "rb")
 
     def _remove(self, transfer_id: str) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the store; operators let old bundles expire

@@ -163,7 +163,7 @@ def test_a_request_that_comes_a_byte_at_a_time_gives_its_place_back(monkeypatch:
 
 
 def until_answered(url: str) -> int:
-    for _ in range(200):
+    for _ in range(1200):
         with contextlib.suppress(OSError):
             return fetched(url)[0]
         time.sleep(0.05)

@@ -130,7 +130,7 @@ def test_an_override_given_twice_is_refused():
         ("sample_per_class", "3", "did you mean 'samples_per_class'"),
         ("task", "x", "no such setting"),
         ("local_epochs", "many", "local_epochs=many: expected a whole number"),
-        ("gate", "perhaps", "Expected bool"),
+        ("gate", "perhaps", "expected true or false"),
         ("start_from", "nowhere", "start_from is 'nowhere'"),
     ],
 )

@@ -19,7 +19,6 @@ from replayfleet.federation.service.web import guard, serving
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[serving.WebServer]:
     monkeypatch.setattr(serving, "FIRST_REQUEST_S", 0.2)
-    monkeypatch.setattr(guard, "BODY_S", 0.2)
 
     async def takes(request: Request) -> PlainTextResponse:
         try:
@@ -56,8 +55,9 @@ def test_connections_that_never_ask_give_their_places_back(server: serving.WebSe
 
 @pytest.mark.parametrize(("length", "sent", "status"), [(50, 50, b"200"), (50, 1, b"408"), (101, 101, b"413")])
 def test_a_body_that_is_too_long_or_doesnt_come_is_refused(
-    server: serving.WebServer, length: int, sent: int, status: bytes
+    server: serving.WebServer, monkeypatch: pytest.MonkeyPatch, length: int, sent: int, status: bytes
 ) -> None:
+    monkeypatch.setattr(guard, "BODY_S", 0.2 if sent < length else 60.0)
     address = server._server.servers[0].sockets[0].getsockname()
     with socket.create_connection(address, timeout=60) as asking:
         asking.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length + bytes(sent))
