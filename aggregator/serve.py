@@ -12,6 +12,7 @@ from replayfleet.aggregator.admission import Caps
 from replayfleet.aggregator.console.beside import ConsoleBeside
 from replayfleet.aggregator.control.growing import grow
 from replayfleet.aggregator.founding import Fleet
+from replayfleet.aggregator.members.broker_files import AGGREGATOR
 from replayfleet.aggregator.operator.journal import Listener
 from replayfleet.aggregator.operator.metrics import Metrics
 from replayfleet.aggregator.operator.traces import Traces, exporter_to
@@ -50,7 +51,7 @@ def serve(settings: AggregatorSettings) -> bool:
     manager.begin("building the fleet's models")
     device, why_not = proved_device(settings.torch_device)
     fleet = _fleet(settings, str(device))
-    connector = settings.connector()
+    connector = settings.connector(AGGREGATOR)
     # a private broker is met here, in plaintext
     connector.check("mqtt://localhost" if settings.broker is None else settings.broker)
     metrics, stop = Metrics(), threading.Event()

@@ -44,6 +44,7 @@ from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.inbox import WORK, FairInbox
 from replayfleet.federation.service.jobs import Jobs, Outcome
+from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.waits import Waits, Why
@@ -58,6 +59,7 @@ from replayfleet.federation.wire.transport.interfaces import Connect, Will
 from replayfleet.federation.wire.transport.seal import Voices
 
 LOOK_EVERY_S = 1.0
+_log = EventLogger("aggregator")
 
 
 class AggregatorService:
@@ -274,7 +276,8 @@ class AggregatorService:
             refusal=self.loop.refusal,
             certificate_left_s=self._certificate.left_s(now, self._parts.wall_clock()),
         )
-        self._waits.note(fleet_waits(facts), now)
+        for wait in self._waits.note(fleet_waits(facts), now):
+            _log.info("waits", reason=wait.reason.value, why=wait.text)
         return self._waits
 
     def _listen(self, now: float) -> None:

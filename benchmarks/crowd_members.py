@@ -43,6 +43,10 @@ JOIN_EVERY_S = 0.05
 """A member of each process connects so often."""
 TICK_S = 0.5
 """A member to whom nobody speaks looks at the time so often."""
+SLICE_S = 0.25
+"""How long members work before this process looks after heartbeats and connections: a device's own would go on."""
+FEW_BYTES = 4096
+"""No block of a transfer is so short."""
 AWAY_S = (5.0, 60.0)
 FATES = ("fails", "freezes", "leaves", "strays")
 WHOLE = Idle(task=TaskSpec(1, 28, tuple(f"class {place}" for place in range(10))))
@@ -88,7 +92,18 @@ class _Crowd:
             self._deal_fates(now)
         self._lines.turn(now)
         for member in self._members:
-            member.turn(now)
+            member.beat(now)
+        self._work()
+
+    def _work(self) -> None:
+        """Who was spoken to in few words works first, then who has waited longest."""
+        ends = time.monotonic() + SLICE_S
+        for member in sorted(self._members, key=lambda member: (not member.hurries, member.due)):
+            now = time.monotonic()
+            if now > ends:
+                return
+            if member.due <= now:
+                member.turn(now)
 
     def _deal_fates(self, now: float) -> None:
         for member in list(self._members):
@@ -101,7 +116,7 @@ class _Crowd:
                 member.client.broken = _not_finite
             elif fate == "freezes":
                 self._frozen.append(member.name)
-                member.wakes_at = now + away_s
+                member.freeze(now + away_s)
                 self._lines.leave_alone(member.line, until=member.wakes_at)
             else:
                 self._members.remove(member)
@@ -139,7 +154,7 @@ class _Member:
         from support.tiny_fleet import TinyClient
 
         self.name, self.boot, self.wakes_at = name, boot, 0.0
-        self._due, self._turned_at, self.late_s = 0.0, 0.0, 0.0
+        self._turned_at, self.late_s, self.due, self.hurries = 0.0, 0.0, 0.0, False
         broker = _Broker(lines, self._heard)
         samples = 1 + sum(name.encode()) % 100
         data = RoundData(torch.empty(samples, 1, 1, 1), torch.zeros(samples, dtype=torch.int64))
@@ -148,16 +163,25 @@ class _Member:
         self.line = broker.line
         self._done, self._again_at, self._patience = 0, math.inf, fleet_backoff()
 
-    def _heard(self) -> None:
-        self._due = 0.0
+    def _heard(self, num_bytes: int) -> None:
+        self.due = min(self.due, time.monotonic())
+        self.hurries = self.hurries or num_bytes <= FEW_BYTES
+
+    def beat(self, now: float) -> None:
+        """Say that it is there, unless it is frozen."""
+        if now >= self.wakes_at:
+            self.client.beat(now)
+
+    def freeze(self, until: float) -> None:
+        """Do nothing until then."""
+        self.wakes_at = self.due = until
 
     def turn(self, now: float) -> None:
-        if now < max(self._due, self.wakes_at):
-            return
+        """Deal with what came, and look at the time."""
         if self.wakes_at:
             self.wakes_at = self._turned_at = 0.0  # nobody else made it late
         self.late_s = max(self.late_s, now - self._turned_at) if self._turned_at else 0.0
-        self._due, self._turned_at = now + TICK_S, now
+        self.due, self.hurries, self._turned_at = now + TICK_S, False, now
         self.client.pump(now)
         if len(self.client.verdicts) > self._done:
             self._done = len(self.client.verdicts)
@@ -254,7 +278,7 @@ class _Line:
 
         def came(_client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
             on_message(message.topic, message.payload)
-            heard()
+            heard(len(message.payload))
 
         self.client.on_message = came
         self.client.on_connect = lambda *_: self.client.subscribe([(topic, 1) for topic in self._topics])

@@ -363,7 +363,8 @@ class ClientService:
             clock_ahead_s=self._fleet_clock.ahead_s,
             certificate_left_s=self._certificate.left_s(now, wall_s),
         )
-        self._waits.note(waits(facts), now)
+        for wait in self._waits.note(waits(facts), now):
+            log.info("waits", reason=wait.reason.value, why=wait.text)
         self._presence.wait = next(iter(self._waits.told), None)
         self._presence.labels_waiting = -1 if labels is None else labels.num_samples
         asked = labels is not None and client.measured_round == client.round  # counts of an earlier model say nothing

@@ -24,6 +24,7 @@ from replayfleet.edge_client.sync.parts import Compute
 from replayfleet.export.running.provider_options import without_engines
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.identity import session_secret
+from replayfleet.federation.service.credentials.keys import ROOT
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.member_settings import check_address
@@ -48,7 +49,8 @@ def start(settings: ClientSettings) -> bool:
         SettingsError: Something that the operator wrote can't be used; checked before anything is written.
         ReplayfleetError: The client can't go on; what was committed is kept.
     """
-    connector = settings.connector()
+    connector = settings.connector(settings.client_id)
+    _check_root(settings)
     address = connector.check(settings.broker)
     open_source = source_opener(settings.sources, settings.data_dir, settings.data_root, settings)
     _check_displays(settings)
@@ -99,6 +101,15 @@ def start(settings: ClientSettings) -> bool:
             health=health.url,
         )
         return service.run(stop, stay=settings.stay, manager=manager)
+
+
+def _check_root(settings: ClientSettings) -> None:
+    if settings.identity is not None and not (settings.identity / ROOT).is_file():
+        log.warning(
+            "no root in the identity folder",
+            expected=settings.identity / ROOT,
+            next="the first aggregator that announces itself is trusted, unless one was before",
+        )
 
 
 def _has_torch() -> bool:

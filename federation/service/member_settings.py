@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION
-from replayfleet.federation.service.credentials.identity import check_identity, concerns, tls_of
+from replayfleet.federation.service.credentials.identity import check_identity, check_owner, concerns, tls_of
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.settings import Option
 from replayfleet.federation.wire.protocol.limits import check_id
@@ -89,18 +89,24 @@ class ConnectionSettings:
         """
         return None if self.blob_store is None else ClaimStore(self.blob_store, self.fleet)
 
-    def connector(self) -> Connector:
+    def connector(self, member: str = "") -> Connector:
         """Return what makes sessions for a broker's URL; certificates and credentials are read here.
 
+        Args:
+            member: whose identity folder it has to be; empty: anybody's.
+
         Raises:
-            SettingsError: A file is missing or unusable.
+            SettingsError: A file is missing or unusable, or the identity is another member's.
         """
         from replayfleet.federation.wire.transport.connecting import Connector
 
         tls = self.tls()
         tls.context()
-        for concern in concerns(self.identity, time.time()) if self.identity is not None else ():
-            log.warning(concern)
+        if self.identity is not None:
+            if member and self.tls_cert is None:
+                check_owner(self.identity, member)
+            for concern in concerns(self.identity, time.time()):
+                log.warning(concern)
         named = any((self.tls_ca, self.tls_cert, self.tls_key))
         return Connector(tls, Credentials.load(self.password_file), self.insecure, insist_on_tls=named)
 

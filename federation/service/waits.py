@@ -66,6 +66,10 @@ class Patience:
     hurts_after_s: float = float("inf")
 
 
+LOGGED_AFTER_S = 10.0
+"""Most waits end by themselves before."""
+
+
 class Waits:
     """Remembers since when each wait lasts; ``now`` in seconds, of a clock that never runs backwards.
 
@@ -76,13 +80,24 @@ class Waits:
     def __init__(self, patience: dict[Why, Patience]) -> None:
         self._patience = patience
         self._since: dict[Why, float] = {}
+        self._logged: set[Why] = set()
         self._current: tuple[Wait, ...] = ()
         self._now = 0.0
 
-    def note(self, current: Iterable[Wait], now: float) -> None:
-        """Take what is the case now, the most important first."""
+    def note(self, current: Iterable[Wait], now: float) -> tuple[Wait, ...]:
+        """Take what is the case now, the most important first; returns what lasts so long that the log should say it.
+
+        Each is returned once for as long as it lasts, and none that somebody wanted (a pause, a plan).
+        """
         self._current, self._now = tuple(current), now
         self._since = {wait.reason: self._since.get(wait.reason, now) for wait in self._current}
+        self._logged &= self._since.keys()
+        new = tuple(wait for wait in self.told if wait.reason not in self._logged and self._deserves_a_line(wait))
+        self._logged.update(wait.reason for wait in new)
+        return new
+
+    def _deserves_a_line(self, wait: Wait) -> bool:
+        return self.lasted_s(wait) >= LOGGED_AFTER_S and self._patience[wait.reason].hurts_after_s < float("inf")
 
     @property
     def told(self) -> tuple[Wait, ...]:

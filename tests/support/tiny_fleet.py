@@ -125,11 +125,15 @@ class TinyClient:
         self.courier = FleetCourier("client", FLEET, links, self.blobs, member.voices, own_id=client_id)
         self.session.start()
 
-    def pump(self, now: float) -> None:
+    def beat(self, now: float) -> None:
+        """Say that it is there, if it is time."""
         if now - self._heartbeat_at >= 5:
             self._heartbeat_at = now
             self._sequence += 1
             self.say("state", self._presence("online"), retain=True)
+
+    def pump(self, now: float) -> None:
+        self.beat(now)
         inbox, self._inbox = self._inbox, []
         for topic, payload in inbox:
             self._deal_with(self.courier.handle(topic, payload, now), now)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
-from replayfleet.federation.service.credentials.certificates import validities
+from replayfleet.federation.service.credentials.certificates import common_name, validities
 from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
@@ -37,6 +37,23 @@ def check_identity(folder: Path) -> None:
     missing = [name for name in (CA, CERTIFICATE, KEY) if not (folder / name).is_file()]
     if missing:
         raise SettingsError(f"identity {folder}: {missing[0]} is missing; copy all that `aggregator enroll` wrote")
+
+
+def check_owner(folder: Path, member: str) -> None:
+    """Check that the certificate of an identity folder is the member's: a broker lets its name write, and no other.
+
+    Raises:
+        SettingsError: It is another's. One that can't be read is for TLS to say.
+    """
+    try:
+        name = common_name((folder / CERTIFICATE).read_bytes())
+    except (OSError, MalformedMessage):
+        return
+    if name and name != member:
+        raise SettingsError(
+            f"identity {folder} is of {name!r}, and this is {member!r}; expected the folder that "
+            f"`aggregator enroll` wrote for {member}"
+        )
 
 
 def tls_of(folder: Path | None, named: TlsSettings) -> TlsSettings:

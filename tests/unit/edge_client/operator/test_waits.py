@@ -96,6 +96,15 @@ def test_what_lasts_is_told_and_then_hurts_unless_somebody_wanted_it(
     assert memory.lasted_s(found[0]) == 0.0, "it counts anew"
 
 
+def test_the_log_says_once_what_lasts_and_nothing_that_somebody_wanted() -> None:
+    memory, found = Waits(PATIENCE), waits(Facts(member="cam-1", step=Step.WAIT_DATA, paused=True))
+    said = {now: [wait.reason for wait in memory.note(found, now)] for now in (0.0, 9.9, 10.0, 11.0, 900.0)}
+    assert said == {0.0: [], 9.9: [], 10.0: [Why.TOO_FEW_LABELS], 11.0: [], 900.0: []}
+    memory.note((), 901.0)
+    assert not memory.note(found, 902.0)
+    assert [wait.reason for wait in memory.note(found, 912.0)] == [Why.TOO_FEW_LABELS], "it lasts anew"
+
+
 def test_what_the_broker_retained_says_nothing_about_the_clock() -> None:
     clock = FleetClock()
     clock.hear(1_000_000_000, 9000.0)  # read from disk

@@ -90,3 +90,12 @@ def test_a_secret_is_the_certificates_key_or_one_that_the_data_dir_keeps(folder:
     (tmp_path / "keys" / "session.key").write_bytes(b"")
     with pytest.raises(SettingsError, match="is damaged"):
         session_secret(tmp_path, None)
+
+
+def test_anothers_folder_is_refused_before_a_broker_is_asked(folder: Path) -> None:
+    settings = ConnectionSettings(identity=folder)
+    settings.connector("cam-1")
+    with pytest.raises(SettingsError, match=r"is of 'cam-1', and this is 'cam-2'; expected the folder"):
+        settings.connector("cam-2")
+    own = folder / "member.crt", folder / "member.key"
+    ConnectionSettings(identity=folder, tls_cert=own[0], tls_key=own[1]).connector("cam-2")
