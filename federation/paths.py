@@ -12,6 +12,9 @@ import click
 
 from replayfleet.federation.errors import SettingsError
 
+RESULT = "result.json"
+"""What a run of the simulator leaves in its folder."""
+
 
 def given_path(text: str) -> Path:
     """Return a path that somebody wrote.

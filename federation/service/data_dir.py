@@ -11,6 +11,7 @@ from types import TracebackType
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.paths import RESULT
 
 FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
@@ -107,6 +108,10 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
     try:
         found = json.loads(marker.read_bytes())
     except FileNotFoundError:
+        if (path / RESULT).exists():
+            raise SettingsError(
+                f"data dir {path}: holds a run of fleet-sim, and no fleet; choose another with --data-dir"
+            ) from None
         return False
     except OSError as error:
         raise SettingsError(f"data dir {path}: not readable ({error.strerror or error})") from error

@@ -213,7 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path in self.server.service.get:
             self._run(self.server.service.get[self.path], b"")
         else:
-            known = ["/healthz", "/metrics", *self.server.service.get]
+            posted = (f"POST {path}" for path in self.server.service.post)
+            known = ["/healthz", "/metrics", *self.server.service.get, *posted]
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", f"try {' or '.join(known)}\n".encode())
 
     def do_POST(self) -> None:

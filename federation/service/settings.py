@@ -245,7 +245,7 @@ def read_settings(
         kind: a frozen dataclass; a field without an ``Option`` stands in ``given`` or in the file only.
         file: TOML; None: there is none.
         given: name -> value on the command line, texts or values of the field's type; None means "not given".
-        environment: None: the process's.
+        environment: None: the process's; empty: of a program that reads none, nor a file.
         file_of: whose file it is, if not that of ``kind``; what only those settings have is passed over.
 
     Raises:
@@ -275,10 +275,8 @@ def read_settings(
                 values[name] = {**lower, **taken} if isinstance(taken, dict) and lower else taken
                 written[name] = where
         if setting.required and name not in values:
-            raise SettingsError(
-                f"{name} is missing: expected {setting.flag}, {name!r} in a --config file, or {setting.variable}; "
-                "nothing was started"
-            )
+            elsewhere = f", {name!r} in a --config file, or {setting.variable}" if variables else ""
+            raise SettingsError(f"{name} is missing: expected {setting.flag}{elsewhere}; nothing was started")
     return _made(kind, values, written)
 
 

@@ -206,6 +206,11 @@ def holds_run(folder: Path) -> bool:
     return (folder / _RUN).exists()
 
 
+def holds_rounds(folder: Path) -> bool:
+    """Whether there is work in this folder: a run whose first round failed may be begun anew."""
+    return any(folder.glob("round-*.json"))
+
+
 def _read_snapshot(path: Path) -> Snapshot:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Snapshot)

@@ -23,12 +23,12 @@ from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import device_type, torch_device
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
-from replayfleet.federation.paths import without_machine
+from replayfleet.federation.paths import RESULT, without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart
-from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_run
+from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_rounds, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
 from replayfleet.federation.simulator.records import LateChange, kept_accuracy
 from replayfleet.federation.simulator.result import (
@@ -49,7 +49,6 @@ from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.models.specs import ARCHITECTURES, plain_task
 
-_RESULT = "result.json"
 _CHART = "accuracy.png"
 _STATE = "state"
 LATER_SETTINGS = {
@@ -142,7 +141,7 @@ class Job:
         checkpoints = Checkpoints(spec.out / _STATE)
         if spec.resume:  # refused before anything is removed, if it is another run
             checkpoints.begin(self.identity, resume=True)
-        for name in (_RESULT, _CHART):
+        for name in (RESULT, _CHART):
             (spec.out / name).unlink(missing_ok=True)
         if not spec.resume:
             checkpoints.begin(self.identity, resume=False)
@@ -196,7 +195,7 @@ class Job:
             measure=self.measure,
         )
         write_atomic(spec.out / _CHART, chart)
-        write_atomic(spec.out / _RESULT, result.encode())
+        write_atomic(spec.out / RESULT, result.encode())
         return result
 
 
@@ -355,11 +354,11 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
-    is_taken = (out / _RESULT).exists() or holds_run(out / _STATE)
+    is_taken = (out / RESULT).exists() or holds_rounds(out / _STATE)
     if is_taken and not resume and not overwrite:
         raise SettingsError(
             f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "
             "or choose another with --out"
         )
-    if resume and not is_taken:
+    if resume and not (is_taken or holds_run(out / _STATE)):
         raise SettingsError(f"out dir {out} holds no run to resume; leave --resume out")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.paths import RESULT
 from replayfleet.federation.simulator.charts import Curve
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.records import RoundRecord, summarise
@@ -100,9 +101,15 @@ def summary_beside(records: Sequence[RoundRecord], others: Sequence[Result]) -> 
 def read_result(path: Path, run: Mapping[str, Any]) -> Result:
     """Return another run's result, to be compared with ``run``.
 
+    Args:
+        path: its file, or the folder that it is in.
+        run: what this run is.
+
     Raises:
         SettingsError: It can't be read, or is of another stream, whose accuracies would not compare.
     """
+    if path.is_dir():
+        path = path / RESULT
     try:
         other = msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:

@@ -82,8 +82,10 @@ class RunSpec:
             check=_check_model,
         ),
     ] = "resnet20"
-    clients: Annotated[int | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = None
-    rounds: Annotated[int | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None
+    clients: Annotated[Annotated[int, Meta(ge=1)] | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = (
+        None
+    )
+    rounds: Annotated[Annotated[int, Meta(ge=1)] | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None
     overlap: Annotated[int | None, Option("Classes that adjacent task types of a client share.", STREAM, unset="0")] = (
         None
     )
@@ -191,9 +193,9 @@ class RunSpec:
     compare: Annotated[
         tuple[Path, ...],
         Option(
-            "result.json of another run on the same stream, for the chart; that of centralized gives the regret.",
+            "Folder or result.json of another run on the same stream, for the chart; centralized's gives the regret.",
             RESULTS,
-            metavar="FILE",
+            metavar="PATH",
         ),
     ] = ()
     resume: Annotated[bool, Option("Continue an interrupted run in --out.", RESULTS)] = False

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.paths import RESULT
 from replayfleet.federation.simulator.checkpoints import Checkpoints, holds_run
 from replayfleet.federation.simulator.records import RoundRecord
 from replayfleet.federation.simulator.result import Part
 
-RESULT, ROUNDS = "result.json", "rounds.json"
+ROUNDS = "rounds.json"
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.paths import RESULT
 from replayfleet.federation.simulator.measures import metrics
 from replayfleet.federation.simulator.measures.metrics import Summary, over_seeds
 from replayfleet.federation.simulator.records import costs
 from replayfleet.federation.simulator.result import Result
 from replayfleet.federation.simulator.tables.paper import Aim, Column, PaperTable, Row
-from replayfleet.federation.simulator.tables.plan import REFERENCE, RESULT, PlannedRun, State, read_json
+from replayfleet.federation.simulator.tables.plan import REFERENCE, PlannedRun, State, read_json
 from replayfleet.federation.simulator.tables.running import Failure
 from replayfleet.federation.streams.stream import TASK_BY_TASK
 

@@ -20,6 +20,7 @@ import msgspec
 from replayfleet.federation.errors import UNREADABLE, SettingsError, nearest
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import torch_device
+from replayfleet.federation.paths import RESULT
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.simulator.checkpoints import difference
@@ -31,7 +32,6 @@ from replayfleet.federation.streams.datasets import AnyDataset, load_any_dataset
 
 T = TypeVar("T")
 
-RESULT = "result.json"
 REFERENCE = "centralized"
 """The method that regret is measured against."""
 

@@ -59,3 +59,10 @@ def test_a_damaged_marker_is_refused(tmp_path: Path):
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(SettingsError, match="damaged"):
         claim_data_dir(tmp_path, fleet="f", role="client")
+
+
+def test_a_run_of_the_simulator_is_no_data_dir(tmp_path: Path):
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(SettingsError, match="holds a run of fleet-sim"):
+        claim_data_dir(tmp_path, fleet="fleet", role="aggregator")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

@@ -122,6 +122,8 @@ def test_an_error_names_the_value_what_was_expected_and_where_it_was_written(
 
 def test_what_is_missing_is_named_with_the_three_places_where_it_can_stand() -> None:
     with pytest.raises(SettingsError, match="expected --data-dir, 'data_dir' in a --config file, or REPLAYF"):
+        read_settings(Edge, environment={"HOME": "/"})
+    with pytest.raises(SettingsError, match=r"^data_dir is missing: expected --data-dir; nothing was started"):
         read_settings(Edge, environment={})
 
 

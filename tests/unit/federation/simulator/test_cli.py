@@ -83,9 +83,10 @@ def test_a_run_compared_with_centralized_has_a_regret(fleet_sim: FleetSim, tmp_p
     for record in upper["rounds"]:
         record["accuracy"] += 0.25
     path.write_text(json.dumps(upper))
-    code, out, _ = simulate(fleet_sim, "--compare", path)
-    assert code == 0
-    assert "average regret 25.00" in out
+    for compared in (path.parent, path):
+        code, out, _ = simulate(fleet_sim, "--compare", compared, "--overwrite")
+        assert code == 0
+        assert "average regret 25.00" in out
     summary = json.loads((tmp_path / "out" / "result.json").read_text())["summary"]
     assert summary["average_regret"] == pytest.approx(0.25)
 
@@ -96,6 +97,12 @@ def test_a_run_compared_with_any_other_method_has_none(fleet_sim: FleetSim, tmp_
     assert code == 0
     assert "regret" not in out
     assert "average_regret" not in json.loads((tmp_path / "out" / "result.json").read_text())["summary"]
+
+
+def test_wrong_numbers_are_named_as_they_were_written(fleet_sim: FleetSim, tmp_path: Path):
+    for option in ("--clients", "--rounds"):
+        code, _, err = simulate(fleet_sim, option, "0")
+        assert (code, f"{option}: " in err) == (2, True), err
 
 
 def test_overlap_and_absences_are_options_of_the_stream(fleet_sim: FleetSim, tmp_path: Path):
@@ -170,6 +177,14 @@ def test_a_resumed_run_serves_and_tells_what_was_chosen_before(
             assert client["served"], "something was chosen"
             told = ("served", "evidence", "accuracy", "bytes_up")
             assert [one["clients"][name][key] for key in told] == [client[key] for key in told]
+
+
+def test_a_run_whose_first_round_failed_is_begun_anew(fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch):
+    for round_index, again in ((0, 0), (1, 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "_round", interrupted_in(round_index))
+            assert simulate(fleet_sim, out=f"{round_index}")[0] == 130
+        assert simulate(fleet_sim, out=f"{round_index}")[0] == again
 
 
 def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
