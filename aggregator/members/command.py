@@ -87,6 +87,7 @@ def revoke(client: str, data_dir: Path) -> None:
 def _tell(done: Done, what: str) -> None:
     """Say exactly what to copy where."""
     from replayfleet.aggregator.members.broker_files import AGGREGATOR, CONFIG, CONFIG_2_1, place_in
+    from replayfleet.aggregator.members.enrolment import LOCAL
 
     newest = done.member.certificates[0]
     lines = [what if done.folder is None else f"{what}; its certificate is valid until {day(newest.expires_at)}"]
@@ -105,6 +106,10 @@ def _tell(done: Done, what: str) -> None:
     copy = "its files are in place" if here else f"copy {done.broker}/* to {place}/ there, the key for its user alone"
     lines.append(f"broker:     {copy}; then reload it")
     lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
+    if done.hosts == LOCAL:
+        lines.append(
+            "            its certificate is for this machine alone; with --host NAME enroll makes one for others"
+        )
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
     click.echo("\n".join(lines))
 

@@ -40,6 +40,8 @@ from replayfleet.federation.service.credentials.keys import KEYS, NOT_PEM, ROOT,
 from replayfleet.federation.service.data_dir import fleet_of
 from replayfleet.federation.wire.protocol.limits import check_id
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""What the broker's certificate names where nobody says more."""
 MEMBERS, BROKER, OWN_IDENTITY = "members", "broker", "identity"
 """Folders of the data dir: the authority and who was enrolled, what the broker gets, who the aggregator itself is."""
 BROKER_DAYS = 825
@@ -77,6 +79,7 @@ class Done:
         has_keys: whether private keys are in it.
         broker: what the broker gets.
         own_identity: the aggregator's identity folder, if that was written.
+        hosts: names and addresses in the broker's certificate.
     """
 
     member: Member
@@ -84,6 +87,7 @@ class Done:
     has_keys: bool
     broker: Path
     own_identity: Path | None
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,9 @@ class Registry:
         self._keep_up()
         member = self._table.get(client)
         assert member is not None
-        return Done(member, written, terms.key is None, self.folder / BROKER, self._own_identity)
+        broker, (certificate, _) = self.folder / BROKER, _kept(self.folder / BROKER)
+        hosts = () if certificate is None else _hosts_in(certificate)
+        return Done(member, written, terms.key is None, broker, self._own_identity, hosts)
 
     def _keep_up(self) -> None:
         """Write what the broker gets, if it isn't what the table says."""
@@ -227,7 +233,7 @@ class Registry:
     def _certify_broker(self, broker: Path) -> None:
         """Make the broker's certificate: at first, for other names, and in time before it ends."""
         kept, has_key = _kept(broker)
-        hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or ("localhost", "127.0.0.1", "::1")
+        hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or LOCAL
         if kept is not None and has_key and self._authority.signed(kept) and _hosts_in(kept) == hosts:
             left_s = (kept.not_valid_after_utc - self._now).total_seconds()
             if left_s > identity.SOON_S:

@@ -43,6 +43,8 @@ from replayfleet.federation.wire.transport.refusals import (
     topic_refused,
 )
 
+_OTHER_NAME, _TIMES = frozenset({62, 64}), frozenset({9, 10})
+"""OpenSSL's codes: neither the host's name nor its address is in the certificate; it isn't valid yet, or any more."""
 CONNECT_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 1.0
 WILL_DELAY_S = 5
@@ -329,7 +331,7 @@ def new_client(
 def describe_failure(error: Exception, address: BrokerAddress) -> str:
     """Return why no connection came about, so that an operator can act on it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}"
+        return f"TLS failure: the broker's certificate is not trusted: {error.verify_message}; {_next(error)}"
     if isinstance(error, ssl.SSLError):
         return certificate_refused(error) or f"TLS failure: {error.reason or error}"
     if isinstance(error, ConnectionRefusedError):
@@ -339,6 +341,16 @@ def describe_failure(error: Exception, address: BrokerAddress) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer from {address.host}:{address.port} in {CONNECT_TIMEOUT_S:.0f} s"
     return str(error)
+
+
+def _next(error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _OTHER_NAME:
+        return "connect by a name that it has, or give it this one (aggregator enroll ... --host NAME)"
+    if error.verify_code in _TIMES:
+        return (
+            "look at this machine's clock, and give the broker a new one (aggregator enroll and renew make it in time)"
+        )
+    return "name the authority that signed it with --identity or --tls-ca"
 
 
 def _without_delay(_client: Client, _data: Any, sock: Any) -> None:

@@ -169,6 +169,13 @@ def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     assert text.splitlines()[0].split() == ["client", "state", "seen", "version", "until", "note"]
 
 
+def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> None:
+    alone = "for this machine alone; with --host NAME"
+    assert alone in run("enroll", "cam-1", "--data-dir", tmp_path).output
+    assert alone not in run("enroll", "cam-2", "--data-dir", tmp_path, "--host", "broker.example").output
+    assert alone not in run("renew", "cam-1", "--data-dir", tmp_path).output, "its names stay"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
