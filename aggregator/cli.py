@@ -22,7 +22,7 @@ from replayfleet.aggregator.settings import AggregatorSettings
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.help_groups import HELP, Program
 from replayfleet.federation.paths import ANY_PATH
-from replayfleet.federation.service.command import run_command, with_settings
+from replayfleet.federation.service.command import run_command, say, with_settings
 from replayfleet.federation.service.words import visible
 
 
@@ -44,8 +44,11 @@ def serve(settings: AggregatorSettings) -> None:
     settings.task_spec()
     from replayfleet.aggregator.serve import serve as run
 
-    if not run(settings) and settings.rounds is not None:
+    if run(settings):
+        return
+    if settings.rounds is not None:
         raise ReplayfleetError("stopped before the last round; the same command goes on where it was")
+    say("aggregator", "stopped; the same command goes on where it was")
 
 
 @cli.command()

@@ -348,7 +348,7 @@ def _next(error: ssl.SSLCertVerificationError) -> str:
         return "connect by a name that it has, or give it this one (aggregator enroll ... --host NAME)"
     if error.verify_code in _TIMES:
         return (
-            "look at this machine's clock, and give the broker a new one (aggregator enroll and renew make it in time)"
+            "look at this machine's clock, or give the broker the new one that aggregator renew makes"
         )
     return "name the authority that signed it with --identity or --tls-ca"
 

@@ -170,7 +170,7 @@ def test_the_list_says_who_is_what(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> None:
-    alone = "for this machine alone; with --host NAME"
+    alone = "for this machine alone; enroll with --host NAME"
     assert alone in run("enroll", "cam-1", "--data-dir", tmp_path).output
     assert alone not in run("enroll", "cam-2", "--data-dir", tmp_path, "--host", "broker.example").output
     assert alone not in run("renew", "cam-1", "--data-dir", tmp_path).output, "its names stay"
