@@ -21,7 +21,7 @@ MAX_CLIENTS = 2000
 """Clients that a history is kept of; ids that somebody made up after that leave none."""
 TROUBLES = frozenset({
     "upload rejected", "upload quarantined", "former model kept", "download refused", "download failed",
-    "transfer failed", "model rolled back", "client ahead", "client muted",
+    "transfer failed", "model rolled back", "client ahead", "client muted", "other device",
 })  # fmt: skip
 """Events that say that something went wrong with one client."""
 _MAX_LINE_BYTES = 16 << 20

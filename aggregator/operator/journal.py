@@ -38,6 +38,7 @@ _WARNINGS = frozenset(
         "download failed",
         "download refused",
         "client ahead",
+        "other device",
         "broker refuses",
     }
 )
@@ -47,6 +48,7 @@ _AT_WILL = frozenset(
         "client online",
         "client gone",
         "client ahead",
+        "other device",
         "upload rejected",
         "transfer failed",
         "download failed",

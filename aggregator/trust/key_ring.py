@@ -39,12 +39,20 @@ class KeyRing:
         own: the fleet's key, which another of its aggregators has too.
         pins: keys of members.
         lives: whether a client is there now.
+        other_device: told a client's name when somebody with another key uses it.
     """
 
-    def __init__(self, own: bytes, pins: Pins, lives: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        own: bytes,
+        pins: Pins,
+        lives: Callable[[str], bool],
+        other_device: Callable[[str], object] = lambda client: None,
+    ) -> None:
         self._own = own
         self._pins = pins
         self._lives = lives
+        self._other_device = other_device
         self._met: OrderedDict[str, bytes] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
@@ -60,6 +68,7 @@ class KeyRing:
         if known is None and not greets:
             return False  # it introduces itself with its presence, on another connection
         if known is not None and (self._pins.is_enrolled(client) or self._lives(client) or not greets):
+            self._other_device(client)
             raise MalformedMessage(
                 f"signed with another key than that of client {client!r}; if its disk was lost, stop the one that has "
                 "the former key, or enroll it again"

@@ -142,8 +142,8 @@ def _of_the_round(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.BUSY, f"the aggregator doesn't take the upload yet: {facts.upload_problem}; it is offered again")
     if facts.step is Step.WAIT_DOWNLOAD:
         why = facts.download_problem or (
-            f"`aggregator history --client {facts.member}` says why, or, where another device has this --client-id or "
-            "this one another signing.key, the aggregator's log"
+            f"`aggregator history --client {facts.member}` says why, also where another device has this --client-id or "
+            "this one another signing.key"
         )
         yield Wait(Why.MODELS, f"waits for the models of round {facts.round}; {why}")
     if facts.step is Step.WAIT_LAST:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
-from support.tiny_fleet import TinyFleet
+from support.tiny_fleet import TinyClient, TinyFleet
 
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.federation.errors import Reason
@@ -111,5 +112,19 @@ def test_a_second_different_upload_of_a_client_does_not_replace_the_first(tmp_pa
         fleet.run(until=lambda: any(verdict.version == 9 for verdict in eager.verdicts))
         assert eager.verdicts[-1].reason == Reason.STALE_VERSION.value
         assert fleet.store.upload(0, "cam-1") == first
+    finally:
+        fleet.close()
+
+
+def test_a_second_device_with_a_members_name_is_told_to_operators_and_gets_nothing(tmp_path: Path):
+    fleet = TinyFleet(tmp_path, num_rounds=2)
+    try:
+        fleet.run(until=lambda: fleet.rounds.index == 1)
+        beside = SimpleNamespace(session=lambda _, **words: fleet.broker.session("another-id", **words))
+        thief = fleet.clients["thief"] = TinyClient(beside, "cam-1", tmp_path / "another-disk")
+        fleet.run()
+        noted = [e for e in read_journal(tmp_path / "aggregator") if e["event"] == "other device"]
+        assert {e["client"] for e in noted} == {"cam-1"}
+        assert not thief.verdicts
     finally:
         fleet.close()

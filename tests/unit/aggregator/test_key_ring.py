@@ -19,7 +19,8 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.live, self.own = AggregatorStore(folder), set[str](), a_signer()
-        self.ring = KeyRing(self.own.public_key, self.store, self.live.__contains__)
+        self.others: list[str] = []
+        self.ring = KeyRing(self.own.public_key, self.store, self.live.__contains__, self.others.append)
 
     def takes(self, signer: Signer, channel: str, client: str = "cam-1", kind: Kind = Kind.SAID) -> bool:
         topic = topic_of("yard", "round") if channel == "round" else topic_of("yard", channel, client)
@@ -45,6 +46,7 @@ def test_who_comes_first_has_the_name_while_it_lives(fleet: Fleet) -> None:
     for channel in ("state", "up", "control"):
         with pytest.raises(MalformedMessage, match="another key than that of client 'cam-1'"):
             fleet.takes(thief, channel)
+    assert fleet.others == ["cam-1"] * 3, "an operator may look for a device that was given another's name"
 
 
 def test_a_client_that_lost_its_disk_comes_back_with_another_key_once_the_former_is_gone(fleet: Fleet) -> None:
