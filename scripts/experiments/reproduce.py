@@ -116,6 +116,14 @@ BLOCKS = (
     ),
     Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), overrides=_SHORT, noise_floor=True),
     Block(
+        name="small-int8",
+        shows="what fewer bytes cost, beside the same runs of small, which lose nothing on the way",
+        methods=("pfedgrp",),
+        scenarios=("gradual",),
+        seeds=(0, 1, 2),
+        overrides=(*_SHORT, "models_travel_as=int8", "sub_generators_travel_as=float16"),
+    ),
+    Block(
         name="small-epochs",
         shows="whether twice as many epochs change Centralized",
         methods=("centralized",),

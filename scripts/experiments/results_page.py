@@ -27,6 +27,7 @@ from replayfleet.scripts.experiments.reproduce import BLOCKS
 RAW = Path("results/trained/runs.tar.xz")
 PAGE = Path("docs/results.md")
 PERTURBED = "+perturbed"
+_FEWER = "-int8"
 OLD_ROUNDS = 3
 """A class is "met long ago" if a client's last round with it lies at least so many rounds back."""
 
@@ -39,7 +40,8 @@ didn't train its models to the end: [experiments](experiments.md).
 AA and AR: mean accuracy and mean regret against Centralized over all rounds, in percent ([metrics](metrics.md));
 AA{late} and AR{late}: over the last {late}. Unfinished runs count with the rounds that they made, and say how many.
 Just met and long ago: accuracy on classes that a client met in the round, and on those that it met last at least {old}
-rounds ago. CPU time is that of training and aggregation, without evaluation.
+rounds ago. CPU time is that of training and aggregation, without evaluation. Of everything: bytes that travelled, of
+those that sending all its models and sub-generators in every round as float32 would take.
 """
 
 _T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
@@ -158,7 +160,12 @@ def _claims(runs: Sequence[Found]) -> list[tuple[list[str], dict[str, bytes]]]:
         (found.block, found.scenario, found.dataset) for found in runs if not found.block.endswith(("-epochs", "-full"))
     )
     return [
-        _claim(place, [r for r in runs if (r.block, r.scenario, r.dataset) == place], _upper(place, runs))
+        _claim(
+            place,
+            [r for r in runs if (r.block, r.scenario, r.dataset) == place],
+            _upper(place, runs),
+            [r for r in runs if place[0].endswith(_FEWER) and (r.block + _FEWER, r.scenario, r.dataset) == place],
+        )
         for place in places
     ]
 
@@ -170,17 +177,18 @@ def _upper(place: tuple[str, str, str], runs: Sequence[Found]) -> dict[int, Raw]
 
 
 def _claim(
-    place: tuple[str, str, str], runs: Sequence[Found], upper: Mapping[int, Raw]
+    place: tuple[str, str, str], runs: Sequence[Found], upper: Mapping[int, Raw], lossless: Sequence[Found] = ()
 ) -> tuple[list[str], dict[str, bytes]]:
     shows = {block.name: f"{block.shows[0].upper()}{block.shows[1:]}. " for block in BLOCKS}.get(place[0], "")
     lines = [f"## {place[0]}: {_where(runs[0])}", "", f"{shows}{_size(runs[0].raw)}.", ""]
     columns = ["AA", "AR", f"AA{LATE_ROUNDS}", f"AR{LATE_ROUNDS}", "AA among classes met", "just met / long ago"]
-    costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions", "MB up"]
-    lines += [_row(["method", "seeds", "rounds", *columns, *costs]), _row(["---", *["--:"] * 12])]
+    costs = ["CPU min", "of it task model / sub-generators / aggregation", "samples x epochs, millions"]
+    costs += ["MB up", "MB down", "of everything"]
+    lines += [_row(["method", "seeds", "rounds", *columns, *costs]), _row(["---", *["--:"] * 14])]
     for name in dict.fromkeys(found.name for found in runs):
         same = [found for found in runs if found.name == name]
         lines.append(_row([_name(name), *_numbers(same, upper)]))
-    lines += ["", *_floors(runs), *_paired(runs, upper)]
+    lines += ["", *_floors(runs), *_paired(runs, upper), *_of_fewer_bytes(runs, lossless)]
     curves: dict[str, dict[int, list[float]]] = {}
     for found in runs:
         if PERTURBED not in found.name:
@@ -231,9 +239,10 @@ def _costs(raws: Sequence[Raw]) -> list[str]:
     aggregation = share * sum(record.aggregate_cpu_s for raw in raws for record in raw.rounds) / 60
     total = sum(minutes(part) for part in {part for client in everyone for part in client.cpu_s}) + aggregation
     steps = share * sum(sum(client.sample_steps.values()) for client in everyone) / 1e6
-    up = share * sum(client.bytes_up for client in everyone) / 1e6
+    up, down = (share * sum(getattr(client, f"bytes_{way}") for client in everyone) / 1e6 for way in ("up", "down"))
+    whole = share * sum(client.bytes_up_everything + client.bytes_down_everything for client in everyone) / 1e6
     parts = f"{minutes('task model'):.1f} / {minutes('sub-generators'):.1f} / {aggregation:.1f}"
-    return [f"{total:.1f}", parts, f"{steps:.2f}", f"{up:.1f}"]
+    return [f"{total:.1f}", parts, f"{steps:.2f}", f"{up:.1f}", f"{down:.1f}", f"{100 * (up + down) / whole:.1f} %"]
 
 
 def _floors(runs: Sequence[Found]) -> list[str]:
@@ -273,6 +282,27 @@ def _paired(runs: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
         f"accuracy, as much less regret; over {len(differences)} pairs of client and seed{_interval(differences)}.",
         "",
     ]
+
+
+def _of_fewer_bytes(runs: Sequence[Found], lossless: Sequence[Found]) -> list[str]:
+    """Say what accuracy fewer bytes cost over whole runs, and how far apart seeds are."""
+    whole = {(found.name, found.seed): 100 * _mean(found.raw.curve) for found in lossless}
+    lines = []
+    for name in dict.fromkeys(found.name for found in runs):
+        pairs = [
+            (100 * _mean(r.raw.curve), whole[name, r.seed])
+            for r in runs
+            if (r.name, r.seed) in whole and r.name == name
+        ]
+        changes = [fewer - plain for fewer, plain in pairs]
+        if len(pairs) > 1:
+            each = ", ".join(f"{change:+.2f}" for change in changes)
+            lines.append(
+                f"- `{name}`, AA with fewer bytes less AA without: {each}, on average {_mean(changes):+.2f} points; AA "
+                f"of the lossless runs differs by {statistics.stdev(plain for _, plain in pairs):.2f} between seeds "
+                "(standard deviation)."
+            )
+    return [*lines, ""] if lines else []
 
 
 def _interval(values: Sequence[float]) -> str:
