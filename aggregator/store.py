@@ -399,6 +399,13 @@ class AggregatorStore:
         """
         return self.roll.enrolled or frozenset(self.clients()) - self.roll.revoked
 
+    def has_place(self, client_id: str) -> bool:
+        """Whether this client is one of ``places``; as quick in a large fleet as in a small one."""
+        if self.roll.enrolled:
+            return client_id in self.roll.enrolled
+        is_there = self._db.execute("SELECT 1 FROM clients WHERE client = ?", (client_id,)).fetchone() is not None
+        return is_there and client_id not in self.roll.revoked
+
     def members(self) -> frozenset[str]:
         """Clients that belong to the fleet: enrolled, or they confirmed what they were sent, or uploaded."""
         return frozenset(client for client, standing in self.roll.refresh().items() if standing.is_member)

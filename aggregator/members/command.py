@@ -107,9 +107,7 @@ def _tell(done: Done, what: str) -> None:
     lines.append(f"broker:     {copy}; then reload it")
     lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
     if done.hosts == LOCAL:
-        lines.append(
-            "            its certificate is for this machine alone; enroll with --host NAME makes another"
-        )
+        lines.append("            its certificate is for this machine alone; enroll with --host NAME makes another")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
     click.echo("\n".join(lines))
 

@@ -41,10 +41,11 @@ class UploadDesk:
         if before is not None and before.mark == manifest.mark:  # its verdict got lost on the way
             parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
             return []
-        known = parts.store.places()
+        known = parts.store.has_place(event.peer)
+        num_known = 0 if known else len(parts.store.places())
         try:
             self._check_standing(event.peer)
-            parts.gate.check_offer(event.peer, offer, self._rounds, len(known), known=event.peer in known)
+            parts.gate.check_offer(event.peer, offer, self._rounds, num_known, known=known)
             self._check_epoch(event.peer, manifest)
         except UploadRejected as rejected:
             detail = self._note_rejection(event.peer, manifest, rejected, 0)

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from replayfleet.federation.backoff import LONGEST_S
@@ -178,8 +179,8 @@ class Incoming:
 
     def turns(self) -> list[Event]:
         """Return the offers whose turn has come, for the service to decide on again: its round may have closed."""
-        free = self._limits.max_open - len(self._open)
-        return [Offered(peer, self._waiting.pop(peer)) for peer in list(self._waiting)[: max(0, free)]]
+        free = max(0, self._limits.max_open - len(self._open))
+        return [Offered(peer, self._waiting.pop(peer)) for peer in tuple(islice(self._waiting, free))]
 
     def refuse(self, peer: str, offer: Offer, reason: str, detail: str) -> None:
         """Send a negative verdict; repeated when the same is offered again, unless the reason may pass."""

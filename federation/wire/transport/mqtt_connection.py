@@ -347,9 +347,7 @@ def _next(error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in _OTHER_NAME:
         return "connect by a name that it has, or give it this one (aggregator enroll ... --host NAME)"
     if error.verify_code in _TIMES:
-        return (
-            "look at this machine's clock, or give the broker the new one that aggregator renew makes"
-        )
+        return "look at this machine's clock, or give the broker the new one that aggregator renew makes"
     return "name the authority that signed it with --identity or --tls-ca"
 
 

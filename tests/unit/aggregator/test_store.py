@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support.tiny_fleet import tiny_spec
 
+from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import KEEP_ROUNDS, AggregatorStore, StoredArtefacts
 from replayfleet.federation.errors import SettingsError
@@ -199,3 +200,24 @@ def test_only_who_never_was_a_member_is_forgotten_and_its_versions_go_on_rising(
         store.forget(client)
     assert store.clients() == ("a",)
     assert store.put_download(down("b", 0)).version == 6, "it may hold an earlier one without having said so"
+
+
+def test_who_has_a_place_is_told_of_one_as_of_all(store: AggregatorStore, tmp_path: Path):
+    table = Members(tmp_path)
+    issued = Issued(1, 1.0, 9e9, 9e9)
+
+    def of_each() -> set[str]:
+        store.roll.refresh()
+        found = {name for name in ("a", "b", "c") if store.has_place(name)}
+        assert found == store.places()
+        return found
+
+    assert of_each() == set()
+    store.hold("a", set())
+    store.hold("b", set())
+    assert of_each() == {"a", "b"}
+    table.enrol("c", issued, 1.0)
+    assert of_each() == {"c"}, "a fleet that enrols has places for those alone"
+    table.revoke("c", 2.0)
+    assert of_each() == {"a", "b"}
+    table.close()
