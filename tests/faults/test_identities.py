@@ -22,7 +22,7 @@ from replayfleet.scripts.launch.plan import FASHION_MNIST, aggregator_command, c
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 240.0
-Start = Callable[[str, Sequence[str]], "subprocess.Popen[bytes]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
@@ -43,11 +43,13 @@ def start(broker: Broker) -> Iterator[Start]:
     """What starts a program as a member: its identity folder is all that it has."""
     with ExitStack() as stack:
 
-        def begin(member: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-            identity = broker.tls(member).ca_file
-            assert identity is not None
+        def begin(member: str, words: Sequence[str], *, by_file: bool = False) -> subprocess.Popen[bytes]:
+            files = broker.tls(member)
+            assert files.ca_file is not None
             program = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
-            own = ["--broker", f"mqtts://localhost:{broker.port}", "--identity", str(identity.parent)]
+            own = ["--broker", f"mqtts://localhost:{broker.port}", "--identity", str(files.ca_file.parent)]
+            if by_file:
+                own += ["--tls-cert", str(files.certificate_file), "--tls-key", str(files.key_file)]
             log = stack.enter_context((broker.place / f"{member}.log").open("ab"))
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen([*program, *own], stderr=log, stdout=log, env=environment, cwd=broker.place)
@@ -103,7 +105,12 @@ def test_who_has_the_files_of_another_member_or_the_brokers_takes_no_part_and_sa
     shutil.copytree(broker.data_dir / "members" / "cam-2", brokers)
     for name in ("crt", "key"):
         shutil.copy(broker.data_dir / "broker" / f"broker.{name}", brokers / f"member.{name}")
-    processes = [start("cam-2", client(broker, "cam-1", 0)), start("cam-3", client(broker, "cam-3", 1))]
+    clients = {"cam-2": client(broker, "cam-1", 0), "cam-3": client(broker, "cam-3", 1)}
+    assert [start(name, words).wait(60) for name, words in clients.items()] == [2, 2]
+    said = [(broker.place / f"{name}.log").read_text(encoding="utf-8") for name in clients]
+    assert "is of 'cam-2', and this is 'cam-1'" in said[0]
+    assert "is of 'localhost', and this is 'cam-3'" in said[1]
+    processes = [start(name, words, by_file=True) for name, words in clients.items()]
     until(lambda: all(log_of(broker, name) for name in ("cam-2", "cam-3")), broker)
     assert [process.poll() for process in processes] == [None, None]
     assert events(broker, "client online") == []
