@@ -6,9 +6,10 @@ How a round runs (A aggregator, C client):
 2. C keeps a ``Presence`` retained on its ``state`` topic. When C comes online, and at every new round, A offers C its
    download: an ``Offer`` whose manifest says ``round = r``: what C trains round r from.
 3. C trains round r when it holds the manifest of round r and r is open, then offers its upload, also ``round = r``.
-4. Either way a transfer is: ``Offer`` and at once a first window of blocks on the data topic (``up`` or ``down``);
-   the receiver answers on ``control`` with ``Progress`` (what it has, how far the sender may go), with ``Want`` for
-   blobs of the manifest that neither the bundle nor its store holds, and at the end with one ``Verdict``.
+4. Either way a transfer is: ``Offer``, and from the aggregator at once a first window of blocks on the data topic
+   (``up`` or ``down``; a client sends one at once that is a single block); the receiver answers on ``control`` with
+   ``Progress`` (what it has, how far the sender may go), with ``Want`` for blobs of the manifest that neither the
+   bundle nor its store holds, and at the end with one ``Verdict``.
 5. ``Verdict(accepted=True)`` means verified and on disk; nothing weaker counts as delivered. All steps are
    idempotent: an ``Offer`` whose content is already there gets its ``Verdict`` again. A client whose accepted download
    fails while it serves goes back to the one before, and says so with ``RolledBack``.
