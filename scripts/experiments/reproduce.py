@@ -69,7 +69,7 @@ _AS_THEY_ARE = ("smooth_share=0", "detail_share=0")
 _PILOT = Block(
     name="pilot",
     shows="two clients and ten rounds of small, in bfloat16: what an evening shows of the claim",
-    methods=("centralized", "pfedgrp-plus", "pfedgrp"),
+    methods=RIVALS,
     clients=2,
     rounds=10,
     seeds=(0, 1, 2),
@@ -109,7 +109,7 @@ BLOCKS = (
     _beside_pilot(
         "digits",
         "handwritten digits, on which nothing was chosen",
-        methods=_PILOT.methods,
+        methods=("centralized", "pfedgrp-plus", "pfedgrp"),
         scenarios=("gradual",),
         datasets=("mnist",),
         seeds=(0, 1, 2),

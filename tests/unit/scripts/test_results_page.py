@@ -89,6 +89,6 @@ def test_what_is_left_is_said_and_nothing_is_run(tmp_path: Path):
     words = ["--blocks", "pilot", "--dry-run", "--out", str(tmp_path / "out"), "--data-root", str(tmp_path / "data")]
     result = CliRunner().invoke(reproduce, words, standalone_mode=False)
     assert result.return_value == 3
-    assert "pilot  0 of 24 runs done: two clients and ten rounds" in result.output
-    assert "24 runs left: time not known before the first round with --jobs 2" in result.output
+    assert "pilot  0 of 64 runs done: two clients and ten rounds" in result.output
+    assert "64 runs left: time not known before the first round with --jobs 2" in result.output
     assert not (tmp_path / "out").exists()
