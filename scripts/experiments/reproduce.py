@@ -85,7 +85,7 @@ def _beside_pilot(name: str, shows: str, *overrides: str, **changes: Any) -> Blo
 
 
 _PLUS = {"methods": ("pfedgrp-plus",)}
-_CENTRALIZED = {"methods": ("centralized",), "scenarios": ("gradual",)}
+_CENTRALIZED = {"methods": ("centralized",), "scenarios": ("gradual",), "seeds": _PILOT.seeds}
 _GAUSSIAN = "sub_generator=pca-gaussian"
 
 BLOCKS = (

@@ -126,30 +126,36 @@ def _compared(
     lines, charts = [f"## {title}", "", asked, ""], {}
     if not pairs:
         return [*lines, "Not run yet."], {}
-    for left, right in pairs:
-        curves = [[100 * value for value in found.raw.curve] for found in (left, right)]
-        rounds = range(min(len(curve) for curve in curves))
+    places = dict.fromkeys((left.block, left.scenario, left.dataset) for left, _ in pairs)
+    for place in places:
+        same = [pair for pair in pairs if (pair[0].block, pair[0].scenario, pair[0].dataset) == place]
+        by_seed = [[[100 * value for value in found.raw.curve] for found in pair] for pair in same]
+        rounds = range(min(len(curve) for pair in by_seed for curve in pair))
+        curves = [[_mean(pair[side][index] for pair in by_seed) for index in rounds] for side in (0, 1)]
         changes = [curves[1][index] - curves[0][index] for index in rounds]
+        first, seeds = same[0][0], _seeds([left.seed for left, _ in same])
+        alone = [max(abs(right[index] - left[index]) for index in rounds) for left, right in by_seed]
+        each = f" (of each seed: {', '.join(f'{value:.1f}' for value in alone)})" if len(alone) > 1 else ""
         lines += [
-            f"{_where(left)}, seed {left.seed}, {_size(left.raw)}, {names[0]} and {names[1]}:",
+            f"{_where(first)}, {seeds}, {_size(first.raw)}, {names[0]} and {names[1]}:",
             "",
             _row(["round", *map(str, rounds), "mean"]),
             _row(["---", *["--:"] * (len(rounds) + 1)]),
             *(
-                _row([name, *(f"{curve[index]:.1f}" for index in rounds), f"{_mean(curve[: len(rounds)]):.1f}"])
+                _row([name, *(f"{value:.1f}" for value in curve), f"{_mean(curve):.1f}"])
                 for name, curve in zip(names, curves, strict=True)
             ),
             _row(["change", *(f"{value:+.1f}" for value in changes), f"{_mean(changes):+.1f}"]),
             "",
-            f"Largest change: {max(map(abs, changes)):.1f} points; a point or more in "
+            f"Largest change: {max(map(abs, changes)):.1f} points{each}; a point or more in "
             f"{sum(abs(change) >= 1 for change in changes)} of {len(changes)} rounds. "
-            f"Cost: {_processor_seconds([left, right])}.",
+            f"Cost: {_processor_seconds(same)}.",
             "",
         ]
-        file = f"{chart}-{left.block}-{left.scenario}-{left.seed}.png"
+        file = f"{chart}-{first.block}-{first.scenario}.png"
         charts[file] = accuracy_chart(
-            [Curve(name, found.raw.curve) for name, found in zip(names, (left, right), strict=True)],
-            title=f"Centralized, {_where(left)}, seed {left.seed}",
+            [Curve(name, [value / 100 for value in curve]) for name, curve in zip(names, curves, strict=True)],
+            title=f"Centralized, {_where(first)}, {seeds}",
         )
         lines += [f"![{title}]({file})", ""]
     return lines, charts
@@ -198,10 +204,9 @@ def _claim(
         return lines[:-1], {}  # beside a block that has a chart
     file = f"results-{'-'.join(place)}.png"
     means = {name: zip(*(by_seed[seed] for seed in shared), strict=False) for name, by_seed in curves.items()}
-    seeds = f"seed {shared[0]}" if len(shared) == 1 else f"mean of seeds {', '.join(map(str, shared))}"
     chart = accuracy_chart(
         [Curve(name, [_mean(values) for values in rounds]) for name, rounds in means.items()],
-        title=f"{place[0]}: {_where(runs[0])}, {seeds}",
+        title=f"{place[0]}: {_where(runs[0])}, {_seeds(shared)}",
     )
     return [*lines, f"![accuracy]({file})"], {file: chart}
 
@@ -377,12 +382,17 @@ def _size(raw: Raw) -> str:
     return text + (", task models in bfloat16" if settings.get("precision") == "bfloat16" else "")
 
 
-def _processor_seconds(runs: Sequence[Found]) -> str:
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {', '.join(map(str, seeds))}"
+
+
+def _processor_seconds(pairs: Sequence[tuple[Found, Found]]) -> str:
     def seconds(records: Iterable[RoundRecord]) -> float:
         clients: list[ClientRecord] = [client for record in records for client in record.clients.values()]
         return sum(sum(client.cpu_s.values()) for client in clients)
 
-    return " and ".join(f"{seconds(found.raw.rounds):.0f}" for found in runs) + " CPU seconds"
+    sides = (_mean(seconds(found.raw.rounds) for found in side) for side in zip(*pairs, strict=True))
+    return " and ".join(f"{side:.0f}" for side in sides) + " CPU seconds"
 
 
 def _name(name: str) -> str:
