@@ -114,6 +114,14 @@ BLOCKS = (
         datasets=("mnist",),
         seeds=(0, 1, 2),
     ),
+    _beside_pilot(
+        "photographs",
+        "CIFAR-10 at the same size",
+        methods=LEADERS,
+        scenarios=("gradual",),
+        datasets=("cifar-10",),
+        seeds=(0, 1),
+    ),
     Block(name="small", shows="the claim", methods=RIVALS, seeds=(0, 1, 2), overrides=_SHORT, noise_floor=True),
     Block(
         name="small-int8",
