@@ -1,16 +1,21 @@
-"""Accuracy over rounds as a picture. Matplotlib is imported when the first chart is drawn, without its global state."""
+"""Accuracy and training loss over rounds as pictures.
+
+Matplotlib is imported when the first chart is drawn, without its global state.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from replayfleet.federation.service.pages.charts import percent_axes
+from replayfleet.federation.service.pages.charts import percent_axes, round_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette: told apart with every kind of colour vision."""
@@ -61,21 +66,67 @@ def accuracy_chart(
     """
     if not curves:
         raise ValueError("a chart needs at least one curve")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.8 + 0.12 * max(0, len(curves) - 4)), dpi=130, layout="constrained")
+    figure = _figure(len(curves))
     axes = percent_axes(figure, max(len(curve.accuracy) for curve in curves), changes, change_name)
     for place, curve in enumerate(curves):
         _draw(axes, curve, place, zorder=3 + len(curves) - place)
+    axes.set_ylabel(f"{measure} on all classes met so far [%]")
+    if any(curve.clients for curve in curves):
+        axes.set_xlabel(f"round   (bands: from the worst {band} to the best)")
+    return _png(figure, axes, title)
+
+
+def loss_chart(
+    losses: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    *,
+    title: str,
+    changes: Sequence[int] = (),
+    change_name: str = "",
+) -> bytes | None:
+    """Return a PNG: how runs' training losses fall within each round, and whether they still do at its end.
+
+    Args:
+        losses: runs, each with what it's called and each round's losses, as ``records.losses``; None if all are empty.
+        title: one line.
+        changes: rounds at which the streams change.
+        change_name: what the legend calls those.
+    """
+    losses = [(label, rounds) for label, rounds in losses if any(rounds)]
+    if not losses:
+        return None
+    figure = _figure(len(losses))
+    axes = round_axes(figure, max(len(rounds) for _, rounds in losses), changes, change_name)
+    for place, (label, rounds) in enumerate(losses):
+        at: list[float] = []
+        values: list[float] = []
+        ends = [epochs[-1] for epochs in rounds if epochs]
+        for index, epochs in enumerate(rounds):  # a line for each round, within its width
+            at += [index - 0.4 + 0.8 * epoch / max(1, len(epochs) - 1) for epoch in range(len(epochs))] + [math.nan]
+            values += [*epochs, math.nan]
+        said = f"{label}   (last epochs: mean {sum(ends) / len(ends):.3g}, last {ends[-1]:.3g})"
+        colour, style = _COLOURS[place % len(_COLOURS)], _LINES[place // len(_COLOURS) % len(_LINES)]
+        axes.plot(at, values, color=colour, linestyle=style, linewidth=1.3, label=said)
+    if min(value for _, rounds in losses for epochs in rounds for value in epochs) > 0:
+        axes.set_yscale("log")
+    axes.set_ylabel("training loss, mean of an epoch")
+    axes.set_xlabel("round   (within it: from its first epoch to its last)")
+    return _png(figure, axes, title)
+
+
+def _figure(num_curves: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(9, 4.8 + 0.12 * max(0, num_curves - 4)), dpi=130, layout="constrained")
+
+
+def _png(figure: Figure, axes: Axes, title: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=9, handlelength=4
     )
-    axes.set_ylabel(f"{measure} on all classes met so far [%]")
-    if any(curve.clients for curve in curves):
-        axes.set_xlabel(f"round   (bands: from the worst {band} to the best)")
     picture = io.BytesIO()
     FigureCanvasAgg(figure).print_figure(picture, format="png")
     return picture.getvalue()

@@ -1,4 +1,4 @@
-"""``fleet-sim METHOD``: run one method over one stream, and write ``result.json`` and ``accuracy.png``.
+"""``fleet-sim METHOD``: run one method over one stream, and write ``result.json``, ``accuracy.png`` and ``losses.png``.
 
 ``fleet-sim table`` runs whole tables of the papers: ``federation.simulator.tables.command``.
 

@@ -27,10 +27,10 @@ from replayfleet.federation.paths import RESULT, without_machine
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.attacks import Attack
-from replayfleet.federation.simulator.charts import accuracy_chart
+from replayfleet.federation.simulator.charts import accuracy_chart, loss_chart
 from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_rounds, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
-from replayfleet.federation.simulator.records import LateChange, kept_accuracy
+from replayfleet.federation.simulator.records import LateChange, kept_accuracy, losses
 from replayfleet.federation.simulator.result import (
     Part,
     Result,
@@ -50,6 +50,7 @@ from replayfleet.federation.wire.protocol.tensors import digest
 from replayfleet.models.specs import ARCHITECTURES, plain_task
 
 _CHART = "accuracy.png"
+_LOSSES = "losses.png"
 _STATE = "state"
 LATER_SETTINGS = {
     "replay_labels": "own",
@@ -141,7 +142,7 @@ class Job:
         checkpoints = Checkpoints(spec.out / _STATE)
         if spec.resume:  # refused before anything is removed, if it is another run
             checkpoints.begin(self.identity, resume=True)
-        for name in (RESULT, _CHART):
+        for name in (RESULT, _CHART, _LOSSES):
             (spec.out / name).unlink(missing_ok=True)
         if not spec.resume:
             checkpoints.begin(self.identity, resume=False)
@@ -187,14 +188,16 @@ class Job:
             label=spec.method,
             parts=parts if len(parts) > 1 else [],
         )
-        chart = accuracy_chart(
-            [result.curve(), *(other.curve() for other in self.compared)],
-            title=f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients",
-            changes=described["changes"],
-            change_name=described["change_name"],
-            measure=self.measure,
-        )
-        write_atomic(spec.out / _CHART, chart)
+        where = {
+            "title": f"{self.identity['dataset']}, {stream.settings.scenario}, {stream.settings.num_clients} clients",
+            "changes": described["changes"],
+            "change_name": described["change_name"],
+        }
+        runs = [result, *self.compared]
+        write_atomic(spec.out / _CHART, accuracy_chart([run.curve() for run in runs], measure=self.measure, **where))
+        falling = loss_chart([(run.curve().label, losses([run.rounds])) for run in runs], **where)
+        if falling is not None:
+            write_atomic(spec.out / _LOSSES, falling)
         write_atomic(spec.out / RESULT, result.encode())
         return result
 

@@ -40,6 +40,8 @@ class ClientRecord:
             and of an absent client.
         cpu_s: part of its local round -> CPU seconds; empty of runs in step, and of those before it was measured.
         sample_steps: part -> samples times epochs, where the method says what it trains.
+        losses: mean training loss of each epoch of its task model in this round, in their order; None where it wasn't
+            finite; empty where ``sample_steps`` is.
         hostile: whether it attacked; ``RoundRecord.accuracy`` is that of the others.
         quarantined: why its upload was left out of the round; empty if it wasn't.
         served: the candidate that it chose to serve; empty where it serves what it downloads.
@@ -67,6 +69,7 @@ class ClientRecord:
     epsilon: float | None = None
     cpu_s: dict[str, float] = field(default_factory=dict)
     sample_steps: dict[str, int] = field(default_factory=dict)
+    losses: tuple[float | None, ...] = ()
     hostile: bool = False
     quarantined: str = ""
     served: str = ""
@@ -171,6 +174,24 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
         **({"mean_average_precision": sum(precise) / len(precise)} if precise else {}),
         **({"epsilon": max(spent)} if spent else {}),
     }
+
+
+def losses(runs: Sequence[Sequence[RoundRecord]]) -> list[list[float]]:
+    """Return for each round the training loss of each epoch, mean over the clients of all runs that trained so long.
+
+    Empty for a round in which nobody's was measured, and ends before an epoch in which nobody's was finite.
+    """
+    found = []
+    for records in zip(*runs, strict=False):
+        own = [client.losses for record in records for client in record.clients.values()]
+        epochs = []
+        for epoch in range(max(map(len, own), default=0)):
+            finite = [value for one in own if len(one) > epoch and (value := one[epoch]) is not None]
+            if not finite:
+                break
+            epochs.append(sum(finite) / len(finite))
+        found.append(epochs)
+    return found
 
 
 def costs(records: Sequence[RoundRecord]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -432,6 +433,7 @@ class Simulation:
             served=chosen.served.name if chosen else "",
             evidence=dict(chosen.served.scores) if chosen else {},
             sample_steps=local.meter.sample_steps if local else {},
+            losses=tuple(loss if math.isfinite(loss) else None for loss in local.meter.losses) if local else (),
             epsilon=getattr(getattr(local and local.upload, "privacy", None), "epsilon", None),
         )
 

@@ -45,6 +45,9 @@ BatchLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
 TaskLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(what the task model returned for B images, their labels) -> scalar, mean over the batch."""
 
+Watch: TypeAlias = Callable[[float], None]
+"""Told the mean loss of the samples of an epoch, once it is over; while its parameters changed with every step."""
+
 AfterBackward: TypeAlias = Callable[[nn.Module], None]
 """Called with the task model once a step's gradients are there; may change them before the step is taken."""
 
@@ -62,6 +65,7 @@ class Optimisation:
         precision: one of ``PRECISIONS``; bfloat16 is about twice as fast where the processor multiplies it.
         schedule: one of ``SCHEDULES``.
         should_stop: asked after every step; True ends training early, with what it reached.
+        watch: told each whole epoch's loss; None saves a GPU from waiting for it.
     """
 
     num_epochs: int
@@ -72,6 +76,7 @@ class Optimisation:
     precision: str = "float32"
     schedule: str = "constant"
     should_stop: ShouldStop = never
+    watch: Watch | None = None
 
     @classmethod
     def of(cls, settings: Any) -> Optimisation:
@@ -275,11 +280,14 @@ def descend(
     )
     for epoch in range(optimisation.num_epochs):
         optimisation.begin(epoch, optimiser)
+        losses, sizes = [], []
         for batch in torch.randperm(num_samples, generator=rng).to(device).split(optimisation.batch_size):
             if len(batch) < 2:
                 continue
             with computing_in(optimisation.precision, device):
                 loss = batch_loss(module, batch)
+            losses.append(loss.detach())
+            sizes.append(len(batch))
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             if after_backward is not None:
@@ -287,6 +295,8 @@ def descend(
             optimiser.step()
             if optimisation.should_stop():
                 return trained_parameters(module)
+        if optimisation.watch is not None:
+            optimisation.watch(sum(float(one) * size for one, size in zip(losses, sizes, strict=True)) / sum(sizes))
     return trained_parameters(module)
 
 

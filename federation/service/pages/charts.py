@@ -75,11 +75,17 @@ def percent_axes(figure: Figure, num_rounds: int, changes: Sequence[int] = (), c
         changes: rounds at which streams change, marked by dotted lines just before them.
         change_name: what a legend calls those.
     """
+    axes = round_axes(figure, num_rounds, changes, change_name)
+    axes.set_ylim(0, 100)
+    return axes
+
+
+def round_axes(figure: Figure, num_rounds: int, changes: Sequence[int] = (), change_name: str = "") -> Axes:
+    """Return axes of anything over rounds; see ``percent_axes``."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot()
     axes.set_xlabel("round")
-    axes.set_ylim(0, 100)
     axes.set_xlim(-0.5, num_rounds - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
     axes.set_axisbelow(True)

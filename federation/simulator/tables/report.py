@@ -12,9 +12,10 @@ import msgspec
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.methods import ALL_METHODS
-from replayfleet.federation.simulator.charts import Curve, accuracy_chart
+from replayfleet.federation.simulator.charts import Curve, accuracy_chart, loss_chart
 from replayfleet.federation.simulator.job import LATER_SETTINGS
 from replayfleet.federation.simulator.measures.metrics import Summary
+from replayfleet.federation.simulator.records import losses
 from replayfleet.federation.simulator.result import Part, Result
 from replayfleet.federation.simulator.settings import default_settings
 from replayfleet.federation.simulator.tables.measured import Cell, judged, mean_curve
@@ -49,6 +50,8 @@ _HEADINGS = {
 }
 """Metric -> heading."""
 
+_LOSSES = "-losses"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
@@ -71,7 +74,11 @@ class Report:
         out, stem = self.choice.out, f"table-{self.table.number}"
         out.mkdir(parents=True, exist_ok=True)
         drawn = self._columns() if {"AA", "FA"} & {*self.table.metrics, *self.table.also} else []
-        charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in drawn}
+        charts = {
+            f"{stem}-{column.slug}{ending}.png": draw(column)
+            for column in drawn
+            for ending, draw in (("", self._chart), (_LOSSES, self._losses))
+        }
         files = {
             f"{stem}.md": self.markdown([name for name, png in charts.items() if png]).encode(),
             f"{stem}.json": msgspec.json.format(msgspec.json.encode(self.values()), indent=1) + b"\n",
@@ -91,7 +98,8 @@ class Report:
             lines += ["```sh", shlex.join(self.command), "```", ""]
         for column in self._columns():
             lines += [f"## {column.title}", "", *self._column(column), "", *self._places(column), *self._aims(column)]
-            lines += [f"![accuracy]({name})\n" for name in charts if name.endswith(f"-{column.slug}.png")]
+            for ending, shown in (("", "accuracy"), (_LOSSES, "training loss")):
+                lines += [f"![{shown}]({name})\n" for name in charts if name.endswith(f"-{column.slug}{ending}.png")]
         notes = [note.text for note in self.table.notes if note.is_general]
         lines += ["## Notes", "", *(f"- {text}" for text in [*self._method(), *self._ends_early(), *notes]), ""]
         lines += self._not_run()
@@ -288,7 +296,6 @@ class Report:
         ran = [cell for cell in self._of(column) if cell.results]
         if not ran:
             return b""
-        any_result = next(iter(ran[0].results.values()))
         differ = len({len(cell.results) for cell in ran}) > 1
         curves = [
             Curve(
@@ -300,12 +307,20 @@ class Report:
         ]
         return accuracy_chart(
             curves,
-            title=f"Table {self.table.number}: {column.title}, settings {self.choice.preset}",
-            changes=any_result.stream["changes"],
-            change_name=any_result.stream["change_name"],
             band="seed",
             measure="mAP@0.5" if has_boxes(column.dataset) else "accuracy",
+            **self._where(column, ran[0]),
         )
+
+    def _losses(self, column: Column) -> bytes:
+        ran = [cell for cell in self._of(column) if cell.results]
+        found = [(cell.row.label, losses([result.rounds for result in cell.results.values()])) for cell in ran]
+        return (ran and loss_chart(found, **self._where(column, ran[0]))) or b""
+
+    def _where(self, column: Column, cell: Cell) -> dict[str, Any]:
+        stream = next(iter(cell.results.values())).stream
+        title = f"Table {self.table.number}: {column.title}, settings {self.choice.preset}"
+        return {"title": title, "changes": stream["changes"], "change_name": stream["change_name"]}
 
 
 def _cell_values(cell: Cell) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from replayfleet.federation.methods.steps.task_model import (
     Alignment,
     Optimisation,
     aligned_loss,
+    descend,
     judge_with,
     train_task_model,
 )
@@ -34,6 +35,24 @@ def test_a_trained_model_is_laid_out_as_one_from_a_disk_and_answers_with_the_sam
         name: torch.empty(tensor.shape).stride() for name, tensor in trained.items()
     }
     assert torch.equal(judge_with(TOY, trained)(data.images), judge_with(TOY, read)(data.images))
+
+
+def test_whoever_watches_is_told_the_mean_loss_of_the_samples_of_each_epoch() -> None:
+    values = torch.arange(35.0)  # two steps of 16 and one of 3
+    told: list[float] = []
+
+    def loss(module: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return values[batch].mean() + 0 * sum(weight.sum() for weight in module.parameters())
+
+    watched = replace(QUICK, watch=told.append)
+    trained = descend(TOY, start(), len(values), watched, torch.Generator().manual_seed(1), loss)
+    assert told == [pytest.approx(17.0)] * 2
+    alone = descend(TOY, start(), len(values), QUICK, torch.Generator().manual_seed(1), loss)
+    assert all(torch.equal(alone[name], tensor) for name, tensor in trained.items())
+    told.clear()
+    stopped = replace(watched, should_stop=lambda: True)
+    descend(TOY, start(), len(values), stopped, torch.Generator().manual_seed(1), loss)
+    assert told == [], "an epoch that was cut short is none"
 
 
 def test_the_aligned_loss_equals_its_closed_form() -> None:

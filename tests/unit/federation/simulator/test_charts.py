@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from replayfleet.federation.simulator.charts import Curve, accuracy_chart
+from replayfleet.federation.simulator.charts import Curve, accuracy_chart, loss_chart
 
 
 def pixels(picture: bytes) -> np.ndarray:
@@ -47,3 +47,14 @@ def test_any_number_of_rounds_can_be_drawn(num_rounds: int):
 def test_a_chart_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one curve"):
         accuracy_chart([], title="t")
+
+
+def test_losses_are_drawn_of_those_that_have_any():
+    falling = [[2.0, 0.5], [], [1.0]]
+    picture = loss_chart([("none", [[], []]), ("one", falling)], title="t", changes=[1], change_name="c")
+    assert picture is not None
+    assert has_colour(picture, BLUE)
+    assert not has_colour(picture, ORANGE)
+    assert loss_chart([("one", [[2.0, 0.0, -1.0]])], title="t") is not None, "no logarithm of it"
+    assert loss_chart([("none", [[], []])], title="t") is None
+    assert loss_chart([], title="t") is None

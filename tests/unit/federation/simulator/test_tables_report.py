@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from replayfleet.federation.simulator.charts import Curve
-from replayfleet.federation.simulator.records import RoundRecord
+from replayfleet.federation.simulator.records import ClientRecord, RoundRecord, losses
 from replayfleet.federation.simulator.result import Part, Result
 from replayfleet.federation.simulator.tables import report
 from replayfleet.federation.simulator.tables.measured import Cell
@@ -162,3 +162,45 @@ def test_everybody_who_ran_rounds_is_named_with_the_gpu() -> None:
         "- abacus, 16 cores, a fast one with CUDA 13.0",
         "- torch 2.11, Python 3.12, torch 2.12, Python 3.12",
     ]
+
+
+def trained(*each: tuple[float | None, ...]) -> RoundRecord:
+    """Return a round of clients with these losses."""
+    sizes = {"bytes_up": 0, "bytes_up_everything": 0, "bytes_down": 0, "bytes_down_everything": 0}
+    counts = {"num_test": 1, "num_seen": 1, "num_sub_generators_held": 0}
+    clients = {
+        f"client-{place}": ClientRecord(
+            classes=(0,),
+            accuracy=0.5,
+            class_accuracy={},
+            train_s=0.0,
+            sub_generators_sent=(),
+            losses=own,
+            **counts,
+            **sizes,
+        )
+        for place, own in enumerate(each)
+    }
+    return RoundRecord(round=0, accuracy=0.5, clients=clients, aggregate_s=0, round_s=1)
+
+
+def test_the_loss_of_an_epoch_is_the_mean_of_all_who_trained_so_long_and_are_finite():
+    first = [trained((4.0, 2.0), ()), trained((3.0, None), (1.0,))]
+    second = [trained((6.0, 4.0), (2.0, 3.0)), trained((2.0,)), trained((1.0,))]
+    assert losses([first, second]) == [[4.0, 3.0], [2.0]]
+    assert losses([[trained((), ())]]) == [[]]
+    assert losses([]) == []
+
+
+def test_how_training_went_is_drawn_beside_accuracy_where_it_was_measured(tmp_path: Path):
+    result = msgspec.structs.replace(a_result(GRADUAL), rounds=[trained((2.0, 1.0)), trained((1.5, 0.5))])
+    a_report(a_cell(results={0: result}), a_cell(CIRCULATING), out=tmp_path).write()
+    charts = {path.name for path in tmp_path.glob("*.png")}
+    assert charts == {
+        "table-99-gradual-fashion-mnist.png",
+        "table-99-gradual-fashion-mnist-losses.png",
+        "table-99-circulating-fashion-mnist.png",
+    }
+    text = (tmp_path / "table-99.md").read_text()
+    assert {f"]({name})" in text for name in charts} == {True}
+    assert text.count(".png)") == 3

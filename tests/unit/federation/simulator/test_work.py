@@ -22,6 +22,7 @@ def test_a_round_is_measured_part_by_part_and_is_the_same_round():
     _, plain = method.local_round(start, data, download, seeded_generator(0, 0, "a"), sampler=SAMPLER)
     assert same_bits(upload.task_parameters, plain.task_parameters)
     assert meter.sample_steps == {"task model": 8}
+    assert [0 < loss < 10 for loss in meter.losses] == [True], "one epoch"
     assert meter.cpu_s == {"task model": 1.0, "rest": 2.0}
 
 
