@@ -46,7 +46,8 @@ def load_model(load: Load) -> LoadedModel:
         # Mapped, as nothing changes a blob: read, decoded and joined it would be copied page by page three times.
         graph, parameters = blobs.read(load.graph), arrays_in(blobs.mapped(load.parameters))
     except KeyError as missing:
-        raise ArtefactRejected(Reason.LOAD_FAILED, f"blob {missing} is not on disk") from missing
+        # As one that is cut short: the disk's fault, not the model's, so the model is sent again.
+        raise ArtefactRejected(Reason.WRONG_DIGEST, f"blob {missing} is not on disk") from missing
     except MalformedMessage as error:
         raise ArtefactRejected(Reason.MALFORMED, str(error)) from error
     model = OnnxModel(graph, parameters, num_threads=load.num_threads, providers=load.providers, lent=True)

@@ -136,6 +136,31 @@ def test_a_model_that_turns_bad_is_rolled_back_within_a_second_and_costs_no_fram
     assert not fleet.client.status()["healthy"]
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_the_clients_disk_lost_of_a_model_is_sent_again_at_once(
+    is_gone: bool, fleet_of: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost_once(manifest: Manifest, *args: Any) -> Candidate:
+        if manifest.version == 2 and not lost:
+            lost.append(DiskBlobStore(fleet.world.folder / "cam-0/blobs").path(manifest.blobs[-1].digest))
+            if is_gone:
+                lost[0].unlink()
+            else:
+                truncate(fleet.world.folder, manifest)
+        return make(manifest, *args)
+
+    lost: list[Path] = []
+    make: Callable[..., Candidate] = downloads.candidate
+    monkeypatch.setattr(downloads, "candidate", lost_once)
+    fleet = fleet_of(num_rounds=2, deadline_s=86400.0)
+    fleet.serve_the_first()
+    fleet.world.until(lambda: fleet.client.client.finished)
+    (refused,) = events(fleet.world, "download refused")
+    assert (refused["version"], refused["reason"]) == (2, "wrong-digest")
+    confirmed = [(entry["round"], entry["version"]) for entry in events(fleet.world, "download confirmed")]
+    assert confirmed[:2] == [(0, 1), (1, 2)]
+
+
 def test_a_download_that_was_refused_comes_again_when_its_round_waits_for_it(
     fleet_of: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
