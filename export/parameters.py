@@ -46,9 +46,17 @@ class Model:
     parameters: Mapping[str, Array]
 
     def save(self, path: Path | str) -> Path:
-        """Write a ``.safetensors`` file that says what it holds."""
-        write_atomic(Path(path), self.encode())
-        return Path(path)
+        """Write a ``.safetensors`` file that says what it holds.
+
+        Raises:
+            SettingsError: It can't be written there.
+        """
+        target = Path(path)
+        try:
+            write_atomic(target, self.encode())
+        except OSError as error:
+            raise SettingsError(f"{target} can't be written ({error.strerror})") from error
+        return target
 
     def encode(self) -> bytes:
         """Return that file's bytes."""

@@ -77,11 +77,14 @@ class TaskSpec:
     def __post_init__(self) -> None:
         if self.image_channels not in {1, 3}:
             raise ValueError(f"image_channels is {self.image_channels}, expected 1 or 3")
-        if self.image_size not in IMAGE_SIZES:
+        if not isinstance(self.image_size, int) or self.image_size not in IMAGE_SIZES:
             raise ValueError(f"image_size is {self.image_size}, expected one of {IMAGE_SIZES}")
         if self.stem not in STEMS:
             raise ValueError(f"stem is {self.stem!r}, expected one of {STEMS}")
         check_architecture(self.architecture)
+        given: object = self.class_names
+        if isinstance(given, str):
+            raise ValueError(f"class_names is {given!r:.80}, expected several names")
         if not 2 <= len(self.class_names) <= 4096:
             raise ValueError(f"a task needs 2 to 4096 classes, got {len(self.class_names)}")
         _check_names(self.class_names)

@@ -5,13 +5,14 @@ Nothing heavy is imported before a command runs.
 
 from __future__ import annotations
 
-import shutil
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.paths import FOLDER
 from replayfleet.federation.service.command import run_command
@@ -61,20 +62,21 @@ def init(folder: Path) -> None:
     """
     import replayfleet.scripts
 
-    home = Path(replayfleet.scripts.__file__).parent
+    home, target = Path(replayfleet.scripts.__file__).parent, folder
+    said: list[str] = []
     try:
         for path in sorted(path for name in _FOLDERS for path in (home / name).iterdir() if path.is_file()):
             target = folder / path.parent.name / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
-                click.echo(f"kept     {target}")
+                said.append(f"kept     {target}")
                 continue
-            shutil.copyfile(path, target)
-            target.chmod(0o644)
-            click.echo(f"written  {target}")
+            write_atomic(target, path.read_bytes())
+            said.append(f"written  {target}")
     except OSError as error:
-        raise SettingsError(f"{error.filename} can't be written ({error.strerror})") from error
-    click.echo(_NEXT.format(folder=folder), nl=False)
+        raise SettingsError(f"{error.filename or target} can't be written ({error.strerror})") from error
+    click.echo("\n".join(said))
+    click.echo(_NEXT.format(folder=shlex.quote(str(folder))), nl=False)
 
 
 def main() -> None:

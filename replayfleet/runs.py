@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import msgspec
 from replayfleet.export.parameters import Model
 from replayfleet.export.running.artefact import Array
 from replayfleet.federation.errors import ArtefactRejected, Reason, SettingsError, nearest
+from replayfleet.federation.paths import given_path
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -129,17 +132,24 @@ def simulate(
     from replayfleet.federation.simulator.job import prepare
     from replayfleet.federation.simulator.run_spec import RunSpec
 
+    if not isinstance(set or {}, Mapping):
+        raise SettingsError(f"set is a {type(set).__name__}, expected settings by name")
     overrides = tuple(f"{key}={value}" for key, value in (set or {}).items())
-    if more.get("data_root") is not None:
-        more["data_root"] = Path(more["data_root"])
+    out, known = _path("out", out), [field.name for field in dataclasses.fields(RunSpec)]
+    for name in more:
+        if name not in known:
+            raise SettingsError(f"simulate has no argument {name!r}{nearest(name, known)}")
+    more |= {name: _path(name, more[name]) for name in ("data_root", "initial") if more.get(name) is not None}
+    compared = more.get("compare", ())
+    several = [compared] if isinstance(compared, (str, os.PathLike)) else compared
     spec = RunSpec(
         method=method,
-        out=Path(out),
+        out=out,
         dataset=dataset,
         scenario=scenario,
         preset=settings,
         overrides=overrides,
-        **more,
+        **{**more, "compare": tuple(_path("compare", one) for one in several)},
     )
     spec.check()
     prepare(spec, spec.command()).run(on_round=on_round, on_client=lambda *_: None)
@@ -156,7 +166,7 @@ def open_run(path: Path | str) -> Run:
     Raises:
         SettingsError: It is none of these, or is damaged.
     """
-    path = Path(path)
+    path = _path("path", path)
     with _refusing_damage(path):
         if (path / "state" / "run.json").is_file():
             return _simulation(path)
@@ -167,6 +177,13 @@ def open_run(path: Path | str) -> Run:
             if role == "client":
                 return _client(folder)
     raise SettingsError(f"{path} holds no run; expected --out of fleet-sim, or --data-dir of aggregator or edge-client")
+
+
+def _path(name: str, value: Any) -> Path:
+    try:
+        return given_path(os.fspath(value))
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{name}: {error}") from error
 
 
 def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads: int = 2) -> tuple[Path, ...]:
@@ -189,7 +206,9 @@ def export_model(model: Model, out: Path | str, *, format: str = "onnx", threads
     row = chosen_format(format, None)
     if row.max_loss_points is not None:
         raise SettingsError(f"format {format!r} rounds, and is judged on samples; model-export takes them")
-    request = Request(Architecture(model.kind, model.spec), row, Path(out), threads)
+    if threads < 1:
+        raise SettingsError(f"threads is {threads}, expected at least 1")
+    request = Request(Architecture(model.kind, model.spec), row, _path("out", out), threads)
     return tuple(path for path, _, _ in run_export(request, model.parameters).files)
 
 

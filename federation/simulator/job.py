@@ -242,7 +242,7 @@ def wanted_stream(spec: RunSpec) -> StreamSettings:
     return stream_settings(
         spec.preset,
         spec.dataset,
-        spec.image_size or default_image_size(spec.dataset),
+        default_image_size(spec.dataset) if spec.image_size is None else spec.image_size,
         spec.changes(),
         {
             "scenario": spec.scenario,
@@ -357,7 +357,8 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
-    is_taken = (out / RESULT).exists() or holds_rounds(out / _STATE)
+    is_elses = (out / _CHART).exists() and not (out / _STATE).exists()
+    is_taken = (out / RESULT).exists() or holds_rounds(out / _STATE) or is_elses
     if is_taken and not resume and not overwrite:
         raise SettingsError(
             f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "

@@ -26,12 +26,17 @@ from replayfleet.models.specs import check_architecture
 FROM_STDIN = "_run"
 """The only argument of ``fleet-sim`` between our own processes: the run stands in JSON on stdin."""
 
+MAX_SEED = 2**63 - 1
+
 STREAM = "Stream"
 RESULTS = "Results"
 HOSTILE = "Hostile clients"
 
 _ALWAYS_NAMED = ("scenario", "dataset", "preset", "seed", "threads")
 """What a written command says even where it is the default, which may change."""
+
+_OPTIONS_FOR = {"num_clients": "clients", "num_rounds": "rounds", "overlap": "overlap", "num_absent": "absent"}
+"""Settings that have an option of their own."""
 
 _OF_SETTINGS = "of the settings"
 
@@ -94,7 +99,7 @@ class RunSpec:
         Option("Clients that miss a round; they are drawn anew for each but the first.", STREAM, unset="0"),
     ] = None
     seed: Annotated[
-        int, Meta(ge=0, le=2**63 - 1), Option("What stream, models and training derive their randomness from.", STREAM)
+        int, Meta(ge=0, le=MAX_SEED), Option("What stream, models and training derive their randomness from.", STREAM)
     ] = 0
     out: Annotated[Path, Option("Folder for the results.", RESULTS, metavar="DIR", check=check_folder)]
     data_root: Annotated[
@@ -108,7 +113,8 @@ class RunSpec:
     ] = None
     download: Annotated[bool, Option("Let torchvision fetch a data set that is not found.", STREAM)] = False
     image_size: Annotated[
-        int | None, Option("Side of an image, 32 or 64, with --dataset folder.", STREAM, unit="pixels")
+        Annotated[int, Meta(ge=1)] | None,
+        Option("Side of an image, 32 or 64, with --dataset folder.", STREAM, unit="pixels"),
     ] = None
     overrides: Annotated[
         tuple[str, ...],
@@ -123,7 +129,7 @@ class RunSpec:
         ),
     ] = None
     threads: Annotated[
-        int, Meta(ge=1), Option("Threads of one operation; results depend on their number.", TRAINING)
+        int, Meta(ge=1, le=256), Option("Threads of one operation; results depend on their number.", TRAINING)
     ] = 1
     workers: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -208,6 +214,10 @@ class RunSpec:
             raise SettingsError("--resume and --overwrite exclude each other")
         if self.attack is None and self.hostile != 1:
             raise SettingsError("--hostile says how many attack; --attack must say how")
+        for key, value in self.changes().items():
+            option = _OPTIONS_FOR.get(key)
+            if option is not None and getattr(self, option) is not None:
+                raise SettingsError(f"--{option} and --set {key}={value} are about the same; leave one of them out")
 
     def changes(self) -> dict[str, str]:
         """Return the settings of stream and method that differ from the preset's.

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.extensions import Extended
 from replayfleet.federation.service.fleet.presets import TASKS
@@ -105,7 +107,7 @@ def load_dataset(
         SettingsError: The set is unknown, absent (says how to get it), or damaged (says which file).
     """
     kind = ALL_DATASETS.named(name)
-    size = image_size or kind.image_sizes[0]
+    size = kind.image_sizes[0] if image_size is None else image_size
     if size not in kind.image_sizes:
         sizes = " or ".join(str(side) for side in kind.image_sizes)
         raise SettingsError(f"data set {name} has images of {sizes} pixels, not {size}")
@@ -113,7 +115,7 @@ def load_dataset(
     places = [*own, *kind.places, _cache()]
 
     def parts() -> Parts | None:
-        return next((found for place in places if (found := kind.read(place, size)) is not None), None)
+        return next((found for place in places if (found := _read(name, kind, place, size)) is not None), None)
 
     found = parts()
     if found is None and download and kind.download is not None:
@@ -121,7 +123,42 @@ def load_dataset(
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
-    return Dataset(name, *found, _task(name, kind, size, found[0].class_names))
+    task = _task(name, kind, size, found[0].class_names)
+    if name not in DATASETS:
+        _check_added(name, found, task)
+    return Dataset(name, *found, task)
+
+
+def _read(name: str, kind: DatasetKind, place: Path, size: int) -> Parts | None:
+    if name in DATASETS:
+        return kind.read(place, size)
+    try:
+        found = kind.read(place, size)
+    except SettingsError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            f"data set {name}, of an installed package, can't be read from {place} ({type(error).__name__}: {error})"
+        ) from error
+    if found is None or (isinstance(found, tuple) and [type(part) for part in found] == [LabelledImages] * 2):
+        return found
+    raise SettingsError(f"data set {name}, of an installed package, gave {found!r:.80}, expected two LabelledImages")
+
+
+def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
+    """Raise SettingsError unless what a package's data set holds is of its task."""
+    channels, height, width = task.image_shape
+    expected = f"(N, {height}, {width}, {channels}) uint8"
+    for part, one in zip(("train", "test"), parts, strict=True):
+        some = np.asarray(one.images[np.arange(min(1, len(one.images)))])
+        if tuple(one.images.shape[1:]) != (height, width, channels) or some.dtype != np.uint8:
+            shape = f"{tuple(one.images.shape)} {some.dtype}"
+            raise SettingsError(f"data set {name}, of an installed package: {part} images are {shape}, not {expected}")
+        if one.labels.dtype.kind not in "iu" or not len(one.labels):
+            shape = f"{len(one.labels)} of {one.labels.dtype}"
+            raise SettingsError(
+                f"data set {name}, of an installed package: {part} labels are {shape}, not whole numbers"
+            )
 
 
 def load_any_dataset(

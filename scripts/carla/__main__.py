@@ -24,7 +24,7 @@ from replayfleet.scripts.carla.plan import FAST, FULL, MARKER, OWN, VEHICLES, Pl
 from replayfleet.scripts.carla.roads import STREET_TOWNS, Roads, StreetRoads, find_recording, thin
 from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
-from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.folder import claimed_folder, clear_folder
 from replayfleet.scripts.launch.table import rounds_table
 
 TIME_LIMIT_S = 3600.0
@@ -60,21 +60,22 @@ def demo_carla(
     """Let two vehicles learn while they drive through towns in different orders, and write a page about it."""
     console = Console(highlight=False)
     limit = Limit(time.monotonic(), time_limit_s)
-    plan = make_plan(out, FAST if fast else FULL, seed, synthetic=synthetic, data_root=data_root, slower=slower)
-    plan.write_tasks()
-    plan.note(command=this_command())
-    log_to(plan.logs / "demo.log")
-    with Broker(port) as broker:
+    recording = None if synthetic else found_recording(data_root)
+    with claimed_folder(out, MARKER), Broker(port) as broker:
+        plan = make_plan(out, FAST if fast else FULL, seed, recording=recording, slower=slower)
+        plan.write_tasks()
+        plan.note(command=this_command())
+        log_to(plan.logs / "demo.log")
         plan.note(broker=broker.handle.description)
         console.print(opening(plan, broker.handle), soft_wrap=True)
         for work in plan.size.works:
             console.print(f"\n{clock(limit.elapsed_s)}  {work.name}: {work.method}", soft_wrap=True)
             _drive(plan, work, broker, console, limit)
-    plan.note(seconds=round(limit.elapsed_s, 1), hardware=hardware())
-    console.print(f"\n{clock(limit.elapsed_s)}  writing the report")
-    from replayfleet.scripts.carla.report import write_report
+        plan.note(seconds=round(limit.elapsed_s, 1), hardware=hardware())
+        console.print(f"\n{clock(limit.elapsed_s)}  writing the report")
+        from replayfleet.scripts.carla.report import write_report
 
-    write_report(plan.out).show(console, limit)
+        write_report(plan.out).show(console, limit)
 
 
 def opening(plan: Plan, broker: BrokerHandle) -> str:
@@ -97,15 +98,24 @@ def opening(plan: Plan, broker: BrokerHandle) -> str:
     return "\n".join(lines)
 
 
-def make_plan(out: Path, size: Size, seed: int, *, synthetic: bool, data_root: Path | None, slower: float) -> Plan:
-    """Find the towns, clear the demo's folder and return the plan.
+def found_recording(data_root: Path | None) -> Path:
+    """Return the folder of recorded towns.
 
     Raises:
-        SettingsError: There are no recorded towns (says where to get them), or the folder is somebody else's.
+        SettingsError: There are none; says where to get them.
     """
-    recording = None if synthetic else find_recording(data_root, os.environ.get(DATA_ROOT_VARIABLE))
-    if recording is None and not synthetic:
+    recording = find_recording(data_root, os.environ.get(DATA_ROOT_VARIABLE))
+    if recording is None:
         raise SettingsError(WHERE_TO_GET)
+    return recording
+
+
+def make_plan(out: Path, size: Size, seed: int, *, recording: Path | None, slower: float) -> Plan:
+    """Clear the demo's folder, find the towns of a recording, or without one draw some, and return the plan.
+
+    Raises:
+        SettingsError: The folder is somebody else's.
+    """
     clear_folder(out, MARKER, OWN, ("logs", "films"))
     roads: Roads
     if recording is None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.paths import ANY_PATH, FOLDER
 from replayfleet.federation.service.words import clock
 from replayfleet.federation.simulator.settings import SIZES
@@ -20,7 +21,7 @@ from replayfleet.federation.wire.transport.broker import BrokerHandle
 from replayfleet.scripts.demo.plan import BASELINE, DOWNLOADED, MARKER, METHOD, METHODS, OWN, Plan, make_plan
 from replayfleet.scripts.launch.command import PORT, POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
-from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.folder import claimed_folder, clear_folder
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
 
@@ -31,7 +32,7 @@ TIME_LIMIT_S = 840.0
 @click.option("--rounds", type=int, help="Number of rounds.  [default: of the settings]")
 @click.option("--clients", type=int, help="Number of clients.  [default: of the settings]")
 @click.option("--seed", type=int, default=0, help="Of the stream, the models and the training.")
-@click.option("--settings", "preset", default="demo", help="Stream size and method: demo, small, medium, paper, tiny.")
+@click.option("--settings", "preset", help="Stream size and method: small, medium, paper, tiny.  [default: demo]")
 @click.option("--method", type=click.Choice(list(METHODS)), default=METHOD, help="What the fleet learns by.")
 @click.option(
     "--serve",
@@ -44,27 +45,29 @@ TIME_LIMIT_S = 840.0
 @click.option("--data-root", type=ANY_PATH, help="Folder of Fashion-MNIST; else $REPLAYFLEET_DATA, the system's.")
 @click.option("--port", type=PORT, help="Of the private broker.  [default: any free one]")
 @click.option("--time-limit-s", type=POSITIVE, default=TIME_LIMIT_S, help="Give up after this many seconds.")
-def demo(preset: str, fast: bool, port: int | None, time_limit_s: float, **sizes: Any) -> None:
+def demo(preset: str | None, fast: bool, port: int | None, time_limit_s: float, **sizes: Any) -> None:
     """Let a fleet of real processes learn a stream over MQTT, and write a report beside FedAvg's."""
-    plan = make_plan(preset="tiny" if fast else preset, **sizes)
+    if fast and preset not in {None, "tiny"}:
+        raise SettingsError(f"--fast is --settings tiny; leave it or --settings {preset} out")
+    plan = make_plan(preset="tiny" if fast else preset or "demo", **sizes)
     console = Console(highlight=False)
     limit = Limit(time.monotonic(), time_limit_s)
     data = find_data(plan.data_root, console.print)
-    clear_folder(plan.out, MARKER, OWN, ("logs", "clients"))
-    plan.note(command=this_command())
-    log_to(plan.logs / "demo.log")
-    with Broker(port) as broker:
+    with claimed_folder(plan.out, MARKER), Broker(port) as broker:
+        clear_folder(plan.out, MARKER, OWN, ("logs", "clients"))
+        plan.note(command=this_command())
+        log_to(plan.logs / "demo.log")
         console.print(_opening(plan, broker.handle), soft_wrap=True)
         fleet = RunningFleet(plan.fleet(), broker, console, limit, lambda: _baseline_note(plan))
         fleet.run()
         plan.note(broker=broker.handle.description, fleet_s=limit.elapsed_s)
-    console.print(f"{clock(limit.elapsed_s)}  writing the report")
-    from replayfleet.scripts.demo.report import write_report
+        console.print(f"{clock(limit.elapsed_s)}  writing the report")
+        from replayfleet.scripts.demo.report import write_report
 
-    report = write_report(plan.out, data)
-    console.print()
-    console.print(rounds_table(fleet.record))
-    report.show(console, limit)
+        report = write_report(plan.out, data)
+        console.print()
+        console.print(rounds_table(fleet.record))
+        report.show(console, limit)
 
 
 def _baseline_note(plan: Plan) -> str:

@@ -21,7 +21,7 @@ from replayfleet.scripts.fleet.plan import DATASET, MARKER, Yard
 from replayfleet.scripts.fleet.troubled import TroubledFleet
 from replayfleet.scripts.launch.command import POSITIVE, log_to, run_demo, this_command
 from replayfleet.scripts.launch.fleet import Broker, Limit, RunningFleet
-from replayfleet.scripts.launch.folder import note_facts
+from replayfleet.scripts.launch.folder import claimed_folder, note_facts
 from replayfleet.scripts.launch.plan import find_data
 from replayfleet.scripts.launch.table import rounds_table
 
@@ -48,10 +48,10 @@ def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
     console = Console(highlight=False)
     if yard.source == DATASET:
         find_data(yard.data_root, console.print)
-    yard.prepare()
     limit = Limit(time.monotonic(), time_limit_s, SMALLER)
-    log_to(yard.logs / "fleet.log")
-    with Broker() as broker:
+    with claimed_folder(yard.out, MARKER), Broker() as broker:
+        yard.prepare()
+        log_to(yard.logs / "fleet.log")
         console.print(
             f"{yard.clients} clients, {yard.rounds} rounds of {yard.method}, source {yard.source!r}, faults: "
             f"{', '.join(wanted) or 'none'}. Broker: {broker.handle.description}. Logs: {yard.logs}",
@@ -60,18 +60,18 @@ def fleet(faults: tuple[str, ...], time_limit_s: float, **sizes: Any) -> None:
         running = RunningFleet(yard.fleet(wanted), broker, console, limit)
         troubled = TroubledFleet(yard, wanted, broker, running)
         troubled.run()
-    console.print()
-    console.print(rounds_table(running.record))
-    console.print(troubled.table())
-    summary = {**troubled.summary(), "elapsed_s": round(limit.elapsed_s, 1)}
-    note_facts(yard.out / MARKER, {"command": this_command(), **summary})
-    killed = sum(client["killed"] for client in summary["clients"])
-    console.print(
-        f"all {yard.rounds} rounds and all {yard.clients} clients came through; killed clients: {killed}, killed "
-        f"brokers: {summary['broker_restarts']}, cut connections: {summary['cut_connections']}",
-        soft_wrap=True,
-    )
-    console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
+        console.print()
+        console.print(rounds_table(running.record))
+        console.print(troubled.table())
+        summary = {**troubled.summary(), "elapsed_s": round(limit.elapsed_s, 1)}
+        note_facts(yard.out / MARKER, {"command": this_command(), **summary})
+        killed = sum(client["killed"] for client in summary["clients"])
+        console.print(
+            f"all {yard.rounds} rounds and all {yard.clients} clients came through; killed clients: {killed}, killed "
+            f"brokers: {summary['broker_restarts']}, cut connections: {summary['cut_connections']}",
+            soft_wrap=True,
+        )
+        console.print(f"elapsed: {clock(limit.elapsed_s)} minutes")
 
 
 def main() -> None:

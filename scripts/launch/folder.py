@@ -1,22 +1,53 @@
-"""A demo's folder: a marker says that it is ours, so that nothing of anybody else's is ever removed."""
+"""A demo's folder: a marker says that it is ours, so nothing of anybody else's is removed; a lock: in use."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
 
+_LOCK = "lock"
 
-def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[str]) -> None:
-    """Make a demo's folder with an empty marker, and remove what an earlier demo left there.
+
+@contextmanager
+def claimed_folder(out: Path, marker: str) -> Iterator[None]:
+    """Keep other demos out of a folder as long as the block lasts, or until this process is killed.
 
     Args:
-        out: the folder.
+        out: the folder; made if it isn't there.
+        marker: name of the JSON file that says whose folder it is.
+
+    Raises:
+        SettingsError: Another demo runs there, it holds something that is none's, or it can't be written.
+    """
+    _check_ours(out, marker)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = (out / _LOCK).open("a")
+    except OSError as error:
+        raise SettingsError(f"{out} can't be written ({error.strerror}: {error.filename})") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"{out} is in use: another demo runs there; wait for it, stop it, or choose another folder with --out"
+            ) from None
+        yield
+
+
+def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[str]) -> None:
+    """Give a demo's folder an empty marker, and remove what an earlier demo left there: once nothing can fail early.
+
+    Args:
+        out: the folder, claimed.
         marker: name of the JSON file that says whose folder it is.
         own: what a demo writes beside it.
         folders: of these, what to make anew.
@@ -24,10 +55,7 @@ def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[s
     Raises:
         SettingsError: It holds something else, which is not ours to remove, or it can't be written.
     """
-    if out.exists() and not out.is_dir():
-        raise SettingsError(f"{out} is a file; choose a folder with --out")
-    if out.exists() and not (out / marker).exists() and any(out.iterdir()):
-        raise SettingsError(f"{out} holds something that is not of a demo; choose another folder with --out")
+    _check_ours(out, marker)
     try:
         for name in own:
             path = out / name
@@ -40,6 +68,13 @@ def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[s
         write_atomic(out / marker, b"{}\n")
     except OSError as error:
         raise SettingsError(f"{out} can't be written ({error.strerror}: {error.filename})") from error
+
+
+def _check_ours(out: Path, marker: str) -> None:
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"{out} is a file; choose a folder with --out")
+    if out.exists() and not (out / marker).exists() and any(path.name != _LOCK for path in out.iterdir()):
+        raise SettingsError(f"{out} holds something that is not of a demo; choose another folder with --out")
 
 
 def note_facts(marker: Path, facts: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.simulator.run_spec import MAX_SEED
 from replayfleet.federation.simulator.settings import SIZES, unknown_settings
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 
@@ -98,6 +99,8 @@ def check_sizes(preset: str, *, clients: int, rounds: int, seed: int) -> None:
         if value < least:
             more = "at least 1" if least else "0 or more"
             raise SettingsError(f"--{name} is {value}, expected {more}")
+    if seed > MAX_SEED:
+        raise SettingsError(f"--seed is {seed}, expected 0 to {MAX_SEED}")
 
 
 def find_data(data_root: Path | None, say: Callable[[str], None]) -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -36,6 +38,20 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert f"kept     {tmp_path}/systemd/edge.toml\n" in done.output
     assert (tmp_path / "systemd" / "aggregator.toml").is_file()
     assert "written" not in run(str(tmp_path)).output
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_file_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = run(str(tmp_path / "my yard"))
+    assert re.search(r"my yard/docker/\S+ can't be written \(No space left", str(done.exception))
+    assert [path for path in (tmp_path / "my yard").rglob("*") if path.is_file()] == []
+    monkeypatch.undo()
+    assert f"--config '{tmp_path}/my yard'/systemd/edge.toml" in run(str(tmp_path / "my yard")).output
 
 
 def test_a_folder_that_can_t_be_written_is_one_line(tmp_path: Path) -> None:

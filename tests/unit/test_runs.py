@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.edge_client.state_store import HeldDownload, StateStore
 from replayfleet.export.cli import main
 from replayfleet.export.parameters import Model
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.federation.service.fleet.presets import TASKS
@@ -222,6 +224,41 @@ def test_every_public_name_is_there_and_explained(name: str) -> None:
 def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = replayfleet.simulat
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"out": ""}, "out: expected a path, not an empty text"),
+        ({"out": None}, "out: "),
+        ({"data_root": 3}, "data_root: "),
+        ({"initial": "nowhere"}, "nowhere: can't be read"),
+        ({"compare": "nowhere"}, "--compare nowhere: can't be read"),
+        ({"compare": ["nowhere"]}, "--compare nowhere: can't be read"),
+        ({"roudns": 1}, "simulate has no argument 'roudns'; did you mean 'rounds'"),
+        ({"set": [1]}, "set is a list, expected settings by name"),
+    ],
+)
+def test_what_can_t_be_simulated_is_said_and_nothing_is_written(
+    given: dict[str, Any], problem: str, simulated: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {"out": "out", "settings": "tiny", "clients": 2, "set": SMALL, "rounds": 1}
+    more["data_root"] = simulated.path.parent / "data"
+    with pytest.raises(SettingsError, match=problem):
+        replayfleet.simulate("pfedgrp", **{**more, **given})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingsError, match="path: expected a path"):
+        replayfleet.open_run("")
+
+
+def test_where_a_model_can_t_be_saved_is_said(simulated: Run, tmp_path: Path) -> None:
+    model = simulated.task_model(0)
+    for place in (tmp_path, tmp_path / "nowhere" / "m.safetensors"):
+        with pytest.raises(SettingsError, match="can't be written"):
+            model.save(place)
+    with pytest.raises(SettingsError, match="threads is 0"):
+        replayfleet.export_model(model, tmp_path / "e", threads=0)
 
 
 def test_a_run_begins_with_what_another_one_learned(simulated: Run, tmp_path: Path) -> None:

@@ -7,22 +7,30 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+_MOST = 2**31 - 1
+_LARGEST = 3.4e38
+"""Of a float32, roughly."""
+
 
 def at_least(minimum: int, settings: object, names: Sequence[str]) -> None:
-    """Raise ValueError unless each named attribute is a whole number of at least ``minimum``."""
+    """Raise ValueError unless each named attribute is a whole number of at least ``minimum`` that 32 bits hold."""
     for name in names:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{name} is {value!r}, expected a whole number of at least {minimum}")
+        if value > _MOST:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of {minimum} to {_MOST}")
 
 
 def within(low: float, high: float, settings: object, names: Sequence[str]) -> None:
-    """Raise ValueError unless each named attribute is a finite number in [low, high]; NaN is not."""
+    """Raise ValueError unless each named attribute is a number in [low, high], finite as float32; NaN is not."""
     for name in names:
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             limit = "or more" if math.isinf(high) else f"to {high:g}"
             raise ValueError(f"{name} is {value!r}, expected a number of {low:g} {limit}")
+        if abs(value) > _LARGEST:
+            raise ValueError(f"{name} is {value!r}, expected a number of {low:g} to {_LARGEST:g}")
 
 
 def one_of(choices: Sequence[str], settings: object, name: str) -> None:

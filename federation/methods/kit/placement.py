@@ -37,6 +37,8 @@ def torch_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # PyTorch built without CUDA asserts
         raise _unusable(name, error) from error

@@ -1,11 +1,13 @@
 """Images in a tree of folders or a zip of one: ``{train,test}/<class>/<image>``, or ``<class>/<image>`` to be split.
 
 Classes are numbered in the order of their names. Only names are read here; pixels are decoded when they are needed.
+What file managers and version control leave beside them (names that begin with a dot, ``__MACOSX``) is passed over.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,8 @@ from replayfleet.federation.streams.labelled_images import LabelledImages, LazyI
 _T = TypeVar("_T")
 
 _CHANNELS = 3
+
+_LEFT_BY_A_MAC = "__MACOSX"
 
 _TEST_SHARE = 6
 """An image folder without train and test parts gives one image in this many to the test part, as Fashion-MNIST has."""
@@ -40,7 +44,7 @@ def read_zip(path: Path, size: int) -> Parts:
     members: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
     for name in sorted(archive.namelist()):
         match = pattern.fullmatch(name)
-        if match:
+        if match and not any(_is_hidden(part) for part in name.split("/")):
             members[match[1]].setdefault(match[2], []).append(name)
     expected = "<set>/{train,test}/<class>/*.jpg"
     return labelled_parts(members, path, expected, lambda names: from_zip(archive, names, size, _CHANNELS))
@@ -69,18 +73,24 @@ def class_files(folder: Path) -> dict[str, list[Path]]:
     if not folder.is_dir():
         return {}
     files = {
-        entry.name: sorted(path for path in entry.iterdir() if path.suffix.lower() in SUFFIXES)
+        entry.name: sorted(
+            path for path in entry.iterdir() if path.suffix.lower() in SUFFIXES and not _is_hidden(path.name)
+        )
         for entry in sorted(folder.iterdir())
-        if entry.is_dir()
+        if entry.is_dir() and not _is_hidden(entry.name)
     }
     return {name: paths for name, paths in files.items() if paths}
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == _LEFT_BY_A_MAC
 
 
 def _split(files: Mapping[str, list[Path]], root: Path) -> dict[str, dict[str, list[Path]]]:
     """Give every sixth image of a class to the test part, in the order of a digest of its name: equal everywhere."""
     parts: dict[str, dict[str, list[Path]]] = {"train": {}, "test": {}}
     for class_name, paths in files.items():
-        mixed = sorted(paths, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
+        mixed = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(path.relative_to(root))).digest())
         num_test = max(1, len(mixed) // _TEST_SHARE)
         parts["test"][class_name], parts["train"][class_name] = sorted(mixed[:num_test]), sorted(mixed[num_test:])
     return parts

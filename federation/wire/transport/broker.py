@@ -152,7 +152,7 @@ def _start_mosquitto(binary: Path, folder: Path, port: int | None) -> tuple[subp
             return process, chosen
         _end(process)
         problem = errors.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-    raise SettingsError(f"{binary} does not start ({problem or 'no word from it'}); give one with --broker URL")
+    raise SettingsError(f"{binary} does not start ({problem or 'no word from it'})")
 
 
 def _listens(port: int, process: subprocess.Popen[bytes]) -> bool:
@@ -186,9 +186,7 @@ def _check_free(port: int) -> int:
         try:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
-            raise SettingsError(
-                f"broker port {port} can't be used ({error}); name another one, or the broker there with --broker URL"
-            ) from error
+            raise SettingsError(f"broker port {port} can't be used ({error}); name another one") from error
     return port
 
 
@@ -198,9 +196,8 @@ def _embedded(port: int | None) -> Iterator[BrokerHandle]:
         from replayfleet.federation.wire.transport.embedded import EmbeddedBroker
     except ImportError:
         raise SettingsError(
-            f"no MQTT broker: give one with --broker URL, or install mosquitto (apt install mosquitto), or "
-            f"pip install 'replayfleet[broker]'; looked for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, "
-            f"{', '.join(_FOLDERS)} as {getpass.getuser()}"
+            "no MQTT broker: install mosquitto (apt install mosquitto), or pip install 'replayfleet[broker]'; looked "
+            f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as {getpass.getuser()}"
         ) from None
     broker = EmbeddedBroker(_check_free(port) if port is not None else 0)
     used = broker.start()

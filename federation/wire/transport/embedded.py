@@ -99,7 +99,7 @@ class EmbeddedBroker:
         """
         self._thread.start()
         if not self._started.wait(_START_TIMEOUT_S) or self._problem is not None:
-            raise SettingsError(f"embedded broker does not start ({self._problem}); give a broker with --broker URL")
+            raise SettingsError(f"embedded broker does not start ({self._problem})")
         return self._port
 
     def stop(self) -> None:

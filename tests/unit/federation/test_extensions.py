@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
-from replayfleet.federation.streams.datasets import ALL_DATASETS, task_for
+from replayfleet.federation.streams.datasets import ALL_DATASETS, load_dataset, task_for
 from replayfleet.models.build import build_task_model, class_rows, initialise
 from replayfleet.models.specs import TaskSpec
 
@@ -211,6 +212,43 @@ class Settings:
     for scheme, problem in (("watched", "can be supervised"), ("Gate_2", "small letters"), ("gat", "mean 'gate'")):
         with pytest.raises(SettingsError, match=problem):
             parse_source(f"{scheme}:///left")
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "labels", "problem"),
+    [
+        ("2, 28, 28, 1", "uint8", "[0, 1]", ""),
+        ("2, 32, 32, 1", "uint8", "[0, 1]", r"train images are \(2, 32, 32, 1\) uint8, not \(N, 28, 28, 1\) uint8"),
+        ("2, 28, 28, 3", "uint8", "[0, 1]", r"train images are \(2, 28, 28, 3\) uint8, not"),
+        ("2, 28, 28, 1", "float32", "[0, 1]", "float32, not"),
+        ("2, 28, 28, 1", "uint8", "[0, 2]", "can't be read from .*: labels must be 0 to 1, got up to 2"),
+        ("2, 28, 28, 1", "uint8", "[0]", "can't be read from .*: 2 images but 1 labels"),
+        ("2, 28, 28, 1", "uint8", "[0., 1.]", "train labels are 2 of float64, not whole numbers"),
+        ("0, 28, 28, 1", "uint8", "np.empty(0, int)", "train labels are 0 of int64"),
+        ("1 / 0", "uint8", "[0]", r"can't be read from .* \(ZeroDivisionError: division by zero"),
+        ("", "", "", "gave 42, expected two LabelledImages"),
+    ],
+)
+def test_what_a_package_s_data_set_gives_is_held_against_its_task(
+    install: Install, tmp_path: Path, size: str, kind: str, labels: str, problem: str
+) -> None:
+    code = f"""
+import numpy as np
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.models.specs import TaskSpec
+
+def read(folder, size):
+    if not "{size}":
+        return 42
+    part = LabelledImages(np.zeros(({size}), "{kind}"), np.array({labels or []}), ("gate", "cart"))
+    return part, part
+
+YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
+"""
+    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    with pytest.raises(SettingsError, match=problem) if problem else contextlib.nullcontext():
+        assert len(load_dataset("yard", data_root=tmp_path).train.labels) == 2
 
 
 MODEL = """

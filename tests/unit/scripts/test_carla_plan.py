@@ -20,7 +20,7 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import split_overrides
 from replayfleet.federation.streams.files.picture_files import read_picture
 from replayfleet.models.specs import DetectionSpec
-from replayfleet.scripts.carla.__main__ import make_plan
+from replayfleet.scripts.carla.__main__ import found_recording
 from replayfleet.scripts.carla.drive import STRANDED_S, places, stranding
 from replayfleet.scripts.carla.plan import FAST, FULL, VEHICLES, Plan, Size
 from replayfleet.scripts.carla.roads import HOLD_OUT, STREET_TOWNS, Roads, StreetRoads, find_recording, thin
@@ -174,10 +174,8 @@ def test_a_detectors_task_fits_the_boxes_on_the_road(recorded: Roads, tmp_path: 
 
 def test_a_folder_without_towns_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REPLAYFLEET_DATA", raising=False)
-    out = tmp_path / "demo"
     with pytest.raises(SettingsError, match=r"Carla-Object-Detection-Dataset by DanielHfnr.*--synthetic"):
-        make_plan(out, FAST, 0, synthetic=False, data_root=None, slower=1.0)
-    assert not out.exists()
+        found_recording(None)
     with pytest.raises(SettingsError, match="neither it nor its carla/"):
         find_recording(tmp_path, None)
     assert find_recording(None, str(tmp_path)) is None

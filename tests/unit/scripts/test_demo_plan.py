@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from replayfleet.edge_client.cameras.uri import DatasetUri, parse_source
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.data_dir import claim_data_dir
 from replayfleet.scripts.carla import plan as carla_plan
+from replayfleet.scripts.demo import __main__ as demo_command
 from replayfleet.scripts.demo.plan import BASELINE, MARKER, OWN, Plan, make_plan
 from replayfleet.scripts.fleet import plan as fleet_plan
 from replayfleet.scripts.launch import plan as launch_plan
-from replayfleet.scripts.launch.folder import clear_folder
+from replayfleet.scripts.launch.folder import claimed_folder, clear_folder
 from replayfleet.scripts.launch.plan import find_data
 
 
@@ -115,6 +117,39 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path):
     assert (out / "logs").read_text() == "mine"
     with pytest.raises(SettingsError, match="is a file"):
         clear(out / "logs")
+
+
+def test_a_folder_is_of_one_demo_at_a_time_and_what_one_left_stays_until_the_next_begins(tmp_path: Path):
+    out = tmp_path / "demo"
+    with claimed_folder(out, MARKER):
+        clear(out)
+        (out / "report.html").write_text("hours of work")
+        with pytest.raises(SettingsError, match="in use: another demo runs there"), claimed_folder(out, MARKER):
+            pass
+    with claimed_folder(out, MARKER):
+        assert (out / "report.html").exists()
+        clear(out)
+        assert not (out / "report.html").exists()
+    with pytest.raises(SettingsError, match="not of a demo"), claimed_folder(tmp_path, MARKER):
+        pass
+
+
+def test_a_demo_that_can_t_begin_leaves_an_earlier_one_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "demo"
+    with claimed_folder(out, MARKER):
+        clear(out)
+    (out / "report.html").write_text("hours of work")
+    monkeypatch.setattr(demo_command, "find_data", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words, problem in (
+            (["--port", str(port)], f"broker port {port} can't be used"),
+            (["--seed", str(2**63)], "expected 0 to 9223372036854775807"),
+            (["--settings", "small"], "--fast is --settings tiny"),
+        ):
+            with pytest.raises(SettingsError, match=problem):
+                demo_command.demo(["--fast", "--out", str(out), *words], standalone_mode=False)
+    assert (out / "report.html").read_text() == "hours of work"
 
 
 def test_notes_add_up(tmp_path: Path):

@@ -53,7 +53,11 @@ def test_a_written_command_names_what_defines_a_run_and_nothing_that_was_left_ou
     ("change", "complaint"),
     [
         ({"sampler": "onx"}, "sampler is 'onx', expected eager or onnx"),
-        ({"threads": 0}, "threads is 0, expected a whole number, at least 1"),
+        ({"threads": 0}, "threads is 0, expected a whole number, 1 to 256"),
+        ({"threads": 100_000}, "threads is 100000, expected a whole number, 1 to 256"),
+        ({"image_size": 0}, "image_size is 0, expected a whole number, at least 1"),
+        ({"clients": 2, "overrides": ("num_clients=3",)}, "--clients and --set num_clients=3 are about the same"),
+        ({"absent": 1, "overrides": ("num_absent=1",)}, "leave one of them out"),
         ({"workers": 0}, "workers is 0, expected a whole number, at least 1"),
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"resume": True, "overwrite": True}, "exclude each other"),

@@ -40,6 +40,20 @@ def test_every_method_takes_every_preset(name: str, preset: str):
     method_from(METHODS[name], FASHION, preset, {})
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("learning_rate=inf", "0 to 3.4e+38"),
+        ("learning_rate=1e300", "0 to 3.4e+38"),
+        ("learning_rate=nan", "a number of 0 or more"),
+        ("batch_size=99999999999999999999999", "2 to 2147483647"),
+    ],
+)
+def test_numbers_that_no_training_can_compute_with_are_refused(setting: str, expected: str):
+    with pytest.raises(SettingsError, match=f"expected a (whole )?number of {re.escape(expected)}|{expected}"):
+        method_from(METHODS["fedavg"], FASHION, "tiny", dict([setting.split("=")]))
+
+
 def test_the_paper_s_numbers_are_those_of_its_appendix():
     method = method_from(METHODS["pfedgrp"], FASHION, "paper", {})
     assert (method.local_epochs, method.sub_generator_epochs, method.aggregation_epochs) == (20, 200, 20)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import mmap
+import os
 import subprocess
 import sys
 import types
@@ -182,6 +183,34 @@ def test_cifar_10_is_read_in_place_from_a_zip_and_from_a_folder(tmp_path: Path):
         assert found.task.generator_width == 64
         red = found.train.images[np.arange(20)][:, 16, 16, 0].astype(int)
         assert np.abs(red - 10 * found.train.labels).max() <= 3
+
+
+def test_what_file_managers_leave_beside_images_is_no_class_and_no_image(tmp_path: Path):
+    members = cifar_members()
+    littered = {
+        **members,
+        "__MACOSX/train/cat/._0.png": b"litter",
+        "train/.git/0.png": b"litter",
+        "test/.git/0.png": b"litter",
+        "train/cat/._0.png": b"litter",
+    }
+    write_zip(tmp_path / "cifar10-images.zip", littered)
+    write_tree(tmp_path / "unpacked", littered)
+    for root in (tmp_path, tmp_path / "unpacked"):
+        found = load_dataset("cifar-10", data_root=root)
+        assert found.train.class_names == CIFAR_CLASSES
+        found.train.images[np.arange(20)]
+        assert len(found.train.labels) == 20
+
+
+def test_names_of_image_folders_need_be_no_utf_8(tmp_path: Path):
+    for name in (b"caf\xe9", b"pub"):
+        place = tmp_path / os.fsdecode(name)
+        place.mkdir()
+        for number in range(7):
+            (place / f"{number}.png").write_bytes(next(iter(cifar_members().values())))
+    found = load_dataset("folder", data_root=tmp_path)
+    assert found.train.counts() == [6, 6]
 
 
 def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path):
