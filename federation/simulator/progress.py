@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -71,7 +72,15 @@ class Progress:
         absent = sum(not c.present for c in clients)
         if absent:
             parts.insert(1, f"{absent} absent")
+        diverged = sorted(name for name, download in outcome.downloads.items() if not _is_finite(download))
+        if diverged:
+            parts.append(f"DIVERGED: models of {', '.join(diverged)} are not finite")
         left = self._num_rounds - 1 - record.round
         if left:
             parts.append(f"about {duration(left * (self._clock() - self._started) / self._num_done)} left")
         return "  ".join(parts)
+
+
+def _is_finite(download: Any) -> bool:
+    parameters = getattr(download, "task_parameters", {})
+    return all(bool(tensor.isfinite().all()) for tensor in parameters.values())

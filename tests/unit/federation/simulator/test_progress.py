@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import math
 
+import pytest
+import torch
+
+from replayfleet.federation.methods.kit.task_records import TaskDownload
 from replayfleet.federation.simulator.progress import Progress
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord, summarise
 from replayfleet.federation.simulator.simulation import RoundOutcome
@@ -53,6 +58,14 @@ def test_the_line_of_a_round_estimates_the_time_left(capsys: pytest.CaptureFixtu
     assert "sub-generators 1 of 7 sent" in line
     assert "up 1.0 MB" in line
     assert "about 5 min left" in line
+
+
+def test_a_model_that_training_ruined_is_named_in_the_line():
+    fine, ruined = (TaskDownload({"weight": torch.tensor([1.0, value])}) for value in (2.0, math.nan))
+    done = outcome(record(0, client(0.5), client(0.5)))
+    line = Progress(1, 2).line(dataclasses.replace(done, downloads={"client-0": fine, "client-1": ruined}))
+    assert line.endswith("DIVERGED: models of client-1 are not finite")
+    assert "DIVERGED" not in Progress(1, 2).line(dataclasses.replace(done, downloads={"client-0": fine}))
 
 
 def test_absent_clients_are_counted_in_the_line():
