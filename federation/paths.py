@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -48,8 +49,7 @@ def expanded(text: str) -> Path:
 
 def without_machine(words: Iterable[str]) -> list[str]:
     """Return a command's words for a file that travels: of an absolute path, which is this machine's, the last name."""
-    split = [word.rpartition("=") for word in words]
-    return ["".join((*before, Path(value).name if Path(value).is_absolute() else value)) for *before, value in split]
+    return [re.sub(r"(^|(?<==))/.*", lambda absolute: Path(absolute[0]).name, word, count=1) for word in words]
 
 
 def check_folder(path: Path) -> None:

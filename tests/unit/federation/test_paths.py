@@ -15,6 +15,8 @@ from replayfleet.federation.paths import without_machine
         ("--set", "--set"),
         ("replay=1/2", "replay=1/2"),
         ("a=b=/srv/c", "a=b=c"),
+        ("/srv/erdfr+shots=25/seed-0", "seed-0"),
+        ("--out=/srv/erdfr+shots=25/seed=0", "--out=seed=0"),
     ],
 )
 def test_of_an_absolute_path_a_noted_command_keeps_the_last_name(word: str, noted: str):
