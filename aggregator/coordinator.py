@@ -303,7 +303,7 @@ class Coordinator:
     def _on_report(self, report: Report) -> None:
         offered = self._parts.store.download(report.client_id)
         newest = offered.version if offered is not None else -1
-        if not self._reported.get(report.client_id, -1) < report.version <= newest:
+        if not self._reported.get(report.client_id, -1) < report.version <= newest or report.round > self.rounds.index:
             return  # a repetition, or about nothing that we sent
         if self._num_reports[report.client_id] >= MAX_REPORTS:
             return  # whoever claims a version far ahead is sent higher ones, below which there is room for any number

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from replayfleet.export.files import read_file
@@ -19,6 +20,8 @@ from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.errors import ArtefactRejected, Reason
 
 _REPEATS = 20
+_MAX_VALUES = 2**26
+"""Of one input: 4096 x 4096 pixels in colour, and more."""
 
 
 def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads: int) -> Iterator[str]:
@@ -38,8 +41,7 @@ def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads:
         if facts.get(key, value) != value:
             detail = f"{key} is {facts[key][:80]!r} in {path}, but {value[:80]!r} in {parameters}"
             raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
-    for key, value in facts.items():
-        yield f"{key:<17} {value}"
+    yield from _said(facts)
     yield f"{'provider':<17} {loaded.active_providers[0]}"
     yield from _latencies(loaded.run, loaded.input_shape, facts.get("kind", ""), threads)
 
@@ -59,13 +61,27 @@ def check_torchscript(path: Path, sha256: str, threads: int) -> Iterator[str]:
     data = read_file(path)
     loaded = load_torchscript(data, sha256)
     facts = torchscript_facts(data)
-    for key, value in facts.items():
-        yield f"{key:<17} {value}"
+    yield from _said(facts)
+    try:
+        input_shape = msgspec.json.decode(facts.get("input", ""), type=tuple[int, ...])
+    except msgspec.DecodeError as error:
+        raise ArtefactRejected(Reason.WRONG_LAYOUT, f"{path} doesn't say what it takes ({error})") from error
     torch.set_num_threads(threads)
-    yield from _latencies(eager_run(loaded), json.loads(facts["input"]), facts.get("kind", ""), threads)
+    yield from _latencies(eager_run(loaded), input_shape, facts.get("kind", ""), threads)
+
+
+def _said(facts: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a file says about itself, without what it would do to a terminal."""
+    for key, value in facts.items():
+        said = value if value.isprintable() else ascii(value)
+        yield f"{key if key.isprintable() else ascii(key):<17} {said}"
 
 
 def _latencies(run: Run, input_shape: Sequence[int], kind: str, threads: int) -> Iterator[str]:
+    values = math.prod(input_shape)
+    if min(input_shape, default=0) < 1 or values > _MAX_VALUES:
+        sides = " x ".join(map(str, input_shape))
+        raise ArtefactRejected(Reason.TOO_LARGE, f"its input is {sides}, expected 1 to {_MAX_VALUES} values")
     # A sampler runs its network once for each of its steps: 64 images would take minutes.
     for batch_size in (1,) if kind == "sampler" else (1, 64):
         x = np.zeros((batch_size, *input_shape), dtype=np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from replayfleet.federation.errors import SettingsError
@@ -16,9 +17,11 @@ def read_file(path: Path) -> bytes:
         SettingsError: It can't be read or is larger than ``MAX_FILE_BYTES``.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise SettingsError(f"{path}: has {size} bytes, at most {MAX_FILE_BYTES} are read")
+        found = path.stat()
+        if found.st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{path}: has {found.st_size} bytes, at most {MAX_FILE_BYTES} are read")
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a folder says so itself
+            raise SettingsError(f"{path}: can't be read (it is no file)")
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror})") from error

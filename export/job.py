@@ -20,7 +20,7 @@ from replayfleet.export.graphs.graph import finished
 from replayfleet.export.graphs.precision import to_float16, to_int8
 from replayfleet.export.graphs.sampler_graph import Convert
 from replayfleet.export.latency import median_latencies_s
-from replayfleet.export.parameters import Model
+from replayfleet.export.parameters import Model, read_parameter_file
 from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
 from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.inspection import MAX_GRAPH_BYTES
@@ -125,6 +125,13 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)
 
 
+def _is_ours(path: Path) -> bool:
+    try:
+        return read_parameter_file(path).model is not None
+    except SettingsError:
+        return False
+
+
 def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -> _Candidate:
     facts = {**subject.facts, "format": request.format.name}
     if request.format.name == "torchscript":
@@ -135,7 +142,10 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
         architecture = request.architecture
         graph, tensors = subject.graph(), Model(architecture.kind, architecture.spec, parameters).encode()
         split = OnnxModel(graph, parameters, num_threads=request.num_threads)
-        files = {request.path.with_suffix(".safetensors"): tensors, request.path: graph}
+        beside = request.path.with_suffix(".safetensors")
+        if beside.exists() and not _is_ours(beside):
+            raise SettingsError(f"--out: {beside} is there, and not of an export; choose another --out, or move it")
+        files = {beside: tensors, request.path: graph}
         return _Candidate(files, split.run, len(graph) + len(tensors))
     samples = None
     exact = finished(subject.whole(lambda model: model), facts)

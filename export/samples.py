@@ -11,6 +11,7 @@ Axes: N samples, C channels, H height, W width, M boxes.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def _read(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in _ARRAYS if name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError) as error:
         raise SettingsError(f"{path}: can't be read as .npz ({error})") from error
 
 

@@ -17,6 +17,14 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
         data: its content.
         private: only the user may read it; else who may is the umask's to say, as for any file that a program writes.
     """
+    try:
+        _write(path, data, private=private)
+    except OSError as error:
+        error.filename = str(path)  # what an operator knows, whatever it was that failed
+        raise
+
+
+def _write(path: Path, data: bytes, *, private: bool) -> None:
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
     try:

@@ -87,7 +87,7 @@ class Console:
 
             def text(fleet: Fleet, story: Story, number: int) -> str | None:
                 # What is the same for all who look is made once; a form has its session's secret.
-                key = None if somebody.secret else f"{path} {sorted(asked.items())}"
+                key = None if somebody.secret else f"{path} {somebody.may_operate} {sorted(asked.items())}"
                 kept = self._kept.get(key or "")
                 if kept is not None and kept[0] == number:
                     return kept[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter, defaultdict, deque
@@ -175,7 +176,8 @@ class Story:
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 self.num_read += 1
                 self.kinds.add(event["event"])
-                self._tell(event)
+                with contextlib.suppress(OverflowError):  # a whole number of 400 digits, which none of ours writes
+                    self._tell(event)
                 heavy = event.keys() & {"weights", "facts", "metrics", "spec", "counters"}
                 slim = {key: value for key, value in event.items() if key not in heavy}
                 self._lines.append(json.dumps(slim, default=str).encode() if heavy else line)

@@ -15,6 +15,7 @@ from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.atomic import sync_folder
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
+from replayfleet.federation.service.disk import is_damage
 from replayfleet.federation.wire.protocol.tensors import digest as digest_of
 
 BLOBS = "blobs"
@@ -129,10 +130,10 @@ def _copied(source: Path, fresh: Path, target: Path) -> Copied:
         (fresh / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy2(source / place, fresh / place)
     for entry in source.iterdir():
-        if entry.name in _NOT_COPIED or entry.name.startswith(".") or entry.is_symlink() or entry.is_socket():
+        if entry.name in _NOT_COPIED or entry.name.startswith(".") or entry.is_socket():
             continue
-        if entry.is_dir():
-            shutil.copytree(entry, fresh / entry.name, symlinks=True, dirs_exist_ok=True)
+        if entry.is_dir():  # links too: what a data dir needs may lie elsewhere
+            shutil.copytree(entry, fresh / entry.name, dirs_exist_ok=True)
         else:
             shutil.copy2(entry, fresh / entry.name)
     return copied
@@ -150,6 +151,7 @@ def _connected(folder: Path) -> sqlite3.Connection:
 @contextlib.contextmanager
 def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
     """Yield a private folder that becomes ``target`` when all went well, and vanishes otherwise."""
+    target = target.absolute()  # ``.`` has no name
     fresh = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
     try:
         fresh.mkdir(mode=0o700, parents=True)
@@ -167,7 +169,11 @@ def _in_place_of(target: Path, *, aside: bool = False) -> Iterator[Path]:
             target.rename(_aside(target, number))
         fresh.replace(target)
         sync_folder(target.parent)
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
+        raise SettingsError(f"{target}: can't be written ({error})") from error
+    except sqlite3.Error as error:
+        if is_damage(error):
+            raise SettingsError(f"the database to copy is damaged ({error}); nothing was written") from error
         raise SettingsError(f"{target}: can't be written ({error})") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

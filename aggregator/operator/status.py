@@ -13,6 +13,7 @@ from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.devices.profiles import FP32
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.words import visible
 from replayfleet.federation.wire.protocol.messages import spoken
@@ -99,6 +100,10 @@ def read_status(folder: Path) -> Status:
             precision = serving.precision if serving else FP32
             clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out, precision, notice))
     except (sqlite3.Error, *UNREADABLE) as error:
+        if disk_errno(error) is not None:  # WAL mode has to write even to read
+            raise SettingsError(
+                f"data dir {folder}: {DATABASE} can't be read, for the disk refuses ({error})"
+            ) from error
         raise SettingsError(f"data dir {folder}: {DATABASE} is damaged ({error}); bring it back from a copy") from error
     finally:
         store.close()

@@ -244,7 +244,7 @@ class DownloadDesk:
         parts = self._parts
         offered = parts.store.download(told.client_id)
         newest = offered.version if offered is not None else -1
-        if not self._rolled_back.get(told.client_id, -1) < told.version <= newest:
+        if not self._rolled_back.get(told.client_id, -1) < told.version <= newest or told.round > self._rounds.index:
             return  # a repetition, or about nothing that we sent
         self._rolled_back[told.client_id] = self._sent_back[told.client_id] = told.version
         if told.reason == Reason.CRASHED.value:

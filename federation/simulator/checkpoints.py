@@ -190,8 +190,12 @@ def claimed(folder: Path) -> Iterator[None]:
     Raises:
         SettingsError: Another process runs there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a") as handle:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / _LOCK).open("a")
+    except OSError as error:
+        raise SettingsError(f"{folder} can't be written ({error.strerror}); choose another --out") from error
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

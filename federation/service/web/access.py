@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import os
 import secrets
 import stat
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -154,10 +157,9 @@ def add_token(path: Path, name: str, role: Role) -> str:
         check_id(name, "name")
     except MalformedMessage as error:
         raise SettingsError(str(error)) from error
-    tokens = read_tokens(path) if path.exists() else {}
     token = secrets.token_urlsafe(32)
-    tokens[name] = Entry(role, hashlib.sha256(token.encode()).hexdigest())
-    _write(path, tokens)
+    with _changing(path) as tokens:
+        tokens[name] = Entry(role, hashlib.sha256(token.encode()).hexdigest())
     return token
 
 
@@ -167,15 +169,28 @@ def remove_token(path: Path, name: str) -> None:
     Raises:
         SettingsError: The file can't be used, or has no such name.
     """
-    tokens = read_tokens(path)
-    if name not in tokens:
-        raise SettingsError(f"{path} has no token of {name!r}")
-    del tokens[name]
-    _write(path, tokens)
+    read_tokens(path)
+    with _changing(path) as tokens:
+        if name not in tokens:
+            raise SettingsError(f"{path} has no token of {name!r}")
+        del tokens[name]
 
 
-def _write(path: Path, tokens: Mapping[str, Entry]) -> None:
-    lines = [
-        f'["{name}"]\nrole = "{entry.role}"\nsha256 = "{entry.sha256}"\n' for name, entry in sorted(tokens.items())
-    ]
-    write_atomic(path, "\n".join(lines).encode(), private=True)
+@contextmanager
+def _changing(path: Path) -> Iterator[dict[str, Entry]]:
+    """Write what the block makes of the tokens; who changes them at the same time waits. A link stays one."""
+    path = path.resolve()
+    try:
+        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SettingsError(f"{path} can't be written ({error.strerror or error})") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        tokens = read_tokens(path) if path.exists() else {}
+        yield tokens
+        lines = [
+            f'["{name}"]\nrole = "{entry.role}"\nsha256 = "{entry.sha256}"\n' for name, entry in sorted(tokens.items())
+        ]
+        write_atomic(path, "\n".join(lines).encode(), private=True)
+    finally:
+        os.close(handle)

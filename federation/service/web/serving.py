@@ -19,7 +19,7 @@ TRY_AGAIN_S = 10.0
 MAX_CONNECTIONS = 600
 """Open ones; more are answered with 503 at once."""
 FIRST_REQUEST_S = 10.0
-"""A connection that has asked for nothing by then gives its place back."""
+"""A connection that has asked for nothing (more) by then, in whole, gives its place back."""
 
 
 class _Punctual(H11Protocol):
@@ -29,9 +29,13 @@ class _Punctual(H11Protocol):
         super().connection_made(transport)
         self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request)
 
-    def _expect_a_request(self) -> None:
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request, self.cycle)
+
+    def _expect_a_request(self, earlier: object = None) -> None:
         request: object = self.cycle  # None before the first one, whatever uvicorn's types say
-        if request is None:
+        if request is earlier:
             self.transport.abort()
 
 
