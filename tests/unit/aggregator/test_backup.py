@@ -53,6 +53,24 @@ def test_what_is_restored_is_another_store_in_another_epoch_each_time(fleet: Tin
     assert restore(tmp_path / "backup", tmp_path / "again").epoch == 1, "the backup itself stays as it was"
 
 
+def test_what_lies_elsewhere_is_copied_and_the_current_folder_has_a_name(
+    fleet: TinyFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    key = (data_dir / "keys/signing.key").read_bytes()
+    (data_dir / "keys").rename(tmp_path / "secret")
+    (data_dir / "keys").symlink_to(tmp_path / "secret")
+    (tmp_path / "backup").mkdir()
+    monkeypatch.chdir(tmp_path / "backup")
+    back_up(data_dir, Path())
+    assert (tmp_path / "backup/keys/signing.key").read_bytes() == key
+    fleet.close()
+    monkeypatch.chdir(data_dir)
+    restore(tmp_path / "backup", Path(), replace=True)
+    assert (data_dir / "keys/signing.key").read_bytes() == key
+    assert (tmp_path / "fleet/aggregator.before-restore-1/keys").is_symlink()
+
+
 def test_a_data_dir_with_something_in_it_is_replaced_only_when_told_and_kept_aside(
     fleet: TinyFleet, tmp_path: Path
 ) -> None:

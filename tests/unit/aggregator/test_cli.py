@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,22 @@ def test_status_says_that_a_run_is_finished(tmp_path: Path):
     store.set_num_rounds(None)
     assert read_status(tmp_path).phase == "open"
     store.close()
+
+
+def test_status_on_a_full_disk_blames_the_disk_and_not_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(_: AggregatorStore) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    AggregatorStore(tmp_path).close()
+    monkeypatch.setattr(AggregatorStore, "spec", full)
+    code, line = answered(monkeypatch, capsys, "status", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "aggregator.sqlite can't be read, for the disk refuses (disk I/O error)" in line
+    assert "damaged" not in line
 
 
 def test_status_of_a_damaged_database_is_one_line(

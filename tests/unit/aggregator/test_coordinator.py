@@ -343,6 +343,8 @@ def test_a_rollback_is_noted_once_and_never_about_what_was_not_sent(desk: Desk) 
     desk.hears(told)
     desk.hears(Received("a", RolledBack("a", 0, 7, -1, "failing")))
     desk.hears(Received("b", RolledBack("a", 0, 1, -1, "failing")))  # in another's name
+    desk.online("b")
+    desk.hears(Received("b", RolledBack("b", 2**52, 1, -1, "failing")))  # of a round that is yet to come
     assert desk.journal.lines.count("model rolled back") == 1
 
 

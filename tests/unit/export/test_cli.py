@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from replayfleet.export import checking
 from replayfleet.export.cli import main
+from replayfleet.federation.errors import ArtefactRejected
 from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import TaskSpec
 
@@ -139,6 +142,33 @@ def test_what_a_torchscript_file_has_no_use_for_is_refused(parameters: Path, tmp
 
 def test_an_onnx_file_of_another_digest_is_not_loaded(parameters: Path):
     assert "expected 00 (wrong-digest)" in fails(["check", str(parameters), "--sha256", "00"])
+
+
+@pytest.mark.parametrize("side", [0, 2**20])
+def test_an_input_of_no_or_too_many_values_is_refused_before_room_is_made_for_it(side: int):
+    with pytest.raises(ArtefactRejected, match=rf"its input is 3 x {side} x {side}, expected 1 to"):
+        list(checking._latencies(lambda x: x, (3, side, side), "", 1))
+
+
+def test_what_a_file_says_of_itself_is_shown_and_obeyed_by_no_terminal():
+    (line,) = checking._said({"kind": "task\x1b]0;owned\x07\nprovider  FAKE"})
+    assert line == "kind              'task\\x1b]0;owned\\x07\\nprovider  FAKE'"
+
+
+def test_a_pipe_or_a_device_is_no_file(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    assert "it is no file" in fails(["check", str(tmp_path / "pipe.onnx")])
+    assert "it is no file" in fails(["check", "/dev/zero"])
+
+
+def test_a_split_export_leaves_a_file_of_parameters_alone_that_is_not_of_an_export(tmp_path: Path):
+    raw = tmp_path / "task.safetensors"
+    save_file(_state_dict(), raw)
+    before = raw.read_bytes()
+    assert "is there, and not of an export" in fails([*task(raw, tmp_path), "--split"])
+    assert raw.read_bytes() == before
+    assert CliRunner().invoke(main, [*task(raw, tmp_path / "out"), "--split"]).exit_code == 0
+    assert CliRunner().invoke(main, [*task(raw, tmp_path / "out"), "--split"]).exit_code == 0, "again"
 
 
 def test_an_unknown_command_gets_the_nearest_name():

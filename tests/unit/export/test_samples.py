@@ -66,6 +66,11 @@ def test_a_file_that_does_not_fit_says_what_was_expected(tmp_path: Path, arrays:
 def test_a_file_that_is_absent_or_something_else_is_named(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"absent\.npz: can't be read"):
         read_images(tmp_path / "absent.npz", TASK)
+    packed = tmp_path / "bad.npz"
+    np.savez_compressed(packed, images=np.random.default_rng(0).random((4, 1, 28, 28)))
+    packed.write_bytes(packed.read_bytes()[:2000] + bytes(200) + packed.read_bytes()[2200:])
+    with pytest.raises(SettingsError, match=r"bad\.npz: can't be read as \.npz"):
+        read_images(packed, TASK)
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(SettingsError, match=r"text\.npz: not an \.npz file"):
         read_images(tmp_path / "text.npz", TASK)

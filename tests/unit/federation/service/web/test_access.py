@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.service.web.access import NOBODY, SESSION_S, TRIES_AT_ONCE, Access, add_token, remove_token
+from replayfleet.federation.service.web.access import (
+    NOBODY,
+    SESSION_S,
+    TRIES_AT_ONCE,
+    Access,
+    add_token,
+    read_tokens,
+    remove_token,
+)
 
 
 @pytest.fixture
@@ -92,3 +101,15 @@ def test_names_are_checked(path: Path) -> None:
         add_token(path, 'a"]', "viewer")
     with pytest.raises(SettingsError, match="makes it"):
         remove_token(path, "anna")
+
+
+def test_tokens_that_several_add_at_the_same_time_are_all_there_also_through_a_link(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    threads = [threading.Thread(target=add_token, args=(link, f"u{number}", "viewer")) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert link.is_symlink()
+    assert sorted(read_tokens(path)) == [f"u{number}" for number in range(8)]

@@ -53,6 +53,26 @@ def test_connections_that_never_ask_give_their_places_back(server: serving.WebSe
             each.close()
 
 
+def test_connections_that_ask_once_and_never_end_their_second_question_give_their_places_back(
+    server: serving.WebServer,
+) -> None:
+    address = server._server.servers[0].sockets[0].getsockname()
+    stalled = [socket.create_connection(address, timeout=60) for _ in range(3)]
+    try:
+        for each in stalled:
+            each.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert each.recv(1000).startswith(b"HTTP/1.1 200")
+            each.sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
+        for each in stalled:
+            while each.recv(1000):
+                pass
+        with urllib.request.urlopen(server.url) as answer:
+            assert answer.read() == b"here"
+    finally:
+        for each in stalled:
+            each.close()
+
+
 @pytest.mark.parametrize(("length", "sent", "status"), [(50, 50, b"200"), (50, 1, b"408"), (101, 101, b"413")])
 def test_a_body_that_is_too_long_or_doesnt_come_is_refused(
     server: serving.WebServer, monkeypatch: pytest.MonkeyPatch, length: int, sent: int, status: bytes
