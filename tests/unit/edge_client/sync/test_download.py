@@ -24,7 +24,7 @@ from replayfleet.export.parity import eager_run
 from replayfleet.export.running.artefact import make_probe
 from replayfleet.export.running.facts import task_facts
 from replayfleet.export.running.runtime import OnnxModel
-from replayfleet.federation.errors import ArtefactRejected, Reason
+from replayfleet.federation.errors import TRANSIENT, ArtefactRejected, Reason
 from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest, Serving
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -213,6 +213,15 @@ def test_a_session_that_falls_back_from_the_proved_provider_is_refused(
     job = published.workers().model(graph, parameters, TASK.image_shape).job
     with pytest.raises(ArtefactRejected, match="fell back from CPUExecutionProvider"):
         load_model(job)
+
+
+def test_a_blob_that_the_disk_lost_is_asked_for_again(published: Published) -> None:
+    graph, parameters = (entry.digest for entry in published.manifest(1).blobs)
+    job = published.workers().model(graph, parameters, TASK.image_shape).job
+    published.store.path(parameters).unlink()
+    with pytest.raises(ArtefactRejected, match="is not on disk") as refused:
+        load_model(job)
+    assert refused.value.reason.value in TRANSIENT
 
 
 def test_accuracy_counts_right_answers_over_all_batches() -> None:

@@ -189,6 +189,15 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
     assert simulate(fleet_sim, "--overwrite")[0] == 0
 
 
+def test_a_chart_of_somebody_elses_is_replaced_only_when_asked(fleet_sim: FleetSim, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/accuracy.png").write_text("mine")
+    assert simulate(fleet_sim)[0] == 2
+    assert (tmp_path / "out/accuracy.png").read_text() == "mine"
+    (tmp_path / "out/state").write_text("a file")
+    assert "can't be written" in simulate(fleet_sim, "--overwrite")[2]
+
+
 def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, tmp_path: Path):
     with claimed(tmp_path / "out/state"):
         code, _, err = simulate(fleet_sim, "--overwrite")
