@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ def points(events: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
                 before = found.get((index, f"fleet/{counted}"))
                 value = 1.0 if before is None else before.value + 1
                 found[index, f"fleet/{counted}"] = Point(f"fleet/{counted}", index, float(at), value)
-    for index in sorted({index for index, _ in found}):
-        of_round = sorted((point for (its, _), point in found.items() if its == index), key=lambda point: point.name)
+    in_order = sorted(found.values(), key=lambda point: (point.round, point.name))
+    for index, together in itertools.groupby(in_order, key=lambda point: point.round):
+        of_round = list(together)
         yield from of_round
         yield from _means(index, of_round)
 
