@@ -194,7 +194,7 @@ def _claim(
     for name in dict.fromkeys(found.name for found in runs):
         same = [found for found in runs if found.name == name]
         lines.append(_row([_name(name), *_numbers(same, upper)]))
-    lines += ["", *_floors(runs), *_paired(runs, upper), *_of_fewer_bytes(runs, lossless)]
+    lines += ["", *_floors(runs), *_ahead(runs), *_of_fewer_bytes(runs, lossless)]
     curves: dict[str, dict[int, list[float]]] = {}
     for found in runs:
         if PERTURBED not in found.name:
@@ -267,26 +267,38 @@ def _floors(runs: Sequence[Found]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _paired(runs: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
-    """Say of the two that the claim is about how much less regret one has, client by client and seed by seed."""
-    by_name = {name: {f.seed: f.raw for f in runs if f.name == name} for name in ("pfedgrp", "pfedgrp-plus")}
-    seeds = sorted(by_name["pfedgrp"].keys() & by_name["pfedgrp-plus"].keys() & upper.keys())
+def _ahead(runs: Sequence[Found]) -> list[str]:
+    """Say by how much ours is ahead of pFedGRP, and that of each other method, client by client and seed by seed."""
+    by_name: dict[str, dict[int, Raw]] = {}
+    for found in runs:
+        if PERTURBED not in found.name and found.name != "centralized":
+            by_name.setdefault(found.name, {})[found.seed] = found.raw
+    others = [name for name in by_name if not name.startswith("pfedgrp")]
+    pairs = [("pfedgrp", "pfedgrp-plus"), *((name, "pfedgrp") for name in others)]
+    lines = [
+        _paired(by_name.get(theirs, {}), by_name.get(ours, {}), f"`{ours}` less `{theirs}`") for theirs, ours in pairs
+    ]
+    return [*filter(None, lines), ""] if any(lines) else []
+
+
+def _paired(their_runs: Mapping[int, Raw], our_runs: Mapping[int, Raw], what: str) -> str:
+    """Say how much less regret ours has over the last rounds; nothing where no seed has both."""
+    seeds = sorted(their_runs.keys() & our_runs.keys())
     if not seeds:
-        return []
-    num = min(len(raw.rounds) for own in by_name.values() for seed, raw in own.items() if seed in seeds)
+        return ""
+    num = min(len(runs[seed].rounds) for runs in (their_runs, our_runs) for seed in seeds)
     late = range(max(0, num - LATE_ROUNDS), num)
     differences = []
     for seed in seeds:
-        theirs, ours = (by_name[name][seed].rounds for name in by_name)
+        theirs, ours = their_runs[seed].rounds, our_runs[seed].rounds
         differences += [
             100 * _mean(ours[t].clients[client].accuracy - theirs[t].clients[client].accuracy for t in late)
             for client in sorted(ours[0].clients)
         ]
-    return [
-        f"- `pfedgrp-plus` less `pfedgrp`, rounds {late[0]} to {late[-1]}: {_mean(differences):+.2f} points of "
-        f"accuracy, as much less regret; over {len(differences)} pairs of client and seed{_interval(differences)}.",
-        "",
-    ]
+    return (
+        f"- {what}, rounds {late[0]} to {late[-1]}: {_mean(differences):+.2f} points of accuracy, as much less "
+        f"regret; over {len(differences)} pairs of client and seed{_interval(differences)}."
+    )
 
 
 def _of_fewer_bytes(runs: Sequence[Found], lossless: Sequence[Found]) -> list[str]:
