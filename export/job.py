@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,9 +118,16 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
         x = np.zeros((1, *subject.input_shape), dtype=np.float32)
         name = request.format.name
         latency = median_latencies_s({"eager": lambda: subject.eager(x), name: lambda: candidate.run(x)})
-    for path, data in candidate.files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data)
+    made = [folder for folder in request.path.absolute().parents if not folder.exists()]
+    try:
+        for path, data in candidate.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, data)
+    except OSError:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
     written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in candidate.files.items())
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)
 

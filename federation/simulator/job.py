@@ -175,11 +175,15 @@ class Job:
             return None
         last, described = parts[-1], stream.described()
         kept = kept_accuracy(records, LateChange(**described["late_change"])) if "late_change" in described else {}
+        try:
+            summary = summary_beside(records, self.compared) | kept
+        except ValueError as error:  # somebody changed a round
+            raise SettingsError(f"{spec.out}: its rounds don't fit ({error}); begin anew with --overwrite") from error
         result = Result(
             run=self.identity,
             stream=described,
             rounds=records,
-            summary=summary_beside(records, self.compared) | kept,
+            summary=summary,
             hardware=last.hardware,
             versions=last.versions,
             commit=last.commit,

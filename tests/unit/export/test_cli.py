@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -169,6 +170,18 @@ def test_a_split_export_leaves_a_file_of_parameters_alone_that_is_not_of_an_expo
     assert raw.read_bytes() == before
     assert CliRunner().invoke(main, [*task(raw, tmp_path / "out"), "--split"]).exit_code == 0
     assert CliRunner().invoke(main, [*task(raw, tmp_path / "out"), "--split"]).exit_code == 0, "again"
+
+
+def test_a_full_disk_is_named_by_the_file_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    raw = tmp_path / "task.safetensors"
+    save_file(_state_dict(), raw)
+    monkeypatch.setattr(os, "fsync", full)
+    out = tmp_path / "a" / "b"
+    assert f"{out / 'task.onnx'}: can't be written (No space left" in fails(task(raw, out))
+    assert not (tmp_path / "a").exists()
 
 
 def test_an_unknown_command_gets_the_nearest_name():

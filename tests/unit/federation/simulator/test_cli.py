@@ -367,10 +367,23 @@ def test_a_run_in_one_part_has_no_list_of_parts_and_one_that_begins_anew_forgets
     assert json.loads((tmp_path / "out" / "result.json").read_text())["parts"] == []
 
 
+def test_a_round_that_somebody_changed_is_said_in_one_line(fleet_sim: FleetSim, tmp_path: Path):
+    assert simulate(fleet_sim)[0] == 0
+    path = tmp_path / "out/state/round-0003.json"
+    changed = json.loads(path.read_text())
+    changed["record"]["clients"]["client-1"]["class_accuracy"].popitem()
+    path.write_text(json.dumps(changed))
+    code, _, err = simulate(fleet_sim, "--resume")
+    assert code == 2
+    assert "its rounds don't fit" in err
+    assert err.count("\n") == 1
+
+
 def test_a_torch_device_that_is_not_there_stops_before_anything_is_written(fleet_sim: FleetSim, tmp_path: Path):
     code, _, err = simulate(fleet_sim, "--torch-device", "nonsense")
     assert code == 2
     assert "torch device 'nonsense' can't be used" in err
+    assert "torch device 'meta' can't be used (it computes nothing)" in simulate(fleet_sim, "--torch-device", "meta")[2]
     assert not (tmp_path / "out").exists()
 
 
