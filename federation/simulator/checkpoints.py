@@ -6,9 +6,7 @@ its tensors. Blobs are written before the round that names them, and removed onl
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,6 @@ _RUN = "run.json"
 
 _PARTS = "parts.json"
 """Which processes made the run: one, or one more for every time that it was resumed."""
-
-_LOCK = "lock"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -179,30 +175,6 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         elif old != new:
             return f"{key} was {old!r}, is now {new!r}"
     return ""
-
-
-@contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes out of the folder of a run as long as the block lasts, or until this process is killed.
-
-    Two that ran there would remove each other's blobs.
-
-    Raises:
-        SettingsError: Another process runs there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / _LOCK).open("a")
-    except OSError as error:
-        raise SettingsError(f"{folder} can't be written ({error.strerror}); choose another --out") from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingsError(
-                f"{folder} is in use: another process runs there; wait for it, stop it, or choose another --out"
-            ) from None
-        yield
 
 
 def holds_run(folder: Path) -> bool:

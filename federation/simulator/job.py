@@ -18,6 +18,7 @@ import msgspec
 
 from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.claimed import claimed
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import ALL_METHODS
 from replayfleet.federation.methods.kit.placement import device_type, torch_device
@@ -28,7 +29,7 @@ from replayfleet.federation.service.artefact_codec import encode_parameters
 from replayfleet.federation.service.fleet.variants import VARIANTS, resolved
 from replayfleet.federation.simulator.attacks import Attack
 from replayfleet.federation.simulator.charts import accuracy_chart, loss_chart
-from replayfleet.federation.simulator.checkpoints import Checkpoints, claimed, holds_rounds, holds_run
+from replayfleet.federation.simulator.checkpoints import Checkpoints, holds_rounds, holds_run
 from replayfleet.federation.simulator.measures.detection_metrics import require_metric
 from replayfleet.federation.simulator.records import LateChange, kept_accuracy, losses
 from replayfleet.federation.simulator.result import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.claimed import LOCK, claimed
 from replayfleet.federation.errors import SettingsError
-
-_LOCK = "lock"
 
 
 @contextmanager
@@ -28,18 +26,7 @@ def claimed_folder(out: Path, marker: str) -> Iterator[None]:
         SettingsError: Another demo runs there, it holds something that is none's, or it can't be written.
     """
     _check_ours(out, marker)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = (out / _LOCK).open("a")
-    except OSError as error:
-        raise SettingsError(f"{out} can't be written ({error.strerror}: {error.filename})") from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingsError(
-                f"{out} is in use: another demo runs there; wait for it, stop it, or choose another folder with --out"
-            ) from None
+    with claimed(out):
         yield
 
 
@@ -73,7 +60,7 @@ def clear_folder(out: Path, marker: str, own: Sequence[str], folders: Sequence[s
 def _check_ours(out: Path, marker: str) -> None:
     if out.exists() and not out.is_dir():
         raise SettingsError(f"{out} is a file; choose a folder with --out")
-    if out.exists() and not (out / marker).exists() and any(path.name != _LOCK for path in out.iterdir()):
+    if out.exists() and not (out / marker).exists() and any(path.name != LOCK for path in out.iterdir()):
         raise SettingsError(f"{out} holds something that is not of a demo; choose another folder with --out")
 
 

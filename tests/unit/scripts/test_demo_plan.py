@@ -124,7 +124,7 @@ def test_a_folder_is_of_one_demo_at_a_time_and_what_one_left_stays_until_the_nex
     with claimed_folder(out, MARKER):
         clear(out)
         (out / "report.html").write_text("hours of work")
-        with pytest.raises(SettingsError, match="in use: another demo runs there"), claimed_folder(out, MARKER):
+        with pytest.raises(SettingsError, match="in use: another process runs there"), claimed_folder(out, MARKER):
             pass
     with claimed_folder(out, MARKER):
         assert (out / "report.html").exists()

@@ -13,10 +13,10 @@ import pytest
 from support.image_sets import write_fashion_mnist
 from support.nudge_method import NudgeMethod
 
+from replayfleet.federation.claimed import claimed
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS
 from replayfleet.federation.simulator import cli, job
-from replayfleet.federation.simulator.checkpoints import claimed
 from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
