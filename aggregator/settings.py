@@ -54,7 +54,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     ]
     clients: Annotated[
         int | None,
-        Meta(ge=1),
+        Meta(ge=1, le=100_000),
         Option(
             "A round closes at once with uploads from this many clients, fewer where members are excluded or only "
             "serve.",
@@ -64,7 +64,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
     ] = None
     min_clients: Annotated[
         int,
-        Meta(ge=1),
+        Meta(ge=1, le=100_000),
         Option("At its deadline a round closes with at least this many uploads; with fewer it is extended.", ROUNDS),
     ] = 1
     deadline_s: Annotated[
@@ -113,7 +113,9 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
         Option("Uploads that are received at a time; others wait for their turn and send nothing before.", ADVANCED),
     ] = 64
     rounds: Annotated[
-        int | None, Meta(ge=1), Option("The run ends after this many rounds.", ROUNDS, unset="it serves for ever")
+        int | None,
+        Meta(ge=1, le=10_000_000),
+        Option("The run ends after this many rounds.", ROUNDS, unset="it serves for ever"),
     ] = None
     method: Annotated[
         str,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from replayfleet.edge_client.cameras.held_up import held_up
-from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
+from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS, CAMERAS
 from replayfleet.edge_client.cameras.recorded.scene import SceneCamera
 from replayfleet.edge_client.cameras.uri import CameraUri, DatasetUri, FolderUri, parse_sources
 from replayfleet.edge_client.flow import Camera, PictureSource, Source, View
@@ -23,7 +23,7 @@ from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLess
 from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
 from replayfleet.edge_client.learning.settings import LearningSettings
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest
 from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
@@ -100,7 +100,14 @@ def _opened(uri: CameraUri) -> Camera:
         from replayfleet.edge_client.cameras.live.supervised import SupervisedCamera
 
         return SupervisedCamera(uri.settings, uri.name)
-    camera: Camera = kind.camera()(uri.settings, uri.name)
+    try:
+        camera: Camera = kind.camera()(uri.settings, uri.name)
+    except Exception as error:
+        if uri.scheme in CAMERAS or isinstance(error, ReplayfleetError):
+            raise
+        raise SettingsError(
+            f"source {uri.name}: {uri.scheme}://, of an installed package, failed ({type(error).__name__}: {error})"
+        ) from error
     return camera
 
 

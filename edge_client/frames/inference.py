@@ -7,7 +7,9 @@ turn. Nothing queues, what was skipped is counted, and a camera that is lost sto
 from __future__ import annotations
 
 import collections
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from replayfleet.edge_client.flow import Camera, CameraError, Picture, Shown
@@ -20,6 +22,9 @@ log = EventLogger(__name__)
 
 _RETRY_MAX_S = 2.0
 """Longest pause before a lost camera is tried again."""
+
+_SLACK_S = 1.0
+"""Clocks of two threads may be read in any order; a clock of another kind is years away."""
 
 
 class _Lane:
@@ -100,6 +105,7 @@ class InferenceLoop:
         while not lane.stop.is_set():
             try:
                 for picture in lane.camera.pictures(lane.stop):
+                    _check(lane.camera, picture)
                     if lane.error:
                         log.info("camera is back", camera=lane.camera.name)
                         lane.error = ""
@@ -111,7 +117,7 @@ class InferenceLoop:
                     log.warning("camera lost", camera=lane.camera.name, reason=lost, next="trying again")
                 lane.error = str(lost) or type(lost).__name__
                 lane.stop.wait(backoff.next_s())
-            except Exception as error:  # root of a thread: this camera is done, the others go on
+            except BaseException as error:  # root of a thread, exits too: this camera is done, the others go on
                 lane.error = f"{type(error).__name__}: {error}"
                 log.exception("camera failed", camera=lane.camera.name)
                 return
@@ -161,3 +167,14 @@ class InferenceLoop:
             picture, lane.waiting = lane.waiting, None
             self._changed.notify_all()
             return picture
+
+
+def _check(camera: Camera, picture: Picture) -> None:
+    """Raise unless a camera gave a picture of its own, of this machine's past: what it isn't would end all serving."""
+    given: object = picture
+    if not isinstance(given, Picture):
+        raise TypeError(f"it gave {given!r:.80}, expected a Picture")
+    if picture.camera != camera.name:
+        raise ValueError(f"its picture is of camera {picture.camera!r:.80}, not of {camera.name!r}")
+    if not -math.inf < picture.captured_at <= time.monotonic() + _SLACK_S:
+        raise ValueError(f"captured_at is {picture.captured_at}, expected seconds of time.monotonic()")

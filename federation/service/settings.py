@@ -323,7 +323,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(_MAX_TOML_BYTES + 1)
         if len(data) > _MAX_TOML_BYTES:
             raise SettingsError(f"{path}: has more than {_MAX_TOML_BYTES} bytes, which no settings need")
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # as Notepad writes it
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror or error}); nothing was started") from error
     except RecursionError as error:

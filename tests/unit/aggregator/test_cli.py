@@ -33,7 +33,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--set", "gate_treshold=1"], "has no setting 'gate_treshold'; did you mean 'gate_threshold'?"),
         (["--set", "gate"], "--set gate: expected KEY=VALUE"),
         (["--min-clients", "3"], "min_clients is 3, expected 1 to clients (2)"),
-        (["--rounds", "0"], "--rounds: rounds is '0', expected a whole number, at least 1"),
+        (["--rounds", "0"], "--rounds: rounds is '0', expected a whole number, 1 to 10000000"),
         (["--deadline-s", "nan"], "--deadline-s: deadline_s is 'nan', expected a number, more than 0"),
         (["--fleet", "a/b"], "fleet 'a/b' is not 1 to 64 letters, digits, '_' or '-'"),
         (["--threads", "0"], "--threads: threads is '0', expected a whole number, 1 to 1024"),

@@ -13,6 +13,7 @@ import torch
 
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
+from replayfleet.edge_client.sources import _opened
 from replayfleet.federation import extensions
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Extended
@@ -209,6 +210,10 @@ class Settings:
     parsed = parse_source("gate:///left?rate=5")
     assert isinstance(parsed, CameraUri)
     assert parsed.settings.rate == 5.0
+    with pytest.raises(
+        SettingsError, match=r"source camera-0: gate://, of an installed package, failed .*has no attribute"
+    ):
+        _opened(parsed)
     for scheme, problem in (("watched", "can be supervised"), ("Gate_2", "small letters"), ("gat", "mean 'gate'")):
         with pytest.raises(SettingsError, match=problem):
             parse_source(f"{scheme}:///left")

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,7 +260,7 @@ class ScriptedCamera:
     def __init__(self, name: str = "cam", *, live: bool = True) -> None:
         self.name = name
         self.live = live
-        self.queue: queue.Queue[Picture | Exception | None] = queue.Queue()
+        self.queue: queue.Queue[Picture | BaseException | None] = queue.Queue()
         self.handed_on: list[int] = []
 
     def pictures(self, stop: threading.Event) -> Iterator[Picture]:
@@ -266,7 +269,7 @@ class ScriptedCamera:
                 item = self.queue.get(timeout=0.05)
                 if item is None:
                     return
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise item
                 yield item
                 self.handed_on.append(item.frame_id)
@@ -410,6 +413,29 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
     wait_for(lambda: bool(loop.error))
     loop.stop()
     assert loop.error == "cam: OSError: driver bug"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("picture", "TypeError: it gave 'picture', expected a Picture"),
+        (picture(0, camera="other"), "ValueError: its picture is of camera 'other', not of 'cam'"),
+        (replace(picture(0), captured_at=math.nan), "ValueError: captured_at is nan"),
+        (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_camera_of_others_that_gives_nonsense_is_done_and_the_others_are_served(given: Any, problem: str) -> None:
+    bad, good, seen = ScriptedCamera(), ScriptedCamera("good"), list[Shown]()
+    loop = InferenceLoop([bad, good], Answerer(_slot(says(0.0, 1.0)), VIEW), seen.append)
+    loop.start()
+    bad.queue.put(given)
+    wait_for(lambda: bool(loop.error))
+    good.queue.put(picture(1, camera="good"))
+    wait_for(lambda: len(seen) == 1)
+    loop.stop()
+    assert problem in loop.error
+    assert loop.error.startswith("cam: ")
 
 
 def test_answers_that_are_not_one_finite_row_per_input_are_refused() -> None:

@@ -53,6 +53,12 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def test_a_file_of_an_editor_that_marks_its_byte_order_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "edge.toml"
+    path.write_text("threads = 2\n", encoding="utf-8-sig")
+    assert read(path).threads == 2
+
+
 def test_the_command_line_wins_over_the_environment_that_over_the_file_that_over_the_default(tmp_path: Path) -> None:
     path = written(tmp_path, 'threads = 2\nframe_rate = 5\nclient_id = "file"\nstay = true\n')
     environment = {"REPLAYFLEET_THREADS": "3", "REPLAYFLEET_CLIENT_ID": "environment", "REPLAYFLEET_VIEW": ""}

@@ -44,7 +44,7 @@ def test_a_foreign_topic_is_refused(topic: str):
         topics.parse_topic(topic)
 
 
-@pytest.mark.parametrize("client", ["", "*", "a/b", "+", "#", "ü", "x" * 65, "a\n"])
+@pytest.mark.parametrize("client", ["", "*", "a/b", "+", "#", "ü", "x" * 65, "a\n", "all"])
 def test_no_topic_is_built_from_a_bad_id(client: str):
     with pytest.raises(MalformedMessage, match="client id"):
         topics.topic_of("yard", "up", client)
