@@ -75,7 +75,8 @@ class Report:
         out.mkdir(parents=True, exist_ok=True)
         drawn = self._columns() if {"AA", "FA"} & {*self.table.metrics, *self.table.also} else []
         charts = {f"{stem}-{column.slug}.png": self._chart(column) for column in drawn}
-        charts |= {f"{stem}-{column.slug}{_LOSSES}.png": self._losses(column) for column in self._columns()}
+        if "FID" not in {*self.table.metrics, *self.table.also}:  # of finished runs, whose own tables show them
+            charts |= {f"{stem}-{column.slug}{_LOSSES}.png": self._losses(column) for column in self._columns()}
         files = {
             f"{stem}.md": self.markdown([name for name, png in charts.items() if png]).encode(),
             f"{stem}.json": msgspec.json.format(msgspec.json.encode(self.values()), indent=1) + b"\n",
