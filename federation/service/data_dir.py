@@ -17,6 +17,7 @@ FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
 
 MARKER = "fleet.json"
+_STATUS = "status.json"
 _LOCK = "lock"
 
 
@@ -111,6 +112,11 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
         if (path / RESULT).exists():
             raise SettingsError(
                 f"data dir {path}: holds a run of fleet-sim, and no fleet; choose another with --data-dir"
+            ) from None
+        if (path / _STATUS).exists():
+            raise SettingsError(
+                f"data dir {path}: holds {_STATUS} and no {MARKER}, so it is nobody's; choose another with --data-dir, "
+                f"or put the {MARKER} back"
             ) from None
         return False
     except OSError as error:

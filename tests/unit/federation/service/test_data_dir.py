@@ -66,3 +66,10 @@ def test_a_run_of_the_simulator_is_no_data_dir(tmp_path: Path):
     with pytest.raises(SettingsError, match="holds a run of fleet-sim"):
         claim_data_dir(tmp_path, fleet="fleet", role="aggregator")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_folder_that_was_nobodys_and_has_a_file_of_our_name_is_left_alone(tmp_path: Path):
+    (tmp_path / "status.json").write_text("precious")
+    with pytest.raises(SettingsError, match=r"holds status\.json and no fleet\.json, so it is nobody's"):
+        claim_data_dir(tmp_path, fleet="f", role="client", owner="cam-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
