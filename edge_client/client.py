@@ -75,6 +75,11 @@ class Client:
         return self._following.notice or self._parts.trust.problem or ("" if held is None else held.manifest.notice)
 
     @property
+    def ignored(self) -> str:
+        """Why the aggregator's newest word isn't followed; empty if it is, or none came."""
+        return self._following.ignored
+
+    @property
     def is_excluded(self) -> bool:
         """Whether an operator excluded this client."""
         word = self._following.word

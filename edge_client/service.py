@@ -346,7 +346,7 @@ class ClientService:
             broker=self.loop.broker,
             refusal=self.loop.refusal,
             trust_problem=self._parts.trust.problem,
-            notice=client.notice,
+            ignored=client.ignored,
             disk=self._disk.problem,
             camera=self._frames.error,
             step=client.step,

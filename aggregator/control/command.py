@@ -40,12 +40,11 @@ from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.help_groups import HELP, GroupedCommand, Program
 from replayfleet.federation.paths import FOLDER
 from replayfleet.federation.service.words import visible
-from replayfleet.federation.wire.protocol.limits import EVERYBODY
+from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY
 
 if TYPE_CHECKING:
     from replayfleet.aggregator.store import AggregatorStore
 
-ALL = "all"
 DATA_DIR = click.option("--data-dir", type=FOLDER, required=True, help="The data dir of `aggregator serve`.")
 _OPTIONS = (
     DATA_DIR,

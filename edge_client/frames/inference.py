@@ -7,7 +7,6 @@ turn. Nothing queues, what was skipped is counted, and a camera that is lost sto
 from __future__ import annotations
 
 import collections
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -176,5 +175,5 @@ def _check(camera: Camera, picture: Picture) -> None:
         raise TypeError(f"it gave {given!r:.80}, expected a Picture")
     if picture.camera != camera.name:
         raise ValueError(f"its picture is of camera {picture.camera!r:.80}, not of {camera.name!r}")
-    if not -math.inf < picture.captured_at <= time.monotonic() + _SLACK_S:
+    if not 0 <= picture.captured_at <= time.monotonic() + _SLACK_S:
         raise ValueError(f"captured_at is {picture.captured_at}, expected seconds of time.monotonic()")

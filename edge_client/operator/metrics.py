@@ -93,7 +93,7 @@ class Metrics:
     def oldest_picture_s(self) -> float:
         """Age of the newest picture of the camera that gave none for longest, seconds; -1 before the first."""
         captured = list(self._captured.values())
-        return max(-1.0, self._clock() - min(captured)) if captured else -1.0
+        return self._clock() - min(captured) if captured else -1.0
 
     def learning(self, measured: Mapping[str, float], labels: LabelProgress | None) -> None:
         """Take what the newest report says, and what waits for a round; None where the source doesn't count it."""

@@ -51,7 +51,7 @@ class Facts(MemberFacts):
     Attributes:
         trust_problem: why the newest announcement wasn't heard; empty if it was.
         camera: why a camera gives nothing; empty if all do.
-        notice: of the aggregator's words, or why they aren't followed; empty if there is none.
+        ignored: why the aggregator's newest word isn't followed; empty if it is, or none came.
         step: what it does.
         round: that was announced; -1 for none.
         trains: whether it can and may train.
@@ -67,7 +67,7 @@ class Facts(MemberFacts):
 
     trust_problem: str = ""
     camera: str = ""
-    notice: str = ""
+    ignored: str = ""
     step: Step = Step.WAIT_ROUND
     round: int = -1
     trains: bool = True
@@ -118,7 +118,7 @@ def _of_the_device(facts: Facts) -> Iterator[Wait]:
         yield Wait(Why.UNTRUSTED, facts.trust_problem)
     elif facts.connected and facts.step is Step.WAIT_AGGREGATOR:
         nobody = "no aggregator announces itself; start it, or see whether --fleet is its fleet"
-        yield Wait(Why.NO_AGGREGATOR, f"no aggregator to follow: {facts.notice}" if facts.notice else nobody)
+        yield Wait(Why.NO_AGGREGATOR, f"no aggregator to follow: {facts.ignored}" if facts.ignored else nobody)
     if facts.camera:
         yield Wait(Why.CAMERA, facts.camera)
     if facts.sent_away is not None:

@@ -25,6 +25,8 @@ class Following:
         self._heard_at = float("-inf")
         self.word: Announcement | None = None
         self.notice = ""
+        self.ignored = ""
+        """Why the newest word isn't followed; empty if it is, or none came."""
 
     def follows(self, said: Announcement, now: float) -> bool:
         """Whether to take what was said, which nobody has forged: the transport saw to that.
@@ -60,7 +62,7 @@ class Following:
         if before is not None and said.state == "offline":  # a will, made when its process began
             self.word = msgspec.structs.replace(before, state="offline")
             return
-        self.word, self._heard_at = said, now
+        self.word, self._heard_at, self.ignored = said, now, ""
         if before is not None and (said.epoch > before.epoch or said.round < before.round):
             self.notice = (
                 f"the aggregator was restored to round {said.round}, or another one took over; round {before.round} "
@@ -72,6 +74,7 @@ class Following:
 
     def ignore(self, why: str) -> bool:
         """Note once why a word isn't followed; returns False."""
+        self.ignored = why
         if why != self.notice:
             self.notice = why
             log.error("announcement ignored", reason=why, next="what is served stays")

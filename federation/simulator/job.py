@@ -362,9 +362,9 @@ def _sampler(name: str, method: Any, num_threads: int) -> Sampler:
 
 
 def _check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
-    is_elses = (out / _CHART).exists() and not (out / _STATE).exists()
-    is_taken = (out / RESULT).exists() or holds_rounds(out / _STATE) or is_elses
-    if is_taken and not resume and not overwrite:
+    is_taken = (out / RESULT).exists() or holds_rounds(out / _STATE)
+    is_elses = not (out / _STATE).exists() and any((out / name).exists() for name in (_CHART, _LOSSES))
+    if (is_taken or is_elses) and not resume and not overwrite:
         raise SettingsError(
             f"out dir {out} holds an earlier run; continue it with --resume, replace it with --overwrite, "
             "or choose another with --out"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import click
 
+from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.simulator.simulation import RoundOutcome
 from replayfleet.federation.simulator.tables.estimate import duration
 
@@ -72,7 +72,9 @@ class Progress:
         absent = sum(not c.present for c in clients)
         if absent:
             parts.insert(1, f"{absent} absent")
-        diverged = sorted(name for name, download in outcome.downloads.items() if not _is_finite(download))
+        models = {name: getattr(download, "task_parameters", {}) for name, download in outcome.downloads.items()}
+        finite = {key: _is_finite(model) for key, model in {id(model): model for model in models.values()}.items()}
+        diverged = sorted(name for name, model in models.items() if not finite[id(model)])
         if diverged:
             parts.append(f"DIVERGED: models of {', '.join(diverged)} are not finite")
         left = self._num_rounds - 1 - record.round
@@ -81,6 +83,5 @@ class Progress:
         return "  ".join(parts)
 
 
-def _is_finite(download: Any) -> bool:
-    parameters = getattr(download, "task_parameters", {})
+def _is_finite(parameters: Parameters) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in parameters.values())

@@ -58,8 +58,10 @@ MAX_METADATA_BYTES = 16 << 10
 DIGEST_BYTES = 32
 
 EVERYBODY = "*"
-_ALL = "all"
 """In place of a client id: a manifest, or a peer, that means all clients."""
+
+ALL = "all"
+"""The same in an operator's commands, so no client may have it as its id."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _BLOB_NAME = re.compile(r"[a-z0-9_/-]{1,128}", re.ASCII)
@@ -81,7 +83,7 @@ def check_id(value: str, what: str) -> str:
     """
     if not _ID.fullmatch(value):
         raise MalformedMessage(f"{what} {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-'")
-    if value == _ALL and what == "client id":
+    if value == ALL and what == "client id":
         raise MalformedMessage(f"{what} {value!r} means every client in an operator's commands; choose another")
     return value
 

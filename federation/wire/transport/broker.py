@@ -197,7 +197,8 @@ def _embedded(port: int | None) -> Iterator[BrokerHandle]:
     except ImportError:
         raise SettingsError(
             "no MQTT broker: install mosquitto (apt install mosquitto), or pip install 'replayfleet[broker]'; looked "
-            f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as {getpass.getuser()}"
+            f"for mosquitto in ${MOSQUITTO_VARIABLE}, PATH, {', '.join(_FOLDERS)} as {getpass.getuser()}; "
+            "`aggregator serve --broker URL` takes one that runs"
         ) from None
     broker = EmbeddedBroker(_check_free(port) if port is not None else 0)
     used = broker.start()

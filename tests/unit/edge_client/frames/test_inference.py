@@ -421,6 +421,7 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
         ("picture", "TypeError: it gave 'picture', expected a Picture"),
         (picture(0, camera="other"), "ValueError: its picture is of camera 'other', not of 'cam'"),
         (replace(picture(0), captured_at=math.nan), "ValueError: captured_at is nan"),
+        (replace(picture(0), captured_at=-1e300), "ValueError: captured_at is -1e+300"),
         (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
         (SystemExit(3), "SystemExit: 3"),
     ],

@@ -16,7 +16,7 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
     ({"connected": False, "refusal": "not authorized: enrol it"}, Why.BROKER_REFUSES, "enrol it"),
     ({"connected": False, "broker": "connection refused"}, Why.NO_BROKER, "connection refused; look at broker"),
     ({"step": Step.WAIT_AGGREGATOR}, Why.NO_AGGREGATOR, "start it"),
-    ({"step": Step.WAIT_AGGREGATOR, "notice": "28x28, not 32x32"}, Why.NO_AGGREGATOR, "follow: 28x28, not 32x32"),
+    ({"step": Step.WAIT_AGGREGATOR, "ignored": "28x28, not 32x32"}, Why.NO_AGGREGATOR, "follow: 28x28, not 32x32"),
     ({"trust_problem": "signed with a key", "step": Step.WAIT_AGGREGATOR}, Why.UNTRUSTED, "signed with a key"),
     ({"disk": "disk full"}, Why.DISK, "disk full"),
     ({"camera": "unplugged"}, Why.CAMERA, "unplugged"),

@@ -189,11 +189,13 @@ def test_an_earlier_run_is_replaced_only_when_asked(fleet_sim: FleetSim):
     assert simulate(fleet_sim, "--overwrite")[0] == 0
 
 
-def test_a_chart_of_somebody_elses_is_replaced_only_when_asked(fleet_sim: FleetSim, tmp_path: Path):
+@pytest.mark.parametrize("name", ["accuracy.png", "losses.png"])
+def test_a_chart_of_somebody_elses_is_replaced_only_when_asked(fleet_sim: FleetSim, tmp_path: Path, name: str):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/accuracy.png").write_text("mine")
+    (tmp_path / "out" / name).write_text("mine")
     assert simulate(fleet_sim)[0] == 2
-    assert (tmp_path / "out/accuracy.png").read_text() == "mine"
+    assert "holds no run to resume" in simulate(fleet_sim, "--resume")[2]
+    assert (tmp_path / "out" / name).read_text() == "mine"
     (tmp_path / "out/state").write_text("a file")
     assert "can't be written" in simulate(fleet_sim, "--overwrite")[2]
 
