@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
@@ -10,8 +11,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGINT and SIGTERM while the block runs; main thread only."""
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Set ``stop`` on SIGINT and SIGTERM while the block runs; main thread only.
+
+    ``Event.set`` takes a lock, and a second signal would wait for it inside the first: a thread of its own sets it.
+    """
+
+    def tell(*_: object) -> None:
+        _thread.start_new_thread(stop.set, ())
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
