@@ -115,7 +115,7 @@ class AggregatorService:
         place = (self._store.epoch(), self._store.round().index)
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
         presence = PresenceTable()
-        ring = KeyRing(releases.signer.public_key, self._store, presence.is_live, self._on_other_device)
+        ring = KeyRing(releases.signer, self._store, presence.is_live, self._on_other_device)
         voices = Voices(releases.signer, ring)
         self._thumbnails = ThumbnailDesk(folder, voices, lambda name: self._store.signing_key(name) is not None)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)

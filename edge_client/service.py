@@ -24,7 +24,6 @@ from replayfleet.edge_client.learning.training.job import BLOBS
 from replayfleet.edge_client.operator.display.drawing import Legend
 from replayfleet.edge_client.operator.metrics import Metrics
 from replayfleet.edge_client.operator.operator_desk import OperatorDesk
-from replayfleet.edge_client.operator.status import STATUS_FILE
 from replayfleet.edge_client.operator.studio.sharing import SharedStudio
 from replayfleet.edge_client.operator.studio.studio import Known, Studio
 from replayfleet.edge_client.operator.waits import PATIENCE, Facts, FleetClock, waits
@@ -39,6 +38,7 @@ from replayfleet.edge_client.sync.trust import FOLDER, FleetTrust
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS, ROOT, signing_key
+from replayfleet.federation.service.data_dir import STATUS_FILE
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.inbox import FairInbox

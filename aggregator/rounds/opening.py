@@ -72,8 +72,9 @@ class Opening:
 
     def _due_s(self, signs: Signs) -> float:
         """Unix time of the first of the times after the round before."""
-        midnight = signs.since_s // DAY_S * DAY_S
-        return min(at for day in (0, DAY_S) for time in self.times_s if (at := midnight + day + time) > signs.since_s)
+        since_s = min(signs.since_s, signs.wall_s)  # the clock may have been ahead when that ended
+        midnight = since_s // DAY_S * DAY_S
+        return min(at for day in (0, DAY_S) for time in self.times_s if (at := midnight + day + time) > since_s)
 
 
 def parse_opening(text: str) -> Opening:

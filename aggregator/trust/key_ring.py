@@ -13,7 +13,7 @@ from typing import Protocol
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, check
 from replayfleet.federation.wire.protocol.topics import Address
-from replayfleet.federation.wire.transport.seal import Kind, Sealed
+from replayfleet.federation.wire.transport.seal import Kind, Sealed, Signer
 
 MAX_MET = 1024
 """Strangers whose key is remembered until they are members."""
@@ -36,7 +36,7 @@ class KeyRing:
     """Implements ``Trust``.
 
     Args:
-        own: the fleet's key, which another of its aggregators has too.
+        own: signs with the fleet's key, which another of its aggregators has too.
         pins: keys of members.
         lives: whether a client is there now.
         other_device: told a client's name when somebody with another key uses it.
@@ -44,7 +44,7 @@ class KeyRing:
 
     def __init__(
         self,
-        own: bytes,
+        own: Signer,
         pins: Pins,
         lives: Callable[[str], bool],
         other_device: Callable[[str], object] = lambda client: None,
@@ -56,7 +56,8 @@ class KeyRing:
         self._met: OrderedDict[str, bytes] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
-        if sealed.key == self._own:
+        if sealed.key == self._own.public_key:
+            self._own.outlive(sealed.time_us)  # retained: devices pass over what is older than this
             return address.peer == EVERYBODY  # on a client's topics: another aggregator's word to it
         check(address.peer != EVERYBODY, "an announcement that another key than this fleet's signed")
         client, known = address.peer, self._key_of(address.peer)

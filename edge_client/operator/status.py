@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.service.data_dir import STATUS_FILE
 from replayfleet.federation.service.words import visible
-
-STATUS_FILE = "status.json"
 
 
 def read_status(data_dir: Path) -> dict[str, Any]:

@@ -85,7 +85,13 @@ class FleetTrust:
             self.problem = "" if trusted else f"an aggregator announces itself, {UNNAMED}; what is served stays"
         check(trusted, UNNAMED)
         if sealed.kind is Kind.SAID:
-            check(sealed.time_us >= self._heard_us - SLACK_US, "said long ago, and recorded")
+            behind_us = self._heard_us - sealed.time_us
+            if announces and behind_us > SLACK_US:
+                self.problem = (
+                    f"an aggregator's word is {behind_us / 1e6:.0f} s older than what it said before: it was "
+                    "recorded, or the aggregator's clock was put back, and its keys are those of an earlier copy"
+                )
+            check(behind_us <= SLACK_US, "said long ago, and recorded")
             self._heard_us = max(self._heard_us, sealed.time_us)
             if self._heard_us - self._kept_us >= KEEP_HEARD_EVERY_US:
                 self._keep_heard()

@@ -17,7 +17,8 @@ FORMAT_VERSION = 1
 """Of everything below a data dir; a newer one is refused instead of misread."""
 
 MARKER = "fleet.json"
-_STATUS = "status.json"
+STATUS_FILE = "status.json"
+"""Of a client."""
 _LOCK = "lock"
 
 
@@ -113,10 +114,10 @@ def read_owner(path: Path, expected: dict[str, object]) -> bool:
             raise SettingsError(
                 f"data dir {path}: holds a run of fleet-sim, and no fleet; choose another with --data-dir"
             ) from None
-        if (path / _STATUS).exists():
+        if (path / STATUS_FILE).exists():
             raise SettingsError(
-                f"data dir {path}: holds {_STATUS} and no {MARKER}, so it is nobody's; choose another with --data-dir, "
-                f"or put the {MARKER} back"
+                f"data dir {path}: holds {STATUS_FILE} and no {MARKER}, so it is nobody's; choose another with "
+                f"--data-dir, or put the {MARKER} back"
             ) from None
         return False
     except OSError as error:

@@ -213,6 +213,7 @@ def test_what_was_recorded_long_ago_is_passed_over_also_by_a_restarted_device(
     device.restart()
     with pytest.raises(MalformedMessage, match="long ago"):
         device.hears(recorded)
+    assert "86400 s older than what it said before" in device.trust.problem
     assert device.hears(aggregator.releases.signer.seal(ROUND, b"\x01", Kind.WILL)), "a will is as old as its process"
 
 

@@ -117,6 +117,10 @@ class Signer:
                 write_atomic(self._floor, b"%d\n" % self._last_us, private=True)
         return self._last_us
 
+    def outlive(self, time_us: int) -> None:
+        """Be later than what this member turns out to have signed; one that was restored from a copy has forgotten."""
+        self._last_us = max(self._last_us, time_us)
+
     def seal(self, topic: str, frame: bytes, kind: Kind = Kind.SAID) -> bytes:
         """Return a message's frame, signed for one topic."""
         head = _HEAD.pack(SEALED, PROTOCOL_VERSION, kind, self.speaker, self.now_us(), self.public_key)

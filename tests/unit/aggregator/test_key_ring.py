@@ -20,7 +20,7 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.store, self.live, self.own = AggregatorStore(folder), set[str](), a_signer()
         self.others: list[str] = []
-        self.ring = KeyRing(self.own.public_key, self.store, self.live.__contains__, self.others.append)
+        self.ring = KeyRing(self.own, self.store, self.live.__contains__, self.others.append)
 
     def takes(self, signer: Signer, channel: str, client: str = "cam-1", kind: Kind = Kind.SAID) -> bool:
         topic = topic_of("yard", "round") if channel == "round" else topic_of("yard", channel, client)
@@ -89,3 +89,9 @@ def test_strangers_cost_no_row_and_a_bounded_place(fleet: Fleet) -> None:
         assert fleet.takes(stranger, "state", f"ghost-{number}")
     assert len(fleet.ring._met) == MAX_MET
     assert fleet.store.signing_key("ghost-1100") is None
+
+
+def test_a_restored_aggregator_speaks_later_than_its_own_last_word(fleet: Fleet) -> None:
+    ahead = Signer(fleet.own._key, clock_us=lambda: 7 * 10**15)
+    assert fleet.takes(ahead, "round")
+    assert fleet.own.now_us() > 7 * 10**15

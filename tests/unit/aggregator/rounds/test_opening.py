@@ -20,6 +20,7 @@ TWICE = parse_opening("14:30,02:00")
         (3, 14.5, 0, "at 14:30 UTC"),
         (15, 20, 6, "at 02:00 UTC"),
         (15, 60, 0, "at 02:00 UTC"),  # the time came while nobody ran: one round begins, not four
+        (15 + 30 * 24, 1, 1, "at 02:00 UTC"),  # the clock was a month ahead, and was put right
     ],
 )
 def test_a_round_begins_at_the_first_time_after_the_one_before(
