@@ -43,6 +43,8 @@ class _Seen:
     live: bool
     since: float
     returns: TokenBucket
+    recalled: bool
+    """All that came is the broker's memory of its end: when that was nobody says."""
 
 
 class PresenceTable:
@@ -90,11 +92,15 @@ class PresenceTable:
     def age_s(self, client_id: str, now: float) -> float | None:
         """Seconds since a client was heard of; None if it wasn't since the start."""
         seen = self._seen.get(client_id)
-        return None if seen is None else now - seen.heard_at
+        return None if seen is None or seen.recalled else now - seen.heard_at
 
     def heard_of(self) -> dict[str, tuple[float, bool]]:
         """When each member was heard of, by the loop's clock, and whether it trains."""
-        return {c: (seen.heard_at, seen.presence.trains) for c, seen in self._seen.items() if c in self.members}
+        return {
+            client: (seen.heard_at, seen.presence.trains)
+            for client, seen in self._seen.items()
+            if client in self.members and not seen.recalled
+        }
 
     def samples_waiting(self, clients: Iterable[str], round_index: int) -> int:
         """Labelled samples that wait, as those of these live clients say that know the round: earlier ones are used."""
@@ -151,7 +157,7 @@ class PresenceTable:
         if before is None:
             if client not in self.members and not (live and self._has_room()):
                 return Change.NONE
-            self._seen[client] = _Seen(presence, now, live, now, TokenBucket(RETURNS_PER_S, MAX_RETURNS))
+            self._seen[client] = _Seen(presence, now, live, now, TokenBucket(RETURNS_PER_S, MAX_RETURNS), not live)
             return Change.ONLINE if live else Change.NONE
         if not self._is_news(before.presence, presence):
             return Change.NONE
@@ -159,6 +165,7 @@ class PresenceTable:
         if returns and not before.returns.take(1, now):
             return Change.NONE  # as if it was never said; heartbeats repeat it
         was_live, before.presence, before.heard_at, before.live = before.live, presence, now, live
+        before.recalled = False
         return Change.ONLINE if returns else Change.GONE if was_live and not live else Change.NONE
 
     def expire(self, now: float) -> list[str]:

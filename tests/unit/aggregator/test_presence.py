@@ -47,6 +47,15 @@ def test_a_repeated_or_older_message_changes_nothing():
     assert table.age_s("cam", DEAD_AFTER_S) == DEAD_AFTER_S
 
 
+def test_who_had_gone_before_this_process_began_isnt_heard_of_by_the_brokers_memory_of_it():
+    table = PresenceTable()
+    table.members = frozenset({"cam"})
+    table.heard(said("offline"), 7)
+    assert (table.age_s("cam", 9), table.heard_of()) == (None, {})
+    table.heard(said("online", "b2"), 8)
+    assert (table.age_s("cam", 9), table.heard_of()) == (1, {"cam": (8, True)})
+
+
 def test_silence_decides_and_the_next_heartbeat_brings_the_client_back():
     table = PresenceTable()
     table.heard(said("online"), 0)
