@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replayfleet.aggregator.rounds.machine import Rounds
+from replayfleet.aggregator.rounds.machine import Phase, Rounds
 from replayfleet.federation.errors import ArtefactRejected, Reason, UploadRejected
 from replayfleet.federation.methods.kit.records import Method
 from replayfleet.federation.service.artefact_codec import BlobFiles, Layout, largest_encoding_bytes, open_artefacts
@@ -80,14 +80,16 @@ class Gate:
         Raises:
             UploadRejected: It is for another round, the round isn't open, or it has one of this client.
         """
-        if manifest.round != rounds.index:
+        if not rounds.takes(manifest.round):
             raise UploadRejected(
                 Reason.WRONG_ROUND,
                 f"upload is for round {manifest.round}, {rounds.phase.value} round is {rounds.index}",
             )
         if not rounds.is_open:
+            next_takes = rounds.phase is Phase.AGGREGATING and rounds.rules.late_rounds
             raise UploadRejected(
-                Reason.WRONG_ROUND, f"round {rounds.index} takes no uploads, it is {rounds.phase.value}"
+                Reason.BUSY if next_takes else Reason.WRONG_ROUND,
+                f"round {rounds.index} takes no uploads, it is {rounds.phase.value}",
             )
         if rounds.counts(peer):
             raise UploadRejected(

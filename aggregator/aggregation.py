@@ -30,6 +30,7 @@ from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
+from replayfleet.federation.methods.steps.late import drawn_back
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
     BlobFiles,
@@ -169,6 +170,11 @@ class Aggregation:
         """
         before, former = self._state(state), former or {}
         candidates, quarantined = self._decoded(uploads)
+        for client_id in candidates:
+            late = round_index - uploads[client_id].round
+            if late:
+                newest = self._method.download_for(before, client_id, self._initial)
+                candidates[client_id] = drawn_back(candidates[client_id], newest, late)
         quarantined |= self._screened(candidates, before)
         left = {client_id: upload for client_id, upload in candidates.items() if client_id not in quarantined}
         result, culprits = settle(

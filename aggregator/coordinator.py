@@ -424,4 +424,5 @@ def announcement(
         paused=rounds.is_paused,
         rests_s=rounds.rests_s(now),
         decodes=ENCODINGS,
+        late_rounds=rounds.rules.late_rounds,
     )

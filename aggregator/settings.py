@@ -12,7 +12,7 @@ from replayfleet.aggregator.console.settings import CONSOLE, ConsoleSettings
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.traces import check_traces
 from replayfleet.aggregator.precision.rules import PrecisionRules, allowed_of, check_precisions
-from replayfleet.aggregator.rounds.machine import RoundRules
+from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, RoundRules
 from replayfleet.aggregator.rounds.opening import parse_opening
 from replayfleet.devices.profiles import FP16, INT8
 from replayfleet.federation.help_groups import ADVANCED, CONNECTION, joined
@@ -93,6 +93,16 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             check=parse_opening,
         ),
     ] = None
+    late_rounds: Annotated[
+        int,
+        Meta(ge=0, le=MAX_LATE_ROUNDS),
+        Option(
+            "An upload that comes after its round was closed counts in one of so many rounds after it, the less the "
+            "later: of a model that is t rounds late 1 / sqrt(1 + t) counts, the rest is the client's newest one.",
+            ROUNDS,
+            unset="none: it is refused, and what it was trained on is lost to the fleet",
+        ),
+    ] = 0
     max_change: Annotated[
         float,
         Meta(gt=0, le=1000),
@@ -295,6 +305,7 @@ class AggregatorSettings(WatchSettings, ConnectionSettings):
             num_rounds=self.rounds,
             interval_s=self.round_interval_s,
             opening=None if self.open_rounds is None else parse_opening(self.open_rounds),
+            late_rounds=self.late_rounds,
         )
 
     def precision_rules(self) -> PrecisionRules:

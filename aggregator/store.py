@@ -20,14 +20,14 @@ from replayfleet.aggregator.records.database import transaction
 from replayfleet.aggregator.records.deeds import DEEDS_TABLE, Deed, Deeds
 from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_table
 from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
-from replayfleet.aggregator.rounds.machine import Course, Phase
+from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, Course, Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
 from replayfleet.federation.wire.protocol.messages import COUNTER_BITS, BlobEntry, FleetSpec, Manifest, epoch_of
 
 DATABASE = "aggregator.sqlite"
-KEEP_ROUNDS = 16
+KEEP_ROUNDS = MAX_LATE_ROUNDS + 1
 """Manifests of uploads are kept for this many rounds, so that a late repeat gets its verdict again."""
 
 _SCHEMA = """
@@ -234,18 +234,18 @@ class AggregatorStore:
                 (Phase.AGGREGATING.value, at, index, Phase.OPEN.value),
             )
 
-    def accept_upload(self, manifest: Manifest, bytes_on_wire: int) -> bool:
-        """Make an upload count; False if the round isn't open or this client already has one.
+    def accept_upload(self, manifest: Manifest, bytes_on_wire: int, index: int) -> bool:
+        """Make an upload count in round ``index``; False if that isn't open or this client already has one.
 
         The client evidently holds what it sent, so that is remembered too.
         """
         with transaction(self._db):
-            row = self._db.execute("SELECT phase FROM rounds WHERE round = ?", (manifest.round,)).fetchone()
+            row = self._db.execute("SELECT phase FROM rounds WHERE round = ?", (index,)).fetchone()
             if row is None or row[0] != Phase.OPEN.value:
                 return False
             cursor = self._db.execute(
                 "INSERT OR IGNORE INTO uploads (round, client, manifest, bytes_on_wire) VALUES (?, ?, ?, ?)",
-                (manifest.round, manifest.client_id, msgspec.msgpack.encode(manifest), bytes_on_wire),
+                (index, manifest.client_id, msgspec.msgpack.encode(manifest), bytes_on_wire),
             )
             if cursor.rowcount != 1:
                 return False
@@ -258,12 +258,13 @@ class AggregatorStore:
         rows = self._db.execute("SELECT client, manifest FROM uploads WHERE round = ? ORDER BY client", (index,))
         return {client: msgspec.msgpack.decode(manifest, type=Manifest) for client, manifest in rows}
 
-    def upload(self, index: int, client_id: str) -> Manifest | None:
-        """The accepted upload of one client for a round that is not long past."""
-        row = self._db.execute(
-            "SELECT manifest FROM uploads WHERE round = ? AND client = ?", (index, client_id)
-        ).fetchone()
-        return None if row is None else msgspec.msgpack.decode(row[0], type=Manifest)
+    def counts_in(self, client_id: str, manifest: Manifest) -> int | None:
+        """The round, not long past, in which this very upload counts; None if it doesn't."""
+        rows = self._db.execute(
+            "SELECT round, manifest FROM uploads WHERE round >= ? AND client = ?", (manifest.round, client_id)
+        )
+        same = (index for index, one in rows if msgspec.msgpack.decode(one, type=Manifest).mark == manifest.mark)
+        return next(same, None)
 
     def commit_round(
         self,

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from replayfleet.aggregator.rounds.opening import Opening, Signs
 from replayfleet.federation.errors import SettingsError
 
+MAX_LATE_ROUNDS = 15
+"""Uploads are remembered for one round more, so that none counts twice."""
+
 
 class Phase(str, enum.Enum):
     """What the aggregator does right now; the values are those of ``Announcement.state``."""
@@ -57,6 +60,7 @@ class RoundRules:
         interval_s: from the beginning of a round to that of the next, at least; until then nobody trains, and deadlines
             stand still. 0 begins at once. A restart begins at once too.
         opening: what every round waits for besides, the first one too, also over restarts; None: for nothing.
+        late_rounds: a round takes uploads that were trained for so many rounds before it too.
     """
 
     num_clients: int | None = None
@@ -65,6 +69,7 @@ class RoundRules:
     num_rounds: int | None = None
     interval_s: float = 0.0
     opening: Opening | None = None
+    late_rounds: int = 0
 
     def __post_init__(self) -> None:
         if self.num_clients is not None and self.num_clients < 1:
@@ -75,6 +80,8 @@ class RoundRules:
             raise SettingsError(f"deadline_s is {self.deadline_s}, expected more than 0 and at most 30 days")
         if not 0 <= self.interval_s <= 30 * 86400:
             raise SettingsError(f"round_interval_s is {self.interval_s}, expected 0 to 30 days")
+        if not 0 <= self.late_rounds <= MAX_LATE_ROUNDS:
+            raise SettingsError(f"late_rounds is {self.late_rounds}, expected 0 to {MAX_LATE_ROUNDS}")
         if self.num_rounds is not None and self.num_rounds < 1:
             raise SettingsError(f"rounds is {self.num_rounds}, expected at least 1")
 
@@ -129,6 +136,10 @@ class Rounds:
     def counts(self, client_id: str) -> bool:
         """Whether the round has a client's upload."""
         return client_id in self._accepted
+
+    def takes(self, trained_for: int) -> bool:
+        """Whether an upload that was trained for this round may count in the current one, once that is open."""
+        return self.index - self.rules.late_rounds <= trained_for <= self.index
 
     @property
     def num_accepted(self) -> int:

@@ -37,9 +37,9 @@ class UploadDesk:
         if parts.disk.problem:
             parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
             return []
-        before = parts.store.upload(manifest.round, event.peer) if manifest.direction == "up" else None
-        if before is not None and before.mark == manifest.mark:  # its verdict got lost on the way
-            parts.courier.conclude(event.peer, offer.manifest, offer.transfer_id, accepted=True)
+        counts_in = parts.store.counts_in(event.peer, manifest) if manifest.direction == "up" else None
+        if counts_in is not None:  # its verdict got lost on the way
+            parts.courier.conclude(event.peer, manifest, offer.transfer_id, accepted=True, counts_in=counts_in)
             return []
         known = parts.store.has_place(event.peer)
         num_known = 0 if known else len(parts.store.places())
@@ -74,7 +74,7 @@ class UploadDesk:
         self._rounds.accept(event.peer)
         self.marks[event.peer] = manifest.mark
         self._note_acceptance(event, facts)
-        parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True)
+        parts.courier.conclude(event.peer, manifest, event.transfer_id, accepted=True, counts_in=self._rounds.index)
         parts.checkpoint(Step.UPLOAD_CONCLUDED)
 
     def failed(self, event: Failed) -> None:
@@ -117,8 +117,8 @@ class UploadDesk:
             upload = decode_upload(parts.method, manifest, parts.blobs, parts.gate.layout)
         except KeyError as error:
             raise UploadRejected(Reason.WRONG_DIGEST, f"blob {error} got lost on the way; send it again") from error
-        if not parts.store.accept_upload(manifest, event.bytes_on_wire):
-            raise UploadRejected(Reason.WRONG_ROUND, f"round {manifest.round} was closed meanwhile")
+        if not parts.store.accept_upload(manifest, event.bytes_on_wire, self._rounds.index):
+            raise UploadRejected(Reason.WRONG_ROUND, f"round {self._rounds.index} was closed meanwhile")
         return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
 
     def _note_rejection(self, peer: str, manifest: Manifest, rejected: UploadRejected, bytes_on_wire: int) -> str:
@@ -136,10 +136,12 @@ class UploadDesk:
 
     def _note_acceptance(self, event: Arrived, facts: dict[str, object]) -> None:
         parts, manifest = self._parts, event.manifest
+        late = self._rounds.index - manifest.round
         parts.journal.add(
             "upload accepted",
             details={"facts": facts},
-            round=manifest.round,
+            **({"rounds_late": late} if late else {}),
+            round=self._rounds.index,
             client=event.peer,
             version=manifest.version,
             blobs=len(manifest.blobs),

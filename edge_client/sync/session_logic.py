@@ -4,7 +4,8 @@ The rules are those of ``federation.wire.protocol.messages``:
 
 * round r is trained from the manifest of round r, while r is open;
 * an upload is offered until it counts, again whenever the aggregator restarts or turns out not to hold it;
-* an upload whose round is over, or was undone, is let go; the state it came from stays, for the client did learn;
+* an upload whose round is over, or was undone, is let go, unless the fleet takes late ones, and it isn't too late; the
+  state it came from stays, for the client did learn;
 * a client that missed a round goes on with the open one; one that is ahead of a restored aggregator goes back to its.
 """
 
@@ -49,15 +50,15 @@ class Step(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An upload whose round is not over.
+    """An upload that may count.
 
     Attributes:
-        place: the round it was trained for.
+        until: the last round that it may count in: the one it was trained for, where the fleet takes none that is late.
         counts: whether the aggregator has it.
         offered_to: the instance of the aggregator it was last offered to; empty if it never was, or is to be again.
     """
 
-    place: Place
+    until: Place
     counts: bool = False
     offered_to: str = ""
 
@@ -100,7 +101,7 @@ def next_step(now: Situation) -> Step:
         return Step.WAIT_AGGREGATOR if now.training_round is None else Step.TRAINING
     if word.state == "finished":
         return _at_the_end(now, word)
-    if now.pending is not None and now.pending.place < _open(now, word):
+    if now.pending is not None and now.pending.until < _open(now, word):
         return Step.LET_GO
     if now.training_round is not None or word.excludes(now.client_id):
         return Step.EXCLUDED if now.training_round is None else Step.TRAINING

@@ -23,7 +23,8 @@ class UploadDesk:
         self._offered_to = ""
         self._not_before = 0.0
         self._commit: TrainingCommit | None = None
-        self._counts = False
+        self._counts_in: int | None = None
+        self._late_rounds = 0
         self._offered_at = 0.0
         self._packs = False
         self.problem = ""
@@ -36,7 +37,7 @@ class UploadDesk:
     def reload(self) -> None:
         """Read what is pending from disk: at the start, and after training."""
         self._commit = self._parts.records.pending()
-        self._offered_to, self._counts = "", False
+        self._offered_to, self._counts_in = "", None
         self.problem = ""
         self._not_before = 0.0
         self._backoff.reset()
@@ -46,19 +47,21 @@ class UploadDesk:
         commit = self._commit
         if commit is None or commit.spec_digest != spec_digest:
             return None
-        return Pending(Place(epoch_of(commit.version), commit.round), self._counts, self._offered_to)
+        until = commit.round + self._late_rounds if self._counts_in is None else self._counts_in
+        return Pending(Place(epoch_of(commit.version), until), self._counts_in is not None, self._offered_to)
 
     def heard(self, word: Announcement, now: float) -> None:
         """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it."""
-        self._packs = "packed" in word.decodes
+        self._packs, self._late_rounds = "packed" in word.decodes, word.late_rounds
         commit = self._commit
-        if commit is None or word.round != commit.round or word.state not in {"open", "aggregating"}:
+        if commit is None or word.round < commit.round or word.state not in {"open", "aggregating"}:
             return
         held = word.counts(self._manifest(commit).mark)
-        if self._counts and not held:
+        if self._counts_in is not None and word.round <= self._counts_in and not held:
             log.warning("upload lost by the aggregator", round=commit.round, next="it is offered again")
-            self._offered_to, self._not_before = "", now
-        self._counts = held
+            self._offered_to, self._not_before, self._counts_in = "", now, None
+        if held:
+            self._counts_in = word.round
 
     def offer(self, instance: str, held: Manifest | None, now: float) -> None:
         """Offer the pending upload to this instance of the aggregator."""
@@ -89,7 +92,7 @@ class UploadDesk:
         if verdict.accepted:
             log.info("upload accepted", round=commit.round, bytes=event.bytes_on_wire)
             self.last_upload_s = now - self._offered_at
-            self._counts, self.problem = True, ""
+            self._counts_in, self.problem = max(commit.round, verdict.counts_in), ""
             self._backoff.reset()
         elif verdict.reason in TRANSIENT:
             self._try_again(verdict.reason, verdict.detail, now)
@@ -98,12 +101,12 @@ class UploadDesk:
 
     def failed(self, error: Exception, now: float) -> None:
         """Our own disk ended the transfer: it is begun again."""
-        if self._commit is not None and not self._counts:
+        if self._commit is not None and self._counts_in is None:
             self._try_again("our disk refuses", str(error), now)
 
     def let_go(self) -> None:
         """The upload's round is over, with it or without; the state it came from stays."""
-        if self._counts and self._commit is not None:
+        if self._counts_in is not None and self._commit is not None:
             log.info("upload used", round=self._commit.round)
             self._parts.records.settle(self._commit.version, "accepted")
             self._commit = None

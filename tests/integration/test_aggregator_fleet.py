@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
-from support.tiny_method import TinyMethod, TinyState
+from support.tiny_method import TinyMethod, TinyState, TinyUpload
 
 from replayfleet.aggregator.aggregation import restore_artefacts
 from replayfleet.aggregator.leading import Claim
@@ -314,6 +315,67 @@ def test_a_round_that_its_deadline_closed_stays_closed_over_a_crash(tmp_path: Pa
         fleet.new_service()
         fleet.run(for_s=10)
         assert dict(state_of(fleet).times) == {"cam-1": 1, "cam-3": 1}
+    finally:
+        fleet.close()
+
+
+LATE = {"w": torch.tensor([8.0, -4.0, 2.0, 1.0])}
+
+
+def with_a_late_client(folder: Path) -> TinyFleet:
+    """A fleet of two rounds in which cam-2 sends what it trained for the first while the second is open."""
+    fleet = TinyFleet(folder, num_rounds=2, deadline_s=5, late_rounds=1)
+    fleet.clients["cam-2"].dies_in = 0
+    return fleet
+
+
+def comes_late(fleet: TinyFleet) -> None:
+    """Let cam-2 send it, once round 1 is open."""
+    late = fleet.clients["cam-2"]
+    fleet.run(until=lambda: late.announcement is not None and (late.announcement.round, fleet.rounds.index) == (1, 1))
+    late.send(TinyUpload(LATE, {0: {"g": torch.ones(3)}}, 1).pack(), 0, fleet.now)
+
+
+def counted_late(fleet: TinyFleet) -> None:
+    assert [(event["client"], event["round"], event["rounds_late"]) for event in late_ones(fleet)] == [("cam-2", 1, 1)]
+    assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 1, "cam-3": 2}
+    assert [(one.accepted, one.counts_in) for one in fleet.clients["cam-2"].verdicts if one.sender == "aggregator"] in (
+        [(True, 1)],
+        [(True, 1)] * 2,
+    )
+
+
+def late_ones(fleet: TinyFleet) -> list[dict]:
+    return [event for event in events(fleet, "upload accepted") if event.get("rounds_late")]
+
+
+def test_an_upload_that_comes_after_its_round_counts_in_the_next_one_drawn_back_to_the_newest_model(tmp_path: Path):
+    fleet = with_a_late_client(tmp_path)
+    try:
+        comes_late(fleet)
+        newest = state_of(fleet).average["w"]
+        fleet.run()
+        counted_late(fleet)
+        share = 1 / math.sqrt(2)
+        expected = (1 - share) * newest + share * LATE["w"]
+        torch.testing.assert_close(state_of(fleet).sums["cam-2"]["w"], expected)
+        assert events(fleet, "round closed")[1]["by"] == "quorum"
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("step", [Step.UPLOAD_STORED, Step.UPLOAD_CONCLUDED, Step.ROUND_CLOSED, Step.COMMITTED])
+def test_a_crash_around_a_late_upload_counts_it_once(tmp_path: Path, step: Step):
+    fleet = with_a_late_client(tmp_path)
+    try:
+        comes_late(fleet)
+        fleet.crash_at = step
+        with pytest.raises(Crash):
+            fleet.run()
+        fleet.kill_aggregator()
+        fleet.new_service()
+        fleet.run()
+        counted_late(fleet)
     finally:
         fleet.close()
 

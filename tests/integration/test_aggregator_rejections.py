@@ -106,12 +106,12 @@ def test_a_second_different_upload_of_a_client_does_not_replace_the_first(tmp_pa
         fleet.clients["cam-2"].dies_in = 0
         eager = fleet.clients["cam-1"]
         fleet.run(until=lambda: "cam-1" in fleet.rounds.accepted)
-        first = fleet.store.upload(0, "cam-1")
+        first = fleet.store.uploads(0)["cam-1"]
         eager.broken = replaced(version=9)
         eager.send(sets(w=torch.ones(4)), 0, fleet.now)
         fleet.run(until=lambda: any(verdict.version == 9 for verdict in eager.verdicts))
         assert eager.verdicts[-1].reason == Reason.STALE_VERSION.value
-        assert fleet.store.upload(0, "cam-1") == first
+        assert fleet.store.uploads(0)["cam-1"] == first
     finally:
         fleet.close()
 

@@ -73,7 +73,7 @@ def prepared(folder: Path, verb: Verb) -> None:
     store = AggregatorStore(folder)
     store.found(tiny_spec(), 0.0)
     for client in ("cam-1", "cam-2"):
-        store.accept_upload(Manifest("up", "tiny-fleet", client, 0, 1, ()), 1)
+        store.accept_upload(Manifest("up", "tiny-fleet", client, 0, 1, ()), 1, 0)
     for digest in ("aa", "bb", "cc"):
         for client in ("cam-1", "cam-2"):
             store.put_download(Manifest("down", "tiny-fleet", client, 0, 0, (BlobEntry("task", digest * 32, 1),)))

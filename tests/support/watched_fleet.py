@@ -41,7 +41,7 @@ def watched_fleet(
             store.confirm(held)
     for client in clients[:-1]:
         if client != rejects:
-            store.accept_upload(Manifest("up", "street", client, num_rounds, 1, (entry,)), 3_400_000)
+            store.accept_upload(Manifest("up", "street", client, num_rounds, 1, (entry,)), 3_400_000, num_rounds)
     store.close()
     lines = [json.dumps(event) for event in events(clients, num_rounds, rejects)]
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")

@@ -408,6 +408,13 @@ def class_key(name: str, prefix: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 6 and str(int(text)) == text else None
 
 
+def alike(left: Parameters, right: Parameters) -> bool:
+    """Whether two sets have the same names, shapes and dtypes."""
+    return left.keys() == right.keys() and all(
+        (left[key].shape, left[key].dtype) == (right[key].shape, right[key].dtype) for key in left
+    )
+
+
 def same_bits(left: Parameters, right: Parameters) -> bool:
     """Whether two parameter sets are equal to the bit."""
     return left.keys() == right.keys() and all(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from replayfleet.federation.methods.kit.packing import model_fields, served_name, sub_generators_among
+from replayfleet.federation.methods.kit.packing import alike, model_fields, served_name, sub_generators_among
 from replayfleet.federation.methods.kit.records import Artefacts, ClientId, Parameters
 from replayfleet.federation.wire.protocol.packed import counted, from_steps
 
@@ -91,7 +91,7 @@ def sent(
             one = _halved(exact) if _of_sub_generators(method) == "float16" else None
         elif name in model_fields(type(upload)).values():
             owed = _sum(exact, remainder.get(name, {}))
-            one = _model(method, answers, owed, [base for base in bases.values() if _alike(base, exact)])
+            one = _model(method, answers, owed, [base for base in bases.values() if alike(base, exact)])
             if one is not None:
                 left[name] = _sum(owed, one.parameters, -1)
         else:
@@ -133,7 +133,7 @@ def published(
             if id(exact) in known:
                 continue
             others = [_as_sent(known[id(other)], other) for other in models.values() if id(other) in known]
-            bases = [base for base in (*others, before.get(name, {})) if _alike(base, exact)]
+            bases = [base for base in (*others, before.get(name, {})) if alike(base, exact)]
             known[id(exact)] = _model(method, answers, exact, bases)
     found = {place: one for place, one in known.items() if one is not None}
     instead = {place: one.parameters for place, one in found.items()}
@@ -216,12 +216,6 @@ def _faithful(answers: Answers, exact: Parameters, made: Parameters) -> bool:
 
 def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32
-
-
-def _alike(left: Parameters, right: Parameters) -> bool:
-    return left.keys() == right.keys() and all(
-        (left[key].shape, left[key].dtype) == (right[key].shape, right[key].dtype) for key in left
-    )
 
 
 def _sum(left: Parameters, right: Parameters, sign: int = 1) -> Parameters:

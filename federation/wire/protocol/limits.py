@@ -244,6 +244,7 @@ def _check_verdict(verdict: Verdict) -> None:
     _transfer_id(verdict.transfer_id)
     _within(verdict.round, 0, MAX_COUNTER, "verdict's round")
     _within(verdict.version, 0, MAX_COUNTER, "verdict's version")
+    _within(verdict.counts_in, -1, MAX_COUNTER, "round in which an upload counts")
     _text(verdict.reason, "verdict's reason")
     _text(verdict.detail, "verdict's detail")
     if verdict.instance:
@@ -307,6 +308,7 @@ def _check_announcement(announcement: Announcement) -> None:
         _within(len(marks), 0, MAX_HOLDS * MARK_BYTES, f"size of {what}")
         check(len(marks) % MARK_BYTES == 0, f"{what} is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")
+    _within(announcement.late_rounds, 0, MAX_COUNTER, "late rounds")
     _decodes(announcement.decodes)
     _within(announcement.deadline_s, 0.0, 1e9, "deadline")
     _within(len(announcement.roots), 0, MAX_ROOTS, "number of roots")

@@ -247,7 +247,7 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
     """The end of a transfer: accepted (verified and on disk), or refused and why.
 
     ``instance`` is that of the aggregator that says so, empty in a client's; a client counts only the word of the one
-    that it follows.
+    that it follows. ``counts_in`` is the round in which an accepted upload counts; -1 where that isn't said.
     """
 
     sender: Role
@@ -258,6 +258,7 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict", tag_field="kind"):
     reason: str = ""
     detail: str = ""
     instance: str = ""
+    counts_in: int = -1
 
 
 class Presence(msgspec.Struct, frozen=True, tag="presence", tag_field="kind"):
@@ -360,6 +361,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
             round still count.
         rests_s: seconds from now until the round is due, infinite where no clock says when; 0 if it is due.
         decodes: names of the encodings of blobs that the aggregator takes.
+        late_rounds: an upload counts in one of so many rounds after that which it was trained for; 0: in that alone.
     """
 
     instance: str
@@ -374,6 +376,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     paused: bool = False
     rests_s: float = 0.0
     decodes: tuple[str, ...] = ()
+    late_rounds: int = 0
 
     def counts(self, mark: bytes) -> bool:
         """Whether the upload with this mark counts for the round."""

@@ -244,10 +244,20 @@ class FleetCourier:
         self._incoming.refuse(peer, offer, reason, detail)
 
     def conclude(
-        self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str = "", detail: str = ""
+        self,
+        peer: str,
+        manifest: Manifest,
+        transfer_id: str,
+        *,
+        accepted: bool,
+        reason: str = "",
+        detail: str = "",
+        counts_in: int = -1,
     ) -> None:
         """Send the verdict on what ``Arrived``, after it is durable. Repeated if the peer offers the same again."""
-        self._incoming.conclude(peer, manifest, transfer_id, accepted=accepted, reason=reason, detail=detail)
+        self._incoming.conclude(
+            peer, manifest, transfer_id, accepted=accepted, reason=reason, detail=detail, counts_in=counts_in
+        )
 
     def _check_address(self, address: topics.Address) -> None:
         check(address.fleet == self._fleet, f"message of fleet {address.fleet!r}, expected {self._fleet!r}")

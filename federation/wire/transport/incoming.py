@@ -191,7 +191,15 @@ class Incoming:
         self.conclude(peer, offer.manifest, offer.transfer_id, accepted=False, reason=reason, detail=detail)
 
     def conclude(
-        self, peer: str, manifest: Manifest, transfer_id: str, *, accepted: bool, reason: str, detail: str
+        self,
+        peer: str,
+        manifest: Manifest,
+        transfer_id: str,
+        *,
+        accepted: bool,
+        reason: str,
+        detail: str,
+        counts_in: int = -1,
     ) -> None:
         """Send a verdict and repeat it whenever the same is offered again."""
         current = self._open.get(peer)
@@ -201,7 +209,7 @@ class Incoming:
         if pending is not None and pending.offer.transfer_id == transfer_id:
             del self._pending[peer]
         self._waiting.pop(peer, None)
-        verdict = self._verdict(transfer_id, manifest, accepted, reason, detail)
+        verdict = self._verdict(transfer_id, manifest, accepted, reason, detail, counts_in)
         if reason not in TRANSIENT:
             self._concluded[_key(peer, manifest, transfer_id)] = verdict
             while len(self._concluded) > MAX_CONCLUDED:
@@ -390,10 +398,12 @@ class Incoming:
         self._answer(peer, self._verdict(offer.transfer_id, offer.manifest, False, reason.value, str(error)))
         return [Failed(peer, offer.transfer_id, error)]
 
-    def _verdict(self, transfer_id: str, manifest: Manifest, accepted: bool, reason: str, detail: str) -> Verdict:
+    def _verdict(
+        self, transfer_id: str, manifest: Manifest, accepted: bool, reason: str, detail: str, counts_in: int = -1
+    ) -> Verdict:
         reason, detail = reason[:MAX_TEXT], detail[:MAX_TEXT]
         place = (manifest.round, manifest.version)
-        return Verdict(self._role, transfer_id, *place, accepted, reason, detail, self.instance)
+        return Verdict(self._role, transfer_id, *place, accepted, reason, detail, self.instance, counts_in)
 
     def _make_room(self, now: float) -> list[Event]:
         """If every place is taken, take back the one that made no progress for longest; it is told to come again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -70,6 +71,25 @@ def test_a_round_that_closed_while_the_upload_travelled_takes_it_no_more() -> No
         GATE.check_round(MANIFEST, closed, "cam-1")
     assert refused.value.reason is Reason.WRONG_ROUND
     assert what_next(closed) == "round 4 is aggregating, the next download brings the client up to date"
+
+
+@pytest.mark.parametrize(("late", "takes"), [(0, {4}), (1, {3, 4}), (3, {1, 2, 3, 4})])
+def test_a_round_takes_uploads_that_are_as_late_as_the_fleet_says_and_none_from_the_future(
+    late: int, takes: set[int]
+) -> None:
+    round_ = Rounds(RoundRules(num_clients=3, late_rounds=late), 0.0, index=4)
+    assert {index for index in range(9) if round_.takes(index)} == takes
+    for index in range(9):
+        with nullcontext() if index in takes else pytest.raises(UploadRejected, match="is for round"):
+            check(round_=round_, round=index)
+
+
+def test_a_late_upload_waits_for_the_next_round_instead_of_being_refused_for_good() -> None:
+    closed = Rounds(RoundRules(num_clients=1, late_rounds=1), 0.0, index=4, accepted=("cam-2",))
+    closed.decide(0.0)
+    with pytest.raises(UploadRejected) as refused:
+        GATE.check_round(MANIFEST, closed, "cam-1")
+    assert refused.value.reason is Reason.BUSY
 
 
 def test_operators_read_how_the_round_goes_on() -> None:

@@ -73,6 +73,7 @@ class Courier:
         self.refused: list[tuple[str, str]] = []
         self.verdicts: list[tuple[str, bool]] = []
         self.reasons: list[str] = []
+        self.counts_in: list[int] = []
         self.counters: Counter[str] = Counter()
         self.withdrawn: list[str] = []
 
@@ -108,8 +109,11 @@ class Courier:
     def refuse(self, peer: str, _offer: Offer, reason: str, _detail: str, _now: float) -> None:
         self.refused.append((peer, reason))
 
-    def conclude(self, peer: str, _manifest: Manifest, _id: str, *, accepted: bool, **why: str) -> None:
+    def conclude(
+        self, peer: str, _manifest: Manifest, _id: str, *, accepted: bool, counts_in: int = -1, **why: str
+    ) -> None:
         self.verdicts.append((peer, accepted))
+        self.counts_in.append(counts_in)
         self.reasons.append(why.get("reason", ""))
 
 
@@ -412,6 +416,25 @@ def test_an_upload_that_counts_is_confirmed_again_and_another_one_is_refused(des
     assert desk.coordinator.rounds.accepted == ("a",)
 
 
+def test_a_late_upload_counts_once_in_the_open_round_and_its_client_is_told_in_which(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=1, late_rounds=1)
+    assert desk.announced[-1].late_rounds == 1
+    for closing in range(2):
+        desk.upload("b", round_index=closing)
+        desk.upload("a", round_index=closing, now=2.0)
+        assert desk.courier.refused[closing:] == [("a", "busy")], "the next round takes it"
+        desk.jobs.run(3.0)
+    desk.upload("a", round_index=0)
+    assert desk.courier.refused[2:] == [("a", "wrong-round")], "two rounds late"
+    desk.upload("a", "a", round_index=1)
+    assert desk.courier.counts_in == [0, 1, 2, 2], "told again, and counted once"
+    desk.jobs.run(4.0)
+    assert desk.aggregation.ran[-1] == (2, ["a"])
+    again = desk.restarted()
+    again.upload("a", round_index=1)
+    assert again.courier.counts_in == [2], "its round is over, and it stays used"
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_restart_goes_on_where_the_store_says(desk: Desk, closed: bool) -> None:
     desk.upload("a", *(["b"] if closed else []))
@@ -567,11 +590,11 @@ def test_a_store_that_was_full_in_the_middle_of_a_transaction_goes_on(tmp_path: 
     store._db.execute(f"PRAGMA max_page_count = {num_pages}")
     large = Manifest("up", "street", "a", 0, 1, (), bytes(1 << 20))
     with pytest.raises(sqlite3.OperationalError, match="full") as raised:
-        store.accept_upload(large, 1)
+        store.accept_upload(large, 1, 0)
     assert disk_errno(raised.value) == errno.ENOSPC
     assert store.uploads(0) == {}
     store._db.execute(f"PRAGMA max_page_count = {num_pages + 1000}")
-    assert store.accept_upload(large, 1)
+    assert store.accept_upload(large, 1, 0)
     store.close()
 
 

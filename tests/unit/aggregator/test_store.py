@@ -49,27 +49,27 @@ def test_a_new_store_has_an_open_round_zero_and_its_spec(store: AggregatorStore)
 
 
 def test_an_upload_counts_once_and_the_first_stays(store: AggregatorStore):
-    assert store.accept_upload(up("a", letter="1"), 10)
-    assert not store.accept_upload(up("a", letter="2", version=2), 10)
+    assert store.accept_upload(up("a", letter="1"), 10, 0)
+    assert not store.accept_upload(up("a", letter="2", version=2), 10, 0)
     assert store.uploads(0)["a"] == up("a", letter="1")
 
 
 def test_a_closed_or_future_round_takes_no_upload(store: AggregatorStore):
-    assert not store.accept_upload(up("a", index=1), 10)
+    assert not store.accept_upload(up("a", index=1), 10, 1)
     store.close_round(0, at=2.0)
-    assert not store.accept_upload(up("a"), 10)
+    assert not store.accept_upload(up("a"), 10, 0)
     assert store.clients() == ()
 
 
 def test_uploads_come_back_sorted_by_client_whatever_their_arrival(store: AggregatorStore):
     for client in ("c", "a", "b"):
-        store.accept_upload(up(client), 1)
+        store.accept_upload(up(client), 1, 0)
     assert list(store.uploads(0)) == ["a", "b", "c"]
     assert store.round().accepted == ("a", "b", "c")
 
 
 def test_a_commit_changes_everything_at_once_and_only_once(store: AggregatorStore):
-    store.accept_upload(up("a"), 1)
+    store.accept_upload(up("a"), 1, 0)
     assert committed(store, 0, a=down("a"))
     assert store.round().index == 1
     assert store.state().facts == "f" * 64
@@ -94,7 +94,7 @@ def test_a_commit_that_fails_in_the_middle_changes_nothing(store: AggregatorStor
 
 
 def test_what_was_written_is_there_after_an_abrupt_end(store: AggregatorStore, tmp_path: Path):
-    store.accept_upload(up("a"), 1)
+    store.accept_upload(up("a"), 1, 0)
     second = AggregatorStore(tmp_path)  # as a new process would open it, the first one still holding its files
     try:
         assert second.round().accepted == ("a",)
@@ -110,7 +110,7 @@ def test_versions_rise_also_after_a_download_was_dropped(store: AggregatorStore)
 
 
 def test_holdings_are_what_was_sent_and_what_was_confirmed(store: AggregatorStore):
-    store.accept_upload(up("a", letter="1"), 1)
+    store.accept_upload(up("a", letter="1"), 1, 0)
     store.hold("a", {"2" * 64})
     assert store.holdings("a") == {"1" * 64, "2" * 64}
     manifest = store.put_download(down("a", letter="3"))
@@ -123,7 +123,7 @@ def test_holdings_are_what_was_sent_and_what_was_confirmed(store: AggregatorStor
 
 def test_referenced_blobs_are_state_downloads_graphs_and_the_current_uploads(store: AggregatorStore):
     store.set_graphs((blob("graph/task", "9"),))
-    store.accept_upload(up("a", letter="1"), 1)
+    store.accept_upload(up("a", letter="1"), 1, 0)
     assert store.referenced() == {"9" * 64, "1" * 64}
     committed(store, 0, a=down("a", letter="3"))
     assert store.referenced() == {"9" * 64, "3" * 64, "e" * 64, "f" * 64}
@@ -131,10 +131,23 @@ def test_referenced_blobs_are_state_downloads_graphs_and_the_current_uploads(sto
 
 def test_manifests_of_long_past_rounds_are_forgotten(store: AggregatorStore):
     for index in range(KEEP_ROUNDS + 2):
-        store.accept_upload(up("a", index=index), 1)
+        store.accept_upload(up("a", index=index), 1, index)
         committed(store, index, a=down("a", index + 1))
-    assert store.upload(1, "a") is None
-    assert store.upload(2, "a") is not None
+    assert store.uploads(1) == {}
+    assert set(store.uploads(2)) == {"a"}
+
+
+def test_an_upload_counts_in_the_open_round_which_may_be_later_than_that_it_was_trained_for(
+    store: AggregatorStore,
+):
+    late, other = up("a", letter="1"), up("a", letter="2", version=2)
+    committed(store, 0)
+    assert not store.accept_upload(late, 10, 0)
+    assert store.accept_upload(late, 10, 1)
+    assert (store.uploads(0), store.uploads(1)) == ({}, {"a": late})
+    committed(store, 1)
+    assert store.counts_in("a", late) == 1
+    assert (store.counts_in("a", other), store.counts_in("b", late)) == (None, None)
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):
@@ -186,7 +199,7 @@ def test_members_are_those_who_confirmed_or_uploaded(store: AggregatorStore):
     for client in "abc":
         store.put_download(down(client, 0))
     store.confirm(store.download("a"))
-    store.accept_upload(up("b"), 10)
+    store.accept_upload(up("b"), 10, 0)
     store.hold("d", {"e" * 64})
     assert store.members() == {"a", "b", "d"}
 

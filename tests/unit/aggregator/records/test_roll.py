@@ -66,7 +66,7 @@ def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_exclude
     store: AggregatorStore, tmp_path: Path
 ) -> None:
     for client in ("a", "b"):
-        store.accept_upload(Manifest("up", "street", client, 0, 1, ()), 1)
+        store.accept_upload(Manifest("up", "street", client, 0, 1, ()), 1, 0)
     with store.doing(deed()):
         assert store.exclude("a", BAD)
     assert store.round().accepted == ("b",)
@@ -82,7 +82,7 @@ def test_an_excluded_client_loses_its_upload_of_the_open_round_and_stays_exclude
 
 
 def test_an_upload_that_is_being_aggregated_stays(store: AggregatorStore) -> None:
-    store.accept_upload(Manifest("up", "street", "a", 0, 1, ()), 1)
+    store.accept_upload(Manifest("up", "street", "a", 0, 1, ()), 1, 0)
     store.close_round(0, 1.0)
     assert not store.exclude("a", BAD)
     assert set(store.uploads(0)) == {"a"}

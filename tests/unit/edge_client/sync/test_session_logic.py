@@ -85,6 +85,16 @@ def test_an_upload_whose_round_is_over_is_dropped_and_the_open_round_is_trained(
     assert next_step(replace(missed, pending=None)) is Step.TRAIN
 
 
+def test_an_upload_that_may_count_late_is_offered_in_the_round_that_is_open_before_anything_is_trained() -> None:
+    late = replace(READY, announcement=word(4), held=at(4), trained=at(3), pending=Pending(at(5)))
+    assert next_step(late) is Step.OFFER
+    assert next_step(replace(late, held=at(3))) is Step.OFFER, "it needs no download"
+    counted = replace(late, pending=Pending(at(4), counts=True))
+    assert next_step(counted) is Step.WAIT_ROUND, "a client counts once in a round"
+    assert next_step(replace(counted, announcement=word(5))) is Step.LET_GO
+    assert next_step(replace(late, announcement=word(6))) is Step.LET_GO
+
+
 def test_training_that_outlasts_its_round_is_finished_before_the_open_one_begins() -> None:
     late = replace(READY, announcement=word(5), held=at(5), trained=at(2), training_round=3)
     assert next_step(late) is Step.TRAINING

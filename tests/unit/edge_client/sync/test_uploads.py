@@ -26,8 +26,8 @@ HERE = Place(0, 3)
 HELD = Manifest("down", "fleet", "c1", 3, 4, (KNOWN,))
 
 
-def said(holds: bytes = b"", state: Any = "open", round_index: int = 3) -> Announcement:
-    return Announcement("e1", round_index, state, 0.0, SPEC, holds=holds)
+def said(holds: bytes = b"", state: Any = "open", round_index: int = 3, late: int = 0) -> Announcement:
+    return Announcement("e1", round_index, state, 0.0, SPEC, holds=holds, late_rounds=late)
 
 
 class FakeCourier:
@@ -61,9 +61,11 @@ class Desk:
     def mark(self) -> bytes:
         return Manifest("up", "fleet", "c1", 3, 5, (TASK, KNOWN), b"facts").mark
 
-    def verdict(self, *, accepted: bool, reason: str = "", now: float = 0.0, version: int = 5) -> None:
+    def verdict(
+        self, *, accepted: bool, reason: str = "", now: float = 0.0, version: int = 5, counts_in: int = -1
+    ) -> None:
         manifest = Manifest("up", "fleet", "c1", 3, version, ())
-        verdict = Verdict("aggregator", "f" * 32, 3, version, accepted, reason)
+        verdict = Verdict("aggregator", "f" * 32, 3, version, accepted, reason, counts_in=counts_in)
         self.desk.concluded(Concluded("c1", manifest, verdict, 1234), now)
 
 
@@ -108,6 +110,21 @@ def test_an_upload_that_the_aggregator_turns_out_not_to_hold_is_offered_again(ma
     assert made.desk.pending("agreed") == Pending(HERE)
     made.desk.offer("e2", HELD, 0.0)
     assert len(made.courier.sent) == 2
+
+
+def test_an_upload_that_counts_in_a_later_round_is_kept_until_that_is_over(made: Desk) -> None:
+    made.desk.heard(said(b"another.", round_index=4, late=2), 0.0)
+    assert made.desk.pending("agreed") == Pending(Place(0, 5))
+    made.desk.offer("e1", HELD, 0.0)
+    made.verdict(accepted=True, counts_in=4)
+    assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True, offered_to="e1")
+    made.desk.heard(said(b"another.", round_index=5, late=2), 0.0)
+    assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True, offered_to="e1"), "used, not lost"
+    made.desk.reload()
+    made.desk.heard(said(made.mark, round_index=4, late=2), 0.0)
+    assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True)
+    made.desk.heard(said(b"another.", late=2), 0.0)
+    assert made.desk.pending("agreed") == Pending(Place(0, 5)), "the aggregator went back a round, and lost it"
 
 
 def test_an_upload_of_another_agreement_is_not_offered(made: Desk) -> None:

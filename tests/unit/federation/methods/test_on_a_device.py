@@ -17,6 +17,7 @@ from replayfleet.federation.methods.kit.records import Artefacts, RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps import averaging, memory
+from replayfleet.federation.methods.steps.late import drawn_back
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.simulator.settings import method_from
 from tests.support.shapes import SHAPES, shape_pictures
@@ -59,7 +60,10 @@ def method_named(name: str, task: Any = TOY) -> Any:
 
 
 def rounds_on(device: torch.device, method: Any, data: list[RoundData], *, in_step: bool = False) -> list[Artefacts]:
-    """Return everything that two clients and an aggregator held in two rounds, all of it computed on ``device``."""
+    """Return everything that two clients and an aggregator held in two rounds, all of it computed on ``device``.
+
+    In the second one of them is late.
+    """
     client, aggregator = (placed(one, device) for one in method.initial_states())
     initial = placed(method.initial_download(seeded_generator(0, 0, "initial")), device)
     clients, downloads = dict.fromkeys("ab", client), dict.fromkeys("ab", initial)
@@ -79,6 +83,7 @@ def rounds_on(device: torch.device, method: Any, data: list[RoundData], *, in_st
         made = together(made) if in_step else made
         clients = {name: state for name, (state, _) in made.items()}
         uploads = {name: upload for name, (_, upload) in made.items()}
+        uploads["b"] = drawn_back(uploads["b"], downloads["b"], index) if index else uploads["b"]
         rng = seeded_generator(0, index, "aggregator")
         aggregator, given = method.aggregate(aggregator, uploads, rng, sampler=sampler_of(method))
         downloads = {name: given[name] for name in clients}
