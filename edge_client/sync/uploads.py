@@ -90,9 +90,9 @@ class UploadDesk:
             return
         self.bytes_on_wire = event.bytes_on_wire
         if verdict.accepted:
-            log.info("upload accepted", round=commit.round, bytes=event.bytes_on_wire)
-            self.last_upload_s = now - self._offered_at
             self._counts_in, self.problem = max(commit.round, verdict.counts_in), ""
+            log.info("upload accepted", round=commit.round, counts_in=self._counts_in, bytes=event.bytes_on_wire)
+            self.last_upload_s = now - self._offered_at
             self._backoff.reset()
         elif verdict.reason in TRANSIENT:
             self._try_again(verdict.reason, verdict.detail, now)

@@ -6,6 +6,7 @@ How a round runs (A aggregator, C client):
 2. C keeps a ``Presence`` retained on its ``state`` topic. When C comes online, and at every new round, A offers C its
    download: an ``Offer`` whose manifest says ``round = r``: what C trains round r from.
 3. C trains round r when it holds the manifest of round r and r is open, then offers its upload, also ``round = r``.
+   It counts in round r, or in one of the ``Announcement.late_rounds`` after it, whichever is open as it comes.
 4. Either way a transfer is: ``Offer``, and from the aggregator at once a first window of blocks on the data topic
    (``up`` or ``down``; a client sends one at once that is a single block); the receiver answers on ``control`` with
    ``Progress`` (what it has, how far the sender may go), with ``Want`` for blobs of the manifest that neither the
@@ -15,8 +16,9 @@ How a round runs (A aggregator, C client):
    fails while it serves goes back to the one before, and says so with ``RolledBack``.
 6. Blobs that all clients share travel once, in an ``Offer`` on ``<fleet>/down``; whoever misses blocks asks
    with ``Want``.
-7. C keeps an upload until it sees that its round was committed. An ``Announcement`` says which uploads A holds: who
-   misses its own there offers it again, whatever verdict it got before. Verdicts count from the A it was offered to.
+7. C keeps an upload until it sees that the round it counts in was committed. An ``Announcement`` says which uploads A
+   holds: who misses its own there offers it again, whatever verdict it got before. Verdicts count from the A it was
+   offered to.
 """
 
 from __future__ import annotations
