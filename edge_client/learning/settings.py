@@ -12,6 +12,8 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import CAMERA, Option, check_settings
 
 LEARNING = "Learning from cameras"
+MAX_SAMPLES = 1_000_000
+"""Of a round: they wait in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,9 @@ class LearningSettings:
     keep_frames_s: Annotated[
         float, Meta(gt=0, le=3600), Option("How long an operator can label a frame after it came.", LEARNING, unit="s")
     ] = 60.0
-    min_samples: Annotated[int, Meta(ge=2), Option("Labelled samples that a round needs to begin.", LEARNING)] = 50
+    min_samples: Annotated[
+        int, Meta(ge=2, le=MAX_SAMPLES), Option("Labelled samples that a round needs to begin.", LEARNING)
+    ] = 50
     min_pictures: Annotated[
         int,
         Meta(ge=1),
@@ -55,7 +59,7 @@ class LearningSettings:
     ] = 1
     max_samples: Annotated[
         int,
-        Meta(ge=2),
+        Meta(ge=2, le=MAX_SAMPLES),
         Option(
             "Labelled samples that a round takes at most. The newest stay; others are dropped and counted.", LEARNING
         ),

@@ -13,7 +13,7 @@ from replayfleet.federation.wire.protocol.limits import MAX_METRIC
 from replayfleet.federation.wire.protocol.messages import Block, Presence, Progress, Report
 from replayfleet.federation.wire.protocol.tensors import compress, decode_arrays, decompress
 
-ids = st.text("abcXYZ019_-", min_size=1, max_size=64)
+ids = st.text("abcXYZ019_-", min_size=1, max_size=64).filter(lambda text: text[0] != "-")
 transfer_ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 counters = st.integers(0, 1 << 53)
 finite = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)

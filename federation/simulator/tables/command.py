@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +34,24 @@ _FID_TABLE = "10"
 _FEATURES = ("task", "inception")
 
 
-def _comma_separated(_context: Any, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in (text or "").split(",") if part.strip())
-    if text is not None and not parts:
+def _comma_separated(_context: Any, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    parts = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+    if texts and not parts:
         raise SettingsError(f"{option.opts[0]} is empty, expected at least one")
     return parts
+
+
+_listed = partial(click.option, multiple=True, callback=_comma_separated)
 
 
 @click.command(cls=GroupedCommand, context_settings=HELP | {"show_default": True})
 @click.argument("number", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show the tables, and stop.")
 @click.option("--out", type=FOLDER, help="Folder for runs and tables; tables 6 to 9 need none.")
-@click.option("--seeds", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
-@click.option("--methods", callback=_comma_separated, help="Comma-separated.  [default: the table's]")
-@click.option("--scenario", "scenarios", callback=_comma_separated, help="Only columns of these, comma-separated.")
-@click.option("--dataset", "datasets", callback=_comma_separated, help="Only columns of these, comma-separated.")
+@_listed("--seeds", help="Comma-separated.  [default: the table's]")
+@_listed("--methods", help="Comma-separated.  [default: the table's]")
+@_listed("--scenario", "scenarios", help="Only columns of these, comma-separated.")
+@_listed("--dataset", "datasets", help="Only columns of these, comma-separated.")
 @click.option("--jobs", "num_jobs", type=int, default=2, help="Runs at a time; each trains cores / jobs clients.")
 @click.option(
     "--noise-floor",

@@ -63,7 +63,7 @@ EVERYBODY = "*"
 ALL = "all"
 """The same in an operator's commands, so no client may have it as its id."""
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", re.ASCII)
 _BLOB_NAME = re.compile(r"[a-z0-9_/-]{1,128}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TRANSFER_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -79,10 +79,10 @@ def check_id(value: str, what: str) -> str:
     """Return ``value`` if it can stand in a topic and in a file name.
 
     Raises:
-        MalformedMessage: It is not 1 to 64 letters, digits, ``_`` or ``-``.
+        MalformedMessage: It is not 1 to 64 letters, digits, ``_`` or ``-``, or begins with ``-`` as options do.
     """
     if not _ID.fullmatch(value):
-        raise MalformedMessage(f"{what} {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-'")
+        raise MalformedMessage(f"{what} {value[:80]!r} is not 1 to 64 letters, digits, '_' or '-' (not as the first)")
     if value == ALL and what == "client id":
         raise MalformedMessage(f"{what} {value!r} means every client in an operator's commands; choose another")
     return value

@@ -36,6 +36,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["--rounds", "0"], "--rounds: rounds is '0', expected a whole number, 1 to 10000000"),
         (["--deadline-s", "nan"], "--deadline-s: deadline_s is 'nan', expected a number, more than 0"),
         (["--fleet", "a/b"], "fleet 'a/b' is not 1 to 64 letters, digits, '_' or '-'"),
+        (["--fleet", "-yard"], "fleet '-yard' is not 1 to 64 letters, digits, '_' or '-' (not as the first)"),
         (["--threads", "0"], "--threads: threads is '0', expected a whole number, 1 to 1024"),
         (["--broker", "mqtt://example.org"], "is on another machine and not encrypted"),
         (["--broker", "mqtts://user:secret@example.org"], "credentials don't belong into a URL"),

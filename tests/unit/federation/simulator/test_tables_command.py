@@ -172,6 +172,15 @@ def test_a_dry_run_shows_commands_that_do_the_same_and_writes_nothing(table: Tab
     assert not (tmp_path / "out").exists()
 
 
+def test_lists_may_be_said_piece_by_piece(table: Table):
+    at_once = table(
+        "1", "--methods", "nudge,centralized", "--scenario", "gradual", "--seeds", "0,1", *SIZE, "--dry-run"
+    )
+    pieces = ["--methods", "nudge", "--seeds", "0", "--methods", "centralized", "--seeds", "1"]
+    assert table("1", *pieces, "--scenario", "gradual", *SIZE, "--dry-run") == at_once
+    assert at_once[1].count("--seed 1") == 2
+
+
 def test_commands_can_be_typed_again_where_a_folder_has_a_space(table: Table, tmp_path: Path):
     arguments = ["--methods", "nudge", "--scenario", "gradual", *SIZE]
     assert (
