@@ -174,7 +174,7 @@ class Aggregation:
             late = round_index - uploads[client_id].round
             if late:
                 newest = self._method.download_for(before, client_id, self._initial)
-                candidates[client_id] = drawn_back(candidates[client_id], newest, late)
+                candidates[client_id] = drawn_back(self._method, candidates[client_id], newest, late)
         quarantined |= self._screened(candidates, before)
         left = {client_id: upload for client_id, upload in candidates.items() if client_id not in quarantined}
         result, culprits = settle(

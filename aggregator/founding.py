@@ -66,6 +66,13 @@ class Fleet:
     initial: Parameters | None = None
     precision: PrecisionRules = field(default_factory=PrecisionRules)
 
+    def __post_init__(self) -> None:
+        if self.rules.late_rounds and getattr(self.method, "rounds_alternate", False):
+            raise SettingsError(
+                f"late_rounds is {self.rules.late_rounds}, and {self.method.name}'s rounds are of two kinds by turns: "
+                "what was made for one means nothing in the other; leave out --late-rounds, or two_messages"
+            )
+
 
 def take_up(store: AggregatorStore, blobs: DiskBlobStore, fleet: Fleet) -> bool:
     """Begin a run in a new store (True), or check that it is the one that the store holds.

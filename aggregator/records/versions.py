@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replayfleet.aggregator.records.database import transaction
-from replayfleet.federation.wire.protocol.messages import Manifest
-
-KEEP_EARLIER = 2
-"""Contents of each client that are kept beside the newest one; their blobs take room."""
+from replayfleet.federation.wire.protocol.messages import KEPT_DOWNLOADS, Manifest
 
 VERSIONS_TABLE = """
 CREATE TABLE IF NOT EXISTS versions (
@@ -67,7 +64,7 @@ class Versions:
             self._db.execute(
                 "DELETE FROM versions WHERE client = ? AND origin NOT IN (SELECT origin FROM versions "
                 "WHERE client = ? ORDER BY version DESC LIMIT ?)",
-                (client, client, KEEP_EARLIER + 1),
+                (client, client, KEPT_DOWNLOADS + 1),
             )
 
     def forget(self, client_id: str, version: int | None = None) -> None:

@@ -62,7 +62,8 @@ class UploadDesk:
             facts = self._accept_or_wait(event)
         except UploadRejected as rejected:
             parts.arriving.begin(event.peer, manifest)
-            parts.arriving.let_go(event.peer)
+            if not self._counts_soon(rejected):
+                parts.arriving.let_go(event.peer)
             detail = self._note_rejection(event.peer, manifest, rejected, event.bytes_on_wire)
             reason = rejected.reason.value
             parts.courier.conclude(
@@ -121,8 +122,14 @@ class UploadDesk:
             raise UploadRejected(Reason.WRONG_ROUND, f"round {self._rounds.index} was closed meanwhile")
         return dict(upload.pack().facts) if len(manifest.facts) <= MAX_NOTED_FACTS_BYTES else {}
 
+    def _counts_soon(self, rejected: UploadRejected) -> bool:
+        """Whether the next round takes it, and nothing is wrong: what has arrived of it stays."""
+        return rejected.reason is Reason.BUSY and not self._parts.disk.problem
+
     def _note_rejection(self, peer: str, manifest: Manifest, rejected: UploadRejected, bytes_on_wire: int) -> str:
         parts = self._parts
+        if self._counts_soon(rejected):
+            return f"{rejected.detail}; it is offered again, for the next one"
         parts.journal.add(
             "upload rejected",
             round=manifest.round,

@@ -8,7 +8,7 @@ from replayfleet.edge_client.sync.session_logic import Pending, Place
 from replayfleet.federation.backoff import fleet_backoff
 from replayfleet.federation.errors import TRANSIENT, ArtefactRejected
 from replayfleet.federation.service.logs import EventLogger
-from replayfleet.federation.wire.protocol.messages import Announcement, Manifest, epoch_of, spoken
+from replayfleet.federation.wire.protocol.messages import KEPT_DOWNLOADS, Announcement, Manifest, epoch_of, spoken
 from replayfleet.federation.wire.transport.interfaces import Concluded
 
 log = EventLogger(__name__)
@@ -24,7 +24,7 @@ class UploadDesk:
         self._not_before = 0.0
         self._commit: TrainingCommit | None = None
         self._counts_in: int | None = None
-        self._late_rounds = 0
+        self._late_rounds = self._open_round = 0
         self._offered_at = 0.0
         self._packs = False
         self.problem = ""
@@ -53,6 +53,7 @@ class UploadDesk:
     def heard(self, word: Announcement, now: float) -> None:
         """Look whether the aggregator holds the upload: one that was restored, or lost its store, may have lost it."""
         self._packs, self._late_rounds = "packed" in word.decodes, word.late_rounds
+        self._open_round = word.round
         commit = self._commit
         if commit is None or word.round < commit.round or word.state not in {"open", "aggregating"}:
             return
@@ -72,7 +73,7 @@ class UploadDesk:
         known = {entry.digest for entry in held.blobs} if held is not None else set()
         missing = [entry.digest for entry in commit.upload if entry.digest not in known]
         try:
-            bases = known if self._packs else None
+            bases = known | self._trained_from(missing) if self._packs else None
             parts.courier.send(parts.client_id, self._manifest(commit), tuple(missing), now, bases=bases)
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
@@ -82,6 +83,15 @@ class UploadDesk:
             raise
         self._offered_to, self._offered_at = instance, now
         log.info("upload offered", round=commit.round, version=spoken(commit.version), blobs=len(missing))
+
+    def _trained_from(self, digests: list[str]) -> set[str]:
+        """Blobs of the download that these were trained from, while the aggregator has them though a newer one is held.
+
+        Should it have lost one, it wants what was packed from that again, whole.
+        """
+        commit = self._commit
+        kept = commit is not None and self._open_round - commit.round <= KEPT_DOWNLOADS
+        return self._parts.blobs.packed_against(digests) if kept else set()
 
     def concluded(self, event: Concluded, now: float) -> None:
         """Take the verdict. An accepted upload is kept all the same: only a commit makes sure of it."""

@@ -88,6 +88,11 @@ class FedGP(BufferedMethod):
         if self.two_messages and self.base == "fedcurv":
             raise ValueError("two_messages is for the other bases: what fedcurv sends is lost in every second round")
 
+    @property
+    def rounds_alternate(self) -> bool:
+        """Whether an upload means nothing in the round after its own."""
+        return self.two_messages
+
     def initial_download(self, rng: torch.Generator) -> fleet.Download:
         """Return one random task model; there is no g_ref yet."""
         return fleet.Download(initialise(build_task_model(self.task), rng).state_dict())

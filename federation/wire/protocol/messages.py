@@ -36,6 +36,9 @@ Role: TypeAlias = Literal["client", "aggregator"]
 COUNTER_BITS = 32
 """Of a download's version: its lower bits count, its upper bits are the epoch of the aggregator's store."""
 
+KEPT_DOWNLOADS = 2
+"""Earlier downloads of each client whose blobs the aggregator keeps beside those of the newest one."""
+
 TASK_GRAPH = "graph/task"
 """In a download: the graph of its task models, float32, parameters left open."""
 

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,6 +160,10 @@ class DiskBlobStore:
             packed = pack(self.read(digest), self.read(base), steps)
             if packed is not None:
                 self._write(target, packed, durable=False)
+
+    def packed_against(self, digests: Iterable[str]) -> set[str]:
+        """Return the digests from which these blobs are packed as differences in the spool."""
+        return {file.name.split(".")[1] for one in digests for file in self._encoded.glob(f"{one}.*.packed")}
 
     def encoded(self, digest: str, bases: Collection[str] | None = None) -> EncodedBlob:
         """Return the blob as it travels, encoded once and kept in the spool.

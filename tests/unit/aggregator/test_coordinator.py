@@ -424,6 +424,7 @@ def test_a_late_upload_counts_once_in_the_open_round_and_its_client_is_told_in_w
         desk.upload("a", round_index=closing, now=2.0)
         assert desk.courier.refused[closing:] == [("a", "busy")], "the next round takes it"
         desk.jobs.run(3.0)
+    assert "upload rejected" not in desk.journal.lines, "it only waits"
     desk.upload("a", round_index=0)
     assert desk.courier.refused[2:] == [("a", "wrong-round")], "two rounds late"
     desk.upload("a", "a", round_index=1)
@@ -433,6 +434,16 @@ def test_a_late_upload_counts_once_in_the_open_round_and_its_client_is_told_in_w
     again = desk.restarted()
     again.upload("a", round_index=1)
     assert again.courier.counts_in == [2], "its round is over, and it stays used"
+
+
+def test_what_arrived_of_an_upload_while_a_round_aggregates_is_kept_for_the_next_one(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=1, late_rounds=1)
+    blob = BlobEntry("task", "dd" * 32, 5)
+    late = Manifest("up", "street", "a", 0, 1, (blob,))
+    desk.upload("b")
+    desk.hears(Arrived("a", "0" * 32, late, 7), now=2.0)
+    assert desk.courier.reasons[-1] == "busy"
+    assert blob.digest in desk.coordinator._parts.arriving.digests()
 
 
 @pytest.mark.parametrize("closed", [False, True])

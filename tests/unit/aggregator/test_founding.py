@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,14 @@ import torch
 from support.client_world import World
 
 from replayfleet.aggregator.founding import Fleet, initial_of, take_up
+from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.records import Parameters
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
+from tests.support.toy import TOY
 
 
 @pytest.fixture
@@ -81,3 +85,12 @@ def test_a_fleet_of_an_earlier_version_goes_on_with_its_own_spec(tmp_path: Path)
     with pytest.raises(SettingsError, match=r"has \d+ other settings .* go on with the --settings \(tiny, say\)"):
         world.start_aggregator("older")
     world.close()
+
+
+def test_a_method_whose_rounds_alternate_takes_no_late_uploads() -> None:
+    parts: Any = dict.fromkeys(("spec", "sampler", "exporter"))
+    one, two = (METHODS["fedgp"](task=TOY, two_messages=two) for two in (False, True))
+    Fleet(method=one, rules=RoundRules(late_rounds=1), **parts)
+    Fleet(method=two, rules=RoundRules(), **parts)
+    with pytest.raises(SettingsError, match="two kinds by turns"):
+        Fleet(method=two, rules=RoundRules(late_rounds=1), **parts)

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from paho.mqtt.client import Client, MQTTMessageInfo
 
@@ -52,8 +53,13 @@ class Desk:
         self.records.commit_training(
             TrainingCommit(3, 5, "agreed", (KNOWN,), b"", (TASK, KNOWN), b"facts", 1.0, 40, 1), SPEC
         )
+        self.packed_from: set[str] = set()
         parts: Any = SimpleNamespace(
-            client_id="c1", gate=Gate("fleet", "c1"), records=self.records, courier=self.courier
+            client_id="c1",
+            gate=Gate("fleet", "c1"),
+            records=self.records,
+            courier=self.courier,
+            blobs=SimpleNamespace(packed_against=lambda digests: self.packed_from),
         )
         self.desk = UploadDesk(parts)
 
@@ -125,6 +131,20 @@ def test_an_upload_that_counts_in_a_later_round_is_kept_until_that_is_over(made:
     assert made.desk.pending("agreed") == Pending(Place(0, 4), counts=True)
     made.desk.heard(said(b"another.", late=2), 0.0)
     assert made.desk.pending("agreed") == Pending(Place(0, 5)), "the aggregator went back a round, and lost it"
+
+
+@pytest.mark.parametrize(("open_round", "travels"), [(3, True), (5, True), (6, False)])
+def test_a_late_upload_travels_as_a_difference_while_the_aggregator_has_what_it_was_trained_from(
+    made: Desk, open_round: int, travels: bool
+) -> None:
+    made.packed_from = {"c" * 64}
+    word = msgspec.structs.replace(said(round_index=open_round, late=9), decodes=("packed",))
+    made.desk.heard(word, 0.0)
+    made.desk.offer("e1", HELD, 0.0)
+    assert made.courier.bases == {KNOWN.digest} | (made.packed_from if travels else set())
+    made.desk.heard(said(round_index=open_round, late=9), 0.0)
+    made.desk.offer("e1", HELD, 0.0)
+    assert made.courier.bases is None, "it doesn't know what a difference is"
 
 
 def test_an_upload_of_another_agreement_is_not_offered(made: Desk) -> None:

@@ -83,7 +83,7 @@ def rounds_on(device: torch.device, method: Any, data: list[RoundData], *, in_st
         made = together(made) if in_step else made
         clients = {name: state for name, (state, _) in made.items()}
         uploads = {name: upload for name, (_, upload) in made.items()}
-        uploads["b"] = drawn_back(uploads["b"], downloads["b"], index) if index else uploads["b"]
+        uploads["b"] = drawn_back(method, uploads["b"], downloads["b"], index) if index else uploads["b"]
         rng = seeded_generator(0, index, "aggregator")
         aggregator, given = method.aggregate(aggregator, uploads, rng, sampler=sampler_of(method))
         downloads = {name: given[name] for name in clients}
