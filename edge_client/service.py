@@ -414,12 +414,15 @@ class ClientService:
             compute=identity.compute,
         )
 
-    def learn(self, feedback: AnyFeedback) -> TakeBack:
-        """Take an operator's word on any thread; returns how to take it back. Raises FeedbackRefused."""
+    def learn(self, feedback: AnyFeedback, shown: Shown | None = None) -> TakeBack:
+        """Take an operator's word on any thread; returns how to take it back. Raises FeedbackRefused.
+
+        ``shown``: the frame that it is about, where that is at hand.
+        """
         samples: object = None if self.client.source is None else self.client.source.samples
         if not isinstance(samples, TakesFeedback):
             raise FeedbackRefused("feedback needs a camera; this client's source brings its labels itself")
-        return samples.feedback(feedback)
+        return samples.feedback(feedback, shown)
 
     def _training_status(self) -> dict[str, Any]:
         """What the budget makes of the round, and what heat and power make of the budget."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from replayfleet.aggregator.control.caller import LocalControl
 from replayfleet.aggregator.control.command import DATA_DIR
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from replayfleet.aggregator.records.roll import Standing
     from replayfleet.federation.service.waits import Wait
 
+_SHOWING = ("last", "client", "deeds", "as_json")
+"""What ``history`` takes that says which events are shown, and how."""
 _HIDDEN = frozenset({"time", "event", "spec", "weights", "counters", "facts", "metrics"})
 
 
@@ -61,12 +64,18 @@ def clients(data_dir: Path, as_json: bool) -> None:
 @click.option("--export", "viewer", type=click.Choice(["tensorboard", "mlflow"]), help="Write curves by round for it.")
 @click.option("--to", metavar="PLACE", help="Where --export writes: a folder, or the URL of MLflow's tracking server.")
 def history(  # one for each option
-    data_dir: Path, last: int, client: str | None, deeds: bool, as_json: bool, viewer: str | None, to: str | None
+    data_dir: Path,
+    last: int,
+    client: str | None,
+    deeds: bool,
+    as_json: bool,
+    viewer: str | None,
+    to: str | None,
 ) -> None:
     """Show what happened, from the journal, also while the aggregator runs.
 
-    With --export its numbers go to a viewer: times and counts of each round, and what every client reported. A later
-    export goes on where the one before ended.
+    With --export all its numbers go to a viewer: times and counts of each round, and what every client reported. A
+    later export adds what happened since, and nothing is shown twice.
     """
     from replayfleet.aggregator.operator.journal import JOURNAL, read_journal
 
@@ -75,6 +84,9 @@ def history(  # one for each option
     if (viewer is None) != (to is None):
         raise SettingsError("--export and --to belong together; expected for example --export tensorboard --to curves")
     if viewer is not None and to is not None:
+        context = click.get_current_context()
+        if said := [name for name in _SHOWING if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
+            raise SettingsError(f"--export writes everything; leave out --{said[0].removeprefix('as_')}")
         from replayfleet.aggregator.control.curves import export
         from replayfleet.federation.service.data_dir import fleet_of
 

@@ -49,6 +49,7 @@ def back_up(data_dir: Path, target: Path) -> Copied:
         raise SettingsError(f"data dir {data_dir}: no aggregator has run here; expected {DATABASE}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SettingsError(f"{target} is not empty; a backup goes into a new folder")
+    _check_apart(target, data_dir)
     with _in_place_of(target) as fresh:
         return _copied_in_tries(data_dir, fresh, target, TRIES)
 
@@ -65,6 +66,7 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
         SettingsError: No backup, a damaged one, or a data dir that isn't empty or is in use. Nothing was changed.
     """
     fleet = _check(backup)
+    _check_apart(data_dir, backup)
     occupied = data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir()))
     if occupied and not replace:
         raise SettingsError(f"data dir {data_dir} is not empty; --replace moves what is there aside")
@@ -78,6 +80,12 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
             return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs)
         finally:
             store.close()
+
+
+def _check_apart(target: Path, source: Path) -> None:
+    """Refuse a copy within what is copied: the next one would hold it too, and so on."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise SettingsError(f"{target} lies in {source} itself; choose a folder beside it, best on another disk")
 
 
 def _check(backup: Path) -> str:

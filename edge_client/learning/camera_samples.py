@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from replayfleet.edge_client.flow import LabelProgress, Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.labels.lessons import Lessons
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Desk, TakeBack
+from replayfleet.edge_client.learning.labels.operators_word import (
+    DROPPED,
+    IN_A_ROUND,
+    REPLACED,
+    AnyFeedback,
+    Desk,
+    TakeBack,
+)
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
@@ -75,23 +82,38 @@ class CameraSamples:
         else:
             self.num_unlabelled += 1
 
-    def feedback(self, feedback: AnyFeedback) -> TakeBack:
+    def feedback(self, feedback: AnyFeedback, shown: Shown | None = None) -> TakeBack:
         """Learn what an operator says about a recent frame, in place of what was said of it before the next round.
 
         Returns how to take it back.
 
+        Args:
+            feedback: the word.
+            shown: the frame that it is about, where whoever says it holds that; else it is looked for.
+
         Raises:
             FeedbackRefused: It can't be used; says why.
         """
-        samples, place = self._desk.samples(feedback)
-        about = (feedback.camera, feedback.frame_id, getattr(feedback, "object_index", None))
+        if shown is not None:
+            self._desk.keep(shown)
+        samples, place, about = self._desk.samples(feedback)
         with self._speaking:
             before = self._said.get(about)
             if before is not None:
                 self._collector.take_back(before)
             self._said[about] = samples
             self._collector.add(samples, place=place)
-        return lambda: self._collector.take_back(samples)
+            round_index = self._collector.round_index
+
+        def take_back() -> str:
+            with self._speaking:
+                if self._collector.take_back(samples):
+                    return ""
+                if self._collector.round_index != round_index:
+                    return IN_A_ROUND
+                return DROPPED if self._said.get(about) is samples else REPLACED
+
+        return take_back
 
     def round_samples(self, round_index: int) -> Samples | None:
         """Return what was labelled since the last round; None while it is too little."""

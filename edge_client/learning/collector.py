@@ -95,6 +95,11 @@ class Collector:
                     return True
             return False
 
+    @property
+    def round_index(self) -> int:
+        """Of the round that took samples last; -1 before the first."""
+        return -1 if self._round is None else self._round[0]
+
     def end(self) -> None:
         """Nothing more will come: the next round takes what there is, however little."""
         with self._changing:

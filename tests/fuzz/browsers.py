@@ -118,10 +118,10 @@ def _console_seeds() -> list[bytes]:
 class _Client:
     """Takes every label of a class that it knows."""
 
-    def learn(self, feedback: AnyFeedback) -> TakeBack:
+    def learn(self, feedback: AnyFeedback, _shown: Shown) -> TakeBack:
         if getattr(feedback, "class_name", "") not in {"cat", "dog"}:
             raise FeedbackRefused("unknown class")
-        return lambda: True
+        return str
 
     def known(self) -> Known:
         return Known("cam-1", ("cat", "dog"), 0, 1, LabelProgress(1, 2, 1, 1))

@@ -33,8 +33,8 @@ class Device:
     def known(self) -> Known:
         return Known("cam-1", TASK.class_names, 0, 1, self.samples.progress(), TASK.max_boxes)
 
-    def learn(self, feedback: AnyFeedback) -> TakeBack:
-        return self.samples.feedback(feedback)
+    def learn(self, feedback: AnyFeedback, shown: Shown | None = None) -> TakeBack:
+        return self.samples.feedback(feedback, shown)
 
     def see(self, frame: int, *found: tuple[float, float, float, float]) -> None:
         pixels = np.random.default_rng(frame).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)

@@ -163,7 +163,7 @@ def _probe(settings: VideoSettings) -> tuple[float, int]:
     """Return the rate to play at and how many frames the film claims to have, 0 if it doesn't say."""
     path = settings.path
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "doesn't exist"
+        problem = "is a folder" if path.is_dir() else "is no file" if path.exists() else "doesn't exist"
         raise SettingsError(f"film {str(path)!r} {problem}; expected video:///path/film.mp4")
     if not os.access(path, os.R_OK):
         raise SettingsError(f"film {str(path)!r} can't be read: permission denied")

@@ -9,7 +9,13 @@ import numpy as np
 
 from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.learning.labels.kept_frames import KeptFrames
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, BoxFeedback, FeedbackRefused, NamedBox
+from replayfleet.edge_client.learning.labels.operators_word import (
+    AnyFeedback,
+    BoxFeedback,
+    FeedbackRefused,
+    Meant,
+    NamedBox,
+)
 from replayfleet.federation.errors import nearest
 from replayfleet.federation.streams.box_labels import box_labels
 from replayfleet.models.specs import DetectionSpec
@@ -33,8 +39,8 @@ class BoxFeedbackDesk:
         """Keep a frame for a while, as the model saw it."""
         self._frames.keep(shown)
 
-    def samples(self, feedback: AnyFeedback) -> tuple[Samples, str]:
-        """Return the picture with these boxes and no others, and the frame's place.
+    def samples(self, feedback: AnyFeedback) -> Meant:
+        """Return the picture with these boxes and no others, where it was taken, and what exactly is meant.
 
         Raises:
             FeedbackRefused: It names one class; it has more boxes than a label holds, one of an unknown class or not
@@ -67,7 +73,7 @@ class BoxFeedbackDesk:
         corners = np.array([box.corners for box in feedback.boxes], np.float32).reshape(-1, 4)
         class_ids = np.array([self._class_ids[box.class_name] for box in feedback.boxes], np.int64)
         label = box_labels(corners, class_ids, kept.size, self._max_boxes)
-        return Samples(kept.images(), label[None]), kept.place
+        return Meant(Samples(kept.images(), label[None]), kept.place, (kept.camera, feedback.frame_id, None))
 
 
 def _lies_within(box: NamedBox, size: tuple[int, int]) -> bool:

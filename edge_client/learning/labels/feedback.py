@@ -9,7 +9,7 @@ import numpy as np
 
 from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.edge_client.learning.labels.kept_frames import KeptFrames
-from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused
+from replayfleet.edge_client.learning.labels.operators_word import AnyFeedback, Feedback, FeedbackRefused, Meant
 from replayfleet.federation.errors import nearest
 
 
@@ -36,8 +36,8 @@ class FeedbackDesk:
         """Keep a frame's inputs for a while."""
         self._frames.keep(shown)
 
-    def samples(self, feedback: AnyFeedback) -> tuple[Samples, str]:
-        """Return what the label makes of the frame, and the frame's place.
+    def samples(self, feedback: AnyFeedback) -> Meant:
+        """Return what the label makes of the frame, where it was taken, and what exactly is meant.
 
         Raises:
             FeedbackRefused: It brings boxes; the class, the frame or the object is unknown, or the frame isn't kept any
@@ -62,4 +62,5 @@ class FeedbackDesk:
         if not 0 <= index < num_objects:
             raise FeedbackRefused(f"feedback on frame {feedback.frame_id}: no object {index}, it has {num_objects}")
         label = np.array([self._class_ids[feedback.class_name]], np.int64)
-        return Samples(kept.images()[index : index + 1], label), kept.place
+        samples = Samples(kept.images()[index : index + 1], label)
+        return Meant(samples, kept.place, (kept.camera, feedback.frame_id, index))

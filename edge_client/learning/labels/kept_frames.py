@@ -29,12 +29,14 @@ class KeptFrame:
     """One of them.
 
     Attributes:
+        camera: whose it is.
         pixels: (B, H, W, C) uint8, what the inputs were made of.
         size: (width, height) of the picture in pixels.
         place: where it was taken.
         at: seconds on the keeper's clock.
     """
 
+    camera: str
     pixels: NDArray[np.uint8]
     size: tuple[int, int]
     place: str
@@ -70,7 +72,9 @@ class KeptFrames:
         with self._changing:
             before = self._kept.pop((picture.camera, picture.frame_id), None)
             self._kept_bytes -= 0 if before is None else before.pixels.nbytes
-            self._kept[picture.camera, picture.frame_id] = KeptFrame(pixels, picture.size, picture.place, now)
+            self._kept[picture.camera, picture.frame_id] = KeptFrame(
+                picture.camera, pixels, picture.size, picture.place, now
+            )
             self._kept_bytes += pixels.nbytes
             self._forget(now)
 

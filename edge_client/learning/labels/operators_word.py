@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from replayfleet.edge_client.flow import Samples, Shown
 from replayfleet.federation.errors import ReplayfleetError
@@ -61,16 +61,37 @@ class BoxFeedback:
 
 AnyFeedback: TypeAlias = Feedback | BoxFeedback
 
-TakeBack: TypeAlias = Callable[[], bool]
-"""Forgets what was learned from one word; False if a round has it already. May be called on any thread."""
+TakeBack: TypeAlias = Callable[[], str]
+"""Forgets what was learned from one word, or returns what became of it instead. May be called on any thread."""
+
+IN_A_ROUND = "is in a round already, and stays"
+REPLACED = "isn't there any more: another word about its frame has taken its place"
+DROPPED = "isn't there any more: newer samples have taken its place (max_samples)"
 
 
 @runtime_checkable
 class TakesFeedback(Protocol):
     """A source whose frames an operator can label."""
 
-    def feedback(self, feedback: AnyFeedback) -> TakeBack:
-        """Learn from it; raises FeedbackRefused. Returns how to take it back."""
+    def feedback(self, feedback: AnyFeedback, shown: Shown | None = None) -> TakeBack:
+        """Learn from it; raises FeedbackRefused. Returns how to take it back.
+
+        With ``shown``, the frame that it is about, it can be one that isn't kept any more.
+        """
+
+
+class Meant(NamedTuple):
+    """What an operator's word makes of a frame.
+
+    Attributes:
+        samples: to be learned.
+        place: where the frame was taken.
+        about: camera, frame and object that are meant, however they were named.
+    """
+
+    samples: Samples
+    place: str
+    about: tuple[str, int, int | None]
 
 
 class Desk(Protocol):
@@ -79,5 +100,5 @@ class Desk(Protocol):
     def keep(self, shown: Shown) -> None:
         """Keep a frame for a while."""
 
-    def samples(self, feedback: AnyFeedback) -> tuple[Samples, str]:
-        """Return what is to be learned, and the frame's place; raises FeedbackRefused."""
+    def samples(self, feedback: AnyFeedback) -> Meant:
+        """Return what is to be learned; raises FeedbackRefused."""

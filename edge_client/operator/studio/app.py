@@ -46,15 +46,22 @@ log = EventLogger("studio")
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """What a page posts: which frame, and what it shows."""
+    """What a page posts: which frame."""
 
     camera: str
     frame: int
-    class_name: str = msgspec.field(name="class", default="")
-    boxes: list[BoxBody] = []  # a struct copies it
 
 
-_decoder = msgspec.json.Decoder(Said)
+class SaidClass(Said, forbid_unknown_fields=True):
+    """And what its object is."""
+
+    class_name: str = msgspec.field(name="class")
+
+
+class SaidBoxes(Said, forbid_unknown_fields=True):
+    """And all that is to be seen in it; none says that there is nothing."""
+
+    boxes: list[BoxBody]
 
 
 class Studied(Protocol):
@@ -155,18 +162,18 @@ class Pages:
             self._num_live -= 1
 
     def _label(self, body: bytes) -> str:
-        said = _decoder.decode(body)
+        said = msgspec.json.decode(body, type=SaidClass)
         self._studio.label(said.camera, said.frame, said.class_name)
         return f"learned: {said.class_name}"
 
     def _boxes(self, body: bytes) -> str:
-        said = _decoder.decode(body)
+        said = msgspec.json.decode(body, type=SaidBoxes)
         boxes = [NamedBox(one.class_name, one.box) for one in said.boxes]
         self._studio.label_boxes(said.camera, said.frame, boxes)
         return f"learned: {boxes_said(len(boxes))}"
 
     def _skip(self, body: bytes) -> str:
-        said = _decoder.decode(body)
+        said = msgspec.json.decode(body, type=Said)
         self._studio.skip(said.camera, said.frame)
         return "skipped"
 

@@ -17,7 +17,7 @@ import msgspec
 from replayfleet.edge_client.learning.labels.operators_word import FeedbackRefused, NamedBox
 from replayfleet.edge_client.operator.operator_desk import BoxBody
 from replayfleet.edge_client.operator.studio.sharing import OneVoice, opened
-from replayfleet.edge_client.operator.studio.words import Act, Answer, Question, decode_answer
+from replayfleet.edge_client.operator.studio.words import Act, Answer, Question, decode_answer, decode_question
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import UNREADABLE, MalformedMessage, SettingsError
 from replayfleet.federation.service.logs import EventLogger
@@ -122,6 +122,10 @@ class RemoteStudio:
         """
         number = secrets.randbits(53)
         question = msgspec.json.encode(Question(number, act, self._device_session, **about))
+        try:
+            decode_question(question)
+        except MalformedMessage as error:  # the device would not answer that
+            raise FeedbackRefused(str(error)) from error
         box: queue.Queue[Answer] = queue.Queue(1)
         self._waiting[number] = box
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from replayfleet.edge_client.flow import LabelProgress, Shown
 from replayfleet.edge_client.learning.labels.operators_word import (
+    IN_A_ROUND,
     AnyFeedback,
     BoxFeedback,
     Feedback,
@@ -55,7 +57,7 @@ class Studio:
 
     Args:
         known: what the client says of itself.
-        learn: takes a label; raises FeedbackRefused.
+        learn: takes a label and the frame that it is about; raises FeedbackRefused.
         keep_s: seconds that frames wait, and can be labelled.
         clock: ``time.monotonic``.
     """
@@ -63,7 +65,7 @@ class Studio:
     def __init__(
         self,
         known: Callable[[], Known],
-        learn: Callable[[AnyFeedback], TakeBack],
+        learn: Callable[[AnyFeedback, Shown], TakeBack],
         keep_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -72,6 +74,7 @@ class Studio:
         self._clock = clock
         self._frames = WaitingFrames(keep_s)
         self._newest: dict[str, Shown] = {}
+        self._saying = threading.Lock()  # whoever finds a frame labels it, and nobody else
         self._done: collections.deque[tuple[Waiting, str, TakeBack]] = collections.deque(maxlen=MAX_UNDO)
 
     def watch(self, shown: Shown) -> None:
@@ -124,8 +127,9 @@ class Studio:
         Raises:
             FeedbackRefused: The frame doesn't wait any more, or the label can't be used.
         """
-        frame = self._found(camera, frame_id)
-        self._learned(frame, class_name, self._learn(Feedback(camera, frame_id, class_name, frame.index)))
+        with self._saying:
+            frame = self._found(camera, frame_id)
+            self._learned(frame, class_name, Feedback(camera, frame_id, class_name, frame.index))
 
     def label_boxes(self, camera: str, frame_id: int, boxes: Sequence[NamedBox]) -> None:
         """Learn that these things, and no others, are to be seen in a waiting frame.
@@ -133,8 +137,9 @@ class Studio:
         Raises:
             FeedbackRefused: The frame doesn't wait any more, or the boxes can't be used.
         """
-        frame = self._found(camera, frame_id)
-        self._learned(frame, boxes_said(len(boxes)), self._learn(BoxFeedback(camera, frame_id, tuple(boxes))))
+        with self._saying:
+            frame = self._found(camera, frame_id)
+            self._learned(frame, boxes_said(len(boxes)), BoxFeedback(camera, frame_id, tuple(boxes)))
 
     def _found(self, camera: str, frame_id: int) -> Waiting:
         frame = self._frames.find((camera, frame_id), self._clock())
@@ -144,7 +149,8 @@ class Studio:
             )
         return frame
 
-    def _learned(self, frame: Waiting, said: str, take_back: TakeBack) -> None:
+    def _learned(self, frame: Waiting, said: str, feedback: AnyFeedback) -> None:
+        take_back = self._learn(feedback, frame.shown)
         self._frames.remove(frame.key)
         self._done.append((frame, said, take_back))
 
@@ -156,15 +162,16 @@ class Studio:
         """Take the newest label back; returns what it said.
 
         Raises:
-            FeedbackRefused: There is none, or its round has begun.
+            FeedbackRefused: There is none, its round has begun, or it isn't there any more.
         """
         try:
             frame, said, take_back = self._done.pop()
         except IndexError:
             raise FeedbackRefused("there is no label to take back") from None
-        if not take_back():
-            self._done.clear()  # those before it are in that round too
-            raise FeedbackRefused(f"the label {said!r} is in a round already, and stays")
+        if kept := take_back():
+            if kept == IN_A_ROUND:
+                self._done.clear()  # those before it are in that round too
+            raise FeedbackRefused(f"the label {said!r} {kept}")
         self._frames.put_back(frame, self._clock())
         return said
 
@@ -209,7 +216,8 @@ def jpeg(
     bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
     for shrink, quality in _SIZES:
         size = scale * shrink
-        drawn = cv2.resize(bgr, None, fx=size, fy=size, interpolation=cv2.INTER_AREA) if size < 1 else bgr.copy()
+        shape = max(1, round(size * bgr.shape[1])), max(1, round(size * bgr.shape[0]))
+        drawn = cv2.resize(bgr, shape, interpolation=cv2.INTER_AREA) if size < 1 else bgr.copy()
         for left, top, right, bottom in () if corners is None else (corners * size).round().astype(int).tolist():
             cv2.rectangle(drawn, (left, top), (right, bottom), _MARK[::-1], 2)
         data = bytes(cv2.imencode(".jpg", drawn, (cv2.IMWRITE_JPEG_QUALITY, quality))[1])

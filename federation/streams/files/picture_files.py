@@ -5,8 +5,11 @@ Axes: N images, H height, W width, C channels. Needs OpenCV, imported on first u
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,6 +40,24 @@ _MAX_SEGMENTS = 1000
 """Before the one with the size."""
 
 
+def _opened(path: Path) -> BinaryIO:
+    """Open a file, and nothing that one might wait for: what writes into a pipe may never come.
+
+    Raises:
+        OSError: It can't be opened, or is no file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no file")
+    return os.fdopen(handle, "rb")
+
+
+def _read(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
+
+
 def read_picture(path: Path) -> NDArray[np.uint8]:
     """Return a file's picture as (H, W, 3) uint8, RGB.
 
@@ -44,7 +65,7 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         SettingsError: It can't be read, is larger than ``MAX_PICTURE_BYTES``, or is no complete PNG or JPEG.
     """
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             encoded = file.read(MAX_PICTURE_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error
@@ -120,7 +141,7 @@ def encoded_images(
 def from_files(paths: Sequence[Path], size: int, channels: int, *, crop: bool = False) -> LazyImages:
     """Return the images in these files."""
     names = [str(path) for path in paths]
-    return encoded_images(names, lambda index: paths[index].read_bytes(), size, channels, crop=crop)
+    return encoded_images(names, lambda index: _read(paths[index]), size, channels, crop=crop)
 
 
 def from_zip(archive: zipfile.ZipFile, members: Sequence[str], size: int, channels: int) -> LazyImages:
@@ -136,7 +157,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         SettingsError: It can't be read, or is no PNG or JPEG.
     """
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             size = _size_in_head(file)
     except OSError as error:
         raise SettingsError(f"picture {path} can't be read: {error.strerror or error}") from error

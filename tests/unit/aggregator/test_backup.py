@@ -37,6 +37,18 @@ def test_a_backup_beside_a_running_aggregator_is_whole_and_private(fleet: TinyFl
     fleet.close()
 
 
+def test_a_copy_within_what_is_copied_is_refused(fleet: TinyFleet, tmp_path: Path) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    (tmp_path / "by-another-way").symlink_to(data_dir)
+    for place in (data_dir / "backup", tmp_path / "by-another-way" / "old" / "backup"):
+        with pytest.raises(SettingsError, match=r"lies in .* itself"):
+            back_up(data_dir, place)
+    back_up(data_dir, tmp_path / "backup")
+    with pytest.raises(SettingsError, match=r"lies in .* itself"):
+        restore(tmp_path / "backup", tmp_path / "backup" / "new")
+    fleet.close()
+
+
 def test_what_is_restored_is_another_store_in_another_epoch_each_time(fleet: TinyFleet, tmp_path: Path) -> None:
     before = fleet.store.download("cam-1")
     back_up(tmp_path / "fleet/aggregator", tmp_path / "backup")

@@ -94,6 +94,9 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, [*arguments, "--export", "tensorboard", "--to", str(tmp_path / "curves")])
     assert done.output == f"7 numbers for tensorboard in {tmp_path / 'curves'}\n"
     assert list((tmp_path / "curves" / "yard").iterdir())
+    for more in (["--last", "1"], ["--client", "cam-1"], ["--deeds"], ["--json"]):
+        narrowed = CliRunner().invoke(cli, [*arguments, "--export", "tensorboard", "--to", "x", *more])
+        assert f"leave out {more[0]}" in str(narrowed.exception)
     alone = CliRunner().invoke(cli, [*arguments, "--export", "mlflow"])
     assert isinstance(alone.exception, SettingsError)
     assert "belong together" in str(alone.exception)

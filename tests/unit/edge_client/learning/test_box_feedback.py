@@ -48,7 +48,7 @@ def test_an_operators_boxes_are_what_the_kept_picture_teaches() -> None:
     clock = Clock()
     desk = BoxFeedbackDesk(TASK, 60.0, clock)
     desk.keep(shown())
-    samples, place = desk.samples(said(96.0, 32.0, 192.0, 128.0))
+    samples, place, _ = desk.samples(said(96.0, 32.0, 192.0, 128.0))
     assert place == "Town01"
     assert np.array_equal(samples.images, shown().inputs.images)  # to the bit, though bytes were kept
     rows = {tuple(row) for row in samples.labels[0].tolist()}
@@ -61,7 +61,7 @@ def test_an_operators_boxes_are_what_the_kept_picture_teaches() -> None:
 def test_no_boxes_say_that_nothing_is_there() -> None:
     desk = BoxFeedbackDesk(TASK, 60.0, Clock())
     desk.keep(shown())
-    samples, _ = desk.samples(BoxFeedback("", 7, ()))  # one camera needs no name
+    samples, _, _ = desk.samples(BoxFeedback("", 7, ()))  # one camera needs no name
     assert samples.labels[0, :, 0].tolist() == [-1.0] * 3
 
 

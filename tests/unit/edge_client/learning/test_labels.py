@@ -147,7 +147,7 @@ def test_an_operators_label_meets_the_frame_while_it_is_kept() -> None:
     desk = FeedbackDesk(TASK.class_names, 60.0, clock)
     desk.keep(shown(boxes(0, 1), frame_id=7))
     desk.keep(shown(None, whole=True, frame_id=8))
-    samples, place = desk.samples(Feedback("front", 7, "bike", 1))
+    samples, place, _ = desk.samples(Feedback("front", 7, "bike", 1))
     assert (samples.labels.tolist(), place) == ([1], "Town01")
     assert np.array_equal(samples.images[0], shown(boxes(0, 1), frame_id=7).inputs.images[1])
     assert desk.samples(Feedback("", 8, "car"))[0].labels.tolist() == [0]  # one camera needs no name

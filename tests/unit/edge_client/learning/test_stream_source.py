@@ -17,7 +17,13 @@ from replayfleet.edge_client.learning.labels.annotated import AnnotatedLabels
 from replayfleet.edge_client.learning.labels.box_feedback import BoxFeedbackDesk
 from replayfleet.edge_client.learning.labels.feedback import FeedbackDesk
 from replayfleet.edge_client.learning.labels.lessons import BoxLessons, ClassLessons
-from replayfleet.edge_client.learning.labels.operators_word import Feedback
+from replayfleet.edge_client.learning.labels.operators_word import (
+    DROPPED,
+    IN_A_ROUND,
+    REPLACED,
+    Feedback,
+    FeedbackRefused,
+)
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.sources import cameras_with_samples
 from replayfleet.federation.errors import SettingsError
@@ -167,13 +173,13 @@ def picture(frame_id: int, *class_ids: int) -> Picture:
     return Picture("front", frame_id, pixels, 0.0, Boxes(corners, np.array(class_ids, np.int64)), "Town01")
 
 
-def source(pictures: list[Picture], least: int = 2) -> Source:
+def source(pictures: list[Picture], least: int = 2, most: int = 100) -> Source:
     return cameras_with_samples(
         [Recording("front", pictures)],
         Crops(TASK),
         ClassLessons([AnnotatedLabels({"front": TASK.class_names}, TASK.class_names)]),
         FeedbackDesk(TASK.class_names, 60.0),
-        collector(least),
+        collector(least, most),
     )
 
 
@@ -235,6 +241,40 @@ def test_an_operator_who_says_it_again_before_the_round_corrects_what_was_said()
     assert not found._said, "nothing is kept of what a round has"
     found.feedback(Feedback("front", 4, "car", 0))
     assert found.progress().num_samples == 1
+
+
+@pytest.mark.parametrize("again", [Feedback("", 4, "bike", 0), Feedback("front", 4, "bike"), Feedback("", 4, "bike")])
+def test_however_a_thing_is_named_it_is_the_same_thing(again: Feedback) -> None:
+    found = serve(source([picture(4, 0)]), 0)
+    found.feedback(Feedback("front", 4, "car", 0))
+    found.feedback(again)
+    taken = found.round_samples(0)
+    assert taken is not None
+    assert taken.labels.tolist() == [0, 1], "what its recording says, and the operator's newest word"
+
+
+def test_what_became_of_a_word_that_can_not_be_taken_back_is_said() -> None:
+    found = serve(source([picture(4, 0)], most=2), 0)
+    replaced, newest = (found.feedback(Feedback("front", 4, name, 0)) for name in ("car", "bike"))
+    assert (replaced(), newest()) == (REPLACED, "")
+    dropped = found.feedback(Feedback("front", 4, "bike", 0))
+    for thing in picture(5, 0, 0, 0), picture(6, 0, 0):
+        shown = Shown(thing, Crops(TASK).inputs(thing), None)
+        found.watch(shown)
+    assert found.settle()
+    assert dropped() == DROPPED
+    in_a_round = found.feedback(Feedback("front", 6, "bike", 0))
+    assert found.round_samples(0) is not None
+    assert in_a_round() == IN_A_ROUND
+
+
+def test_a_frame_that_is_at_hand_can_be_labelled_though_it_is_kept_no_more() -> None:
+    found, one = serve(source([picture(4, 0)]), 0), picture(99, 0)
+    with pytest.raises(FeedbackRefused, match="not kept"):
+        found.feedback(Feedback("front", 99, "bike", 0))
+    before = found.progress().num_samples
+    found.feedback(Feedback("front", 99, "bike", 0), Shown(one, Crops(TASK).inputs(one), None))
+    assert found.progress().num_samples == before + 1
 
 
 def test_pictures_nobody_labels_are_served_and_not_learned() -> None:

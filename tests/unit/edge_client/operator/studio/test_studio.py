@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +12,8 @@ import pytest
 from replayfleet.edge_client.flow import Answers, Boxes, Inputs, Picture, Prediction, Samples, Shown
 from replayfleet.edge_client.learning.collector import Collector
 from replayfleet.edge_client.learning.labels.operators_word import (
+    IN_A_ROUND,
+    REPLACED,
     AnyFeedback,
     BoxFeedback,
     Feedback,
@@ -19,7 +24,7 @@ from replayfleet.edge_client.learning.labels.operators_word import (
 from replayfleet.edge_client.learning.settings import LearningSettings
 from replayfleet.edge_client.operator.studio import waiting
 from replayfleet.edge_client.operator.studio.app import MAX_BODY_BYTES, Pages
-from replayfleet.edge_client.operator.studio.studio import Known, Studio
+from replayfleet.edge_client.operator.studio.studio import Known, Studio, jpeg
 from replayfleet.edge_client.operator.studio.waiting import APART_S, WaitingFrames
 from replayfleet.edge_client.settings import check_studio
 from replayfleet.federation.errors import SettingsError
@@ -90,13 +95,14 @@ class Client:
         self.collector = Collector(LearningSettings(min_samples=2, hold_out=0))
         self.learned: list[AnyFeedback] = []
 
-    def learn(self, feedback: AnyFeedback) -> TakeBack:
+    def learn(self, feedback: AnyFeedback, shown: Shown) -> TakeBack:
+        assert (shown.picture.camera, shown.picture.frame_id) == (feedback.camera, feedback.frame_id)
         if isinstance(feedback, Feedback) and feedback.class_name not in {"cat", "<b>dog"}:
             raise FeedbackRefused(f"unknown class {feedback.class_name!r}")
         self.learned.append(feedback)
         samples = Samples(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64))
         self.collector.add(samples)
-        return lambda: self.collector.take_back(samples)
+        return lambda: "" if self.collector.take_back(samples) else IN_A_ROUND
 
     def known(self) -> Known:
         return Known("cam-1", ("cat", "<b>dog"), 0, 1, self.collector.progress())
@@ -147,6 +153,47 @@ def test_labels_are_taken_back_newest_first_until_their_round_begins(client: Cli
         studio.undo()
 
 
+def test_a_label_that_another_word_replaced_is_said_to_be_so_and_those_before_it_can_be_taken_back(
+    client: Client, studio: Studio
+) -> None:
+    studio.label("front", 1, "cat")
+    learn, client.learn = client.learn, lambda *_: lambda: REPLACED
+    studio._learn = client.learn
+    studio.label("front", 2, "cat")
+    studio._learn = learn
+    with pytest.raises(FeedbackRefused, match="another word about its frame"):
+        studio.undo()
+    assert studio.undo() == "cat"
+
+
+def test_two_who_label_a_frame_at_once_label_it_once(client: Client, studio: Studio) -> None:
+    both, learn = threading.Barrier(2), client.learn
+
+    def slow(feedback: AnyFeedback, shown: Shown) -> TakeBack:
+        time.sleep(0.05)  # whoever looked the frame up meanwhile would find it
+        return learn(feedback, shown)
+
+    studio._learn = slow
+
+    def label() -> None:
+        both.wait()
+        with contextlib.suppress(FeedbackRefused):
+            studio.label("front", 1, "cat")
+
+    threads = [threading.Thread(target=label) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(client.learned) == 1
+
+
+@pytest.mark.parametrize("size", [(1, 8192), (8192, 1), (3, 2000)])
+def test_a_picture_of_any_shape_becomes_a_jpeg(size: tuple[int, int]) -> None:
+    for most in (None, 10_000):
+        assert jpeg(np.zeros((*size, 3), np.uint8), None, most, 240).startswith(b"\xff\xd8")
+
+
 def test_a_held_out_label_is_taken_back_too() -> None:
     collector = Collector(LearningSettings(min_samples=2, hold_out=2))
     first, samples = (Samples(np.zeros((1, 1, 2, 2), np.float32), np.zeros(1, np.int64)) for _ in range(2))
@@ -192,6 +239,9 @@ def test_pages_of_others_can_neither_look_nor_label(asked: Callable[..., tuple[i
         ("/api/boxes", b'{"camera": "front", "frame": 1, "boxes": [{"class": "cat", "box": [1, 2, 3, null]}]}', 422),
         ("/api/boxes", b'{"camera": "front", "frame": 77, "boxes": []}', 422),
         ("/api/boxes", b'{"frame": 1}', 422),
+        ("/api/boxes", b'{"camera": "front", "frame": 1}', 422),
+        ("/api/boxes", b'{"camera": "front", "frame": 1, "class": "cat", "boxes": []}', 422),
+        ("/api/label", b'{"camera": "front", "frame": 1}', 422),
         ("/api/skip", b'{"camera": "x", "frame": 1}', 200),
         ("/frame?camera=front&frame=-1", None, 422),
         ("/frame?camera=front&frame=%C2%B2", None, 422),

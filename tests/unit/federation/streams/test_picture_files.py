@@ -1,0 +1,26 @@
+"""Files that are no pictures, and what one would wait for without end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.streams.files.picture_files import from_files, picture_size, read_picture
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_who_writes_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "1.png"
+    os.mkfifo(pipe)
+    for read in (read_picture, picture_size, lambda path: from_files([path], 8, 3)[0]):
+        with pytest.raises(SettingsError, match="it is no file"):
+            read(pipe)
+
+
+def test_a_folder_named_like_a_picture_is_none(tmp_path: Path) -> None:
+    (tmp_path / "1.png").mkdir()
+    with pytest.raises(SettingsError, match="it is no file"):
+        read_picture(tmp_path / "1.png")
