@@ -174,12 +174,25 @@ class Coordinator:
         parts = self._parts
         self._listed_at, parts.presence.members = now, parts.store.members()
         standings = parts.store.roll.standings
+        self._leave_out_who_counts_no_more()
         self.rounds.expected = expected_uploads(parts.rules.num_clients, standings.values())
         if self.rounds.rests:
             expected = [client for client, standing in standings.items() if standing.is_expected]
             num_samples = parts.presence.samples_waiting(expected, self.rounds.index)
             lowest = parts.presence.least_accurate(expected, self.rounds.index)
             self.rounds.signs = Signs(num_samples, parts.wall_clock(), parts.store.round().opened_at, *lowest)
+
+    def _leave_out_who_counts_no_more(self) -> None:
+        """Take uploads of those who were revoked, or never enrolled, out of the open round before it closes."""
+        parts = self._parts
+        if not (parts.leadership.leads and self.rounds.is_open) or parts.disk.problem:
+            return
+        for client_id in self.rounds.accepted:
+            if why := parts.store.shut_out(client_id):
+                parts.store.withdraw(client_id)
+                self.rounds.withdraw(client_id)
+                self.left_out(client_id)
+                parts.journal.add("upload withdrawn", round=self.rounds.index, client=client_id, reason=why)
 
     def _note_who_was_seen(self, now: float) -> None:
         """Keep when members were heard of; soon if one began or ceased to train."""

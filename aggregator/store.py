@@ -109,6 +109,8 @@ class AggregatorStore:
             raise kind(f"{path}: can't be opened ({error})") from error
         self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
+        if not read_only:
+            self.roll.refresh()
 
     def close(self) -> None:
         """Close the database; an unfinished transaction is undone. Idempotent."""
@@ -324,6 +326,26 @@ class AggregatorStore:
         question = "SELECT 1 FROM signing_keys WHERE enrolled AND ? IN ('', client) LIMIT 1"
         return self._db.execute(question, (client_id,)).fetchone() is not None
 
+    def shut_out(self, client_id: str) -> str:
+        """Say why nothing that this client signs counts, as of the roll's last ``refresh``; empty if it counts."""
+        if client_id in self.roll.revoked:
+            return f"is revoked; `aggregator enroll {client_id}` takes it in again"
+        if self.roll.enrols and client_id not in self.roll.enrolled:
+            return f"isn't enrolled; `aggregator enroll {client_id}` lets it in"
+        return ""
+
+    def withdraw(self, client_id: str) -> None:
+        """Take a client's upload out of the open round, if it has one there."""
+        with transaction(self._db):
+            self._withdrawn(client_id)
+
+    def _withdrawn(self, client_id: str) -> bool:
+        cursor = self._db.execute(
+            "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
+            (client_id, Phase.OPEN.value),
+        )
+        return cursor.rowcount == 1
+
     def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
         """Keep a member's key; one that an operator enrolled is replaced by no other."""
         with transaction(self._db):
@@ -423,11 +445,7 @@ class AggregatorStore:
         """Let a client take no part any more; returns whether the open round lost its upload by that."""
         with transaction(self._db):
             self.roll.exclude(client_id, exclusion)
-            cursor = self._db.execute(
-                "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
-                (client_id, Phase.OPEN.value),
-            )
-        return cursor.rowcount == 1
+            return self._withdrawn(client_id)
 
     def course(self) -> Course:
         """Whether the fleet runs, is paused, or will be after the round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
@@ -27,7 +28,7 @@ from replayfleet.aggregator.control.verbs import (
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.service.web.access import Access, Somebody
 from replayfleet.federation.service.web.guard import COOKIE, Refused, body_of, is_ours, who_asks
-from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY
+from replayfleet.federation.wire.protocol.limits import ALL, EVERYBODY, check
 
 MAX_BODY_BYTES = 16 * 1024
 _STATUS = {MalformedMessage: 400, VerbRefused: 409, ConnectionError: 503}
@@ -151,6 +152,7 @@ def _verb_of(fields: Mapping[str, str]) -> Verb:
             given["by_s"] = float(str(given["by_s"]))
         except ValueError as error:
             raise MalformedMessage(f"by_s {given['by_s']!r}, expected seconds") from error
+        check(math.isfinite(float(fields["by_s"])), f"by_s {fields['by_s']!r}, expected seconds")
     return decode_verb(msgspec.json.encode(given))
 
 

@@ -27,12 +27,14 @@ def known(client: str, standings: Mapping[str, Standing]) -> Standing:
     """Return a client's standing.
 
     Raises:
-        VerbRefused: Nobody has ever heard of it.
+        VerbRefused: Nobody has ever heard of it, or it is revoked.
     """
     clients = [name for name, standing in standings.items() if standing.is_client]
     if client not in clients:
         hint = nearest(client, clients) if clients else "; nobody has come yet"
         raise VerbRefused(f"no client {client!r} belongs to the fleet{hint}")
+    if standings[client].revoked_at is not None:
+        raise VerbRefused(f"{client} is revoked; `aggregator enroll {client}` takes it in again")
     return standings[client]
 
 

@@ -25,6 +25,8 @@ from replayfleet.aggregator.rounds.machine import Course, Phase, Rounds
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import spoken
 
+MAX_EXTENSION_S = 366 * 86400.0
+"""Of one round, all extensions together."""
 _SOMEBODYS = Exclusion(0.0, "", "")
 
 
@@ -82,7 +84,8 @@ class Planner:
             if target is None:
                 raise VerbRefused(f"{client} has no such version to go back to; {_kept(versions.of(client))}")
             return {client: target}
-        there = [client for client in self._parts.store.clients() if not roll.excludes(client)]
+        store = self._parts.store
+        there = [client for client in store.clients() if not (roll.excludes(client) or store.shut_out(client))]
         found = {client: target_of(versions.of(client), verb.to) for client in there}
         targets = {client: target for client, target in found.items() if target is not None}
         if not targets:
@@ -152,7 +155,11 @@ class Planner:
             if verb.client == client and current is not None:
                 undo = f"aggregator rollback {client} --to {spoken(current.origin)}"
         others = sorted(set(self._parts.store.clients()) - set(targets))
-        stay = f"; {', '.join(others)} stay as they are: excluded, or nothing earlier is kept of them" if others else ""
+        stay = (
+            f"; {', '.join(others)} stay as they are: excluded or revoked, or nothing earlier is kept of them"
+            if others
+            else ""
+        )
         return Plan(
             f"{', '.join(words)}, as a new version, and trains from that{stay}. The next round's models follow as "
             "usual; `aggregator pause` keeps them back",
@@ -178,6 +185,10 @@ class Planner:
     def _extension(self, by_s: float | None) -> Plan:
         rounds = self._rounds
         self._is_open()
+        if self._parts.store.extension_s(rounds.index) + (by_s or rounds.rules.deadline_s) > MAX_EXTENSION_S:
+            raise VerbRefused(
+                f"round {rounds.index} would stay open for more than a year; `aggregator pause` stops time"
+            )
         return Plan(
             f"round {rounds.index} stays open {by_s or rounds.rules.deadline_s:g} s longer, unless its uploads are "
             "there before"

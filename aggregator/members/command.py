@@ -10,6 +10,7 @@ import click
 
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.paths import ANY_PATH, FOLDER
+from replayfleet.federation.service.words import visible
 
 if TYPE_CHECKING:
     from replayfleet.aggregator.members.enrolment import Done
@@ -109,6 +110,8 @@ def _tell(done: Done, what: str) -> None:
     if done.hosts == LOCAL:
         lines.append("            its certificate is for this machine alone; enroll with --host NAME makes another")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")
+    if done.strangers:
+        lines.append(f"not enrolled, and no longer counted: {', '.join(map(visible, done.strangers))}")
     click.echo("\n".join(lines))
 
 

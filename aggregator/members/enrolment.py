@@ -80,6 +80,7 @@ class Done:
         broker: what the broker gets.
         own_identity: the aggregator's identity folder, if that was written.
         hosts: names and addresses in the broker's certificate.
+        strangers: clients that took part and never were enrolled.
     """
 
     member: Member
@@ -88,6 +89,7 @@ class Done:
     broker: Path
     own_identity: Path | None
     hosts: tuple[str, ...]
+    strangers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class Registry:
     def _member(self, client: str) -> Member:
         found = self._table.get(client)
         if found is None or found.revoked_at is not None:
-            raise SettingsError(f"{client} is no member of fleet {self.fleet}; `aggregator enroll` takes it in")
+            is_what = "is no member of" if found is None else "is revoked already in"
+            raise SettingsError(f"{client} {is_what} fleet {self.fleet}; `aggregator enroll {client}` takes it in")
         return found
 
     def _made(self, client: str, terms: Terms, *, renews: bool = False) -> tuple[Path, Issued]:
@@ -211,7 +214,7 @@ class Registry:
         assert member is not None
         broker, (certificate, _) = self.folder / BROKER, _kept(self.folder / BROKER)
         hosts = () if certificate is None else _hosts_in(certificate)
-        return Done(member, written, terms.key is None, broker, self._own_identity, hosts)
+        return Done(member, written, terms.key is None, broker, self._own_identity, hosts, self.strangers())
 
     def _keep_up(self) -> None:
         """Write what the broker gets, if it isn't what the table says."""

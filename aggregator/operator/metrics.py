@@ -133,8 +133,12 @@ class Metrics:
             ("swap_s", self.swap_seconds),
             ("train_s", self.train_seconds),
         ):
-            if values.get(name, -1) >= 0:
+            if 0 <= values.get(name, -1) <= _LONGEST_S:
                 kept.observe(values[name])
+
+
+_LONGEST_S = 86400.0
+"""What a device claims to have taken longer for would spoil the sums of all."""
 
 
 def _bounded(reason: str) -> str:

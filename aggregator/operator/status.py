@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import deque
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class ClientStatus:
     quarantined_because: str = ""
     precision: str = FP32
     notice: str = ""
+    stands: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ class Status:
             state = "confirmed" if client.confirmed_version == client.version > 0 else "not confirmed"
             version = spoken(client.version)
             rounded = "" if client.precision == FP32 else f", {client.precision}"
-            lines.append(f"{client.client}: download for round {client.download_round}, v{version}{rounded}, {state}")
+            stands = f", {client.stands}" if client.stands else ""
+            lines.append(
+                f"{client.client}: download for round {client.download_round}, v{version}{rounded}, {state}{stands}"
+            )
             if client.quarantined_because:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
             elif client.notice:
@@ -91,6 +96,8 @@ def read_status(folder: Path) -> Status:
         record, num_rounds = store.round(), store.num_rounds()
         finished = num_rounds is not None and record.index >= num_rounds
         clients, quarantined = [], store.quarantined()
+        with contextlib.suppress(sqlite3.OperationalError):  # one of an earlier version has no members
+            store.roll.refresh()
         for client_id in store.clients():
             manifest = store.download(client_id)
             version, for_round = (manifest.version, manifest.round) if manifest else (0, -1)
@@ -98,7 +105,9 @@ def read_status(folder: Path) -> Status:
             left_out = quarantined.get(client_id, (-1, ""))
             serving, notice = (manifest.serving, manifest.notice) if manifest else (None, "")
             precision = serving.precision if serving else FP32
-            clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out, precision, notice))
+            why = "is excluded" if store.roll.excludes(client_id) else store.shut_out(client_id)
+            stands = why.partition(";")[0]
+            clients.append(ClientStatus(client_id, for_round, version, confirmed, *left_out, precision, notice, stands))
     except (sqlite3.Error, *UNREADABLE) as error:
         if disk_errno(error) is not None:  # WAL mode has to write even to read
             raise SettingsError(

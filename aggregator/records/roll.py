@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replayfleet.aggregator.records.database import transaction
 
@@ -58,6 +58,7 @@ class Standing:
         version: of its newest download; 0 for none.
         confirmed_version: the newest one that it confirmed; 0 for none.
         took_part: it confirmed what it was sent, or uploaded.
+        is_stranger: its fleet enrols who counts, and this one was never enrolled.
     """
 
     client: str
@@ -69,6 +70,7 @@ class Standing:
     version: int = 0
     confirmed_version: int = 0
     took_part: bool = False
+    is_stranger: bool = False
 
     @property
     def is_client(self) -> bool:
@@ -83,7 +85,8 @@ class Standing:
     @property
     def is_expected(self) -> bool:
         """Whether rounds wait for it."""
-        return self.is_member and self.trains and self.exclusion is None and self.revoked_at is None
+        counts = self.exclusion is None and self.revoked_at is None and not self.is_stranger
+        return self.is_member and self.trains and counts
 
 
 def expected_uploads(num_clients: int | None, standings: Iterable[Standing]) -> int:
@@ -113,16 +116,23 @@ class Roll:
         standings: what ``refresh`` found last, by client.
         enrolled: of these, the clients that an operator enrolled and hasn't revoked.
         revoked: those whose certificates count no more.
+        enrols: whether an operator enrolled any client; then nobody else counts.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self.standings: Mapping[str, Standing] = {}
         self.enrolled = self.revoked = frozenset[str]()
+        self.enrols = False
 
     def refresh(self) -> Mapping[str, Standing]:
         """Read the table, which enrolling and revoking change beside a running aggregator."""
-        self.standings = {row[0]: _standing(row) for row in self._db.execute(_ALL)}
+        found = {str(row[0]): _standing(row) for row in self._db.execute(_ALL)}
+        self.enrols = any(one.enrolled_at is not None and one.is_client for one in found.values())
+        self.standings = {
+            client: replace(one, is_stranger=True) if self.enrols and one.enrolled_at is None else one
+            for client, one in found.items()
+        }
         self.revoked = frozenset(client for client, one in self.standings.items() if one.revoked_at is not None)
         members = {client for client, one in self.standings.items() if one.enrolled_at is not None and one.is_client}
         self.enrolled = frozenset(members - self.revoked)

@@ -1,7 +1,7 @@
 """Whose word an aggregator takes: each client's own, signed with the key that it was enrolled with, or came with.
 
 A fleet is open until its first client is enrolled: who comes is taken at its first word, and keeps its name while it
-lives. From then on only those count who were enrolled.
+lives. From then on only those count who were enrolled, and nobody who was revoked.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Pins(Protocol):
 
     def is_enrolled(self, client_id: str = "") -> bool:
         """Whether this client, or any, was enrolled by an operator."""
+
+    def shut_out(self, client_id: str) -> str:
+        """Say why nothing that this client signs counts, though its key may be known; empty if it counts."""
 
     def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
         """Keep a member's key."""
@@ -61,6 +64,8 @@ class KeyRing:
             return address.peer == EVERYBODY  # on a client's topics: another aggregator's word to it
         check(address.peer != EVERYBODY, "an announcement that another key than this fleet's signed")
         client, known = address.peer, self._key_of(address.peer)
+        if why := self._pins.shut_out(client):
+            raise MalformedMessage(f"client {client!r} {why}")
         if known == sealed.key:
             return True
         if known is None and self._pins.is_enrolled():

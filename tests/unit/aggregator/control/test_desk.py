@@ -33,6 +33,7 @@ from replayfleet.aggregator.control.view import MemberView
 from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.operator.status import read_status
 from replayfleet.aggregator.rounds.machine import RoundRules
 from replayfleet.aggregator.rounds.opening import Opening
 from replayfleet.aggregator.steps import Step
@@ -375,12 +376,59 @@ def test_without_a_number_of_clients_a_round_waits_for_whoever_belongs_to_the_fl
         fleet.clients[client].dies_in = 1
     fleet.run(until=lambda: fleet.rounds.index == 1)
     table = Members(tmp_path / "aggregator")
-    table.enrol("cam-3", Issued(1, 0.0, 9e9, 9e9), 1.0)  # beside the running aggregator
+    for number in (1, 2, 3):
+        table.enrol(f"cam-{number}", Issued(number, 0.0, 9e9, 9e9), 1.0)  # beside the running aggregator
     fleet.run(until=lambda: fleet.rounds.quorum == 3)
     assert member(fleet, "cam-3").wait.reason == "never-seen"
     table.revoke("cam-3", 2.0)
     fleet.run(until=lambda: fleet.rounds.quorum == 2)
     fleet.close()
+
+
+def test_who_is_revoked_counts_no_more_in_the_open_round_and_the_round_waits_for_the_others(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path, num_clients=None)
+    table = Members(tmp_path / "aggregator")
+    for number in (1, 2, 3):
+        table.enrol(f"cam-{number}", Issued(number, 0.0, 9e9, 9e9), 1.0)
+    fleet.clients["cam-2"].dies_in = 0
+    fleet.run(until=lambda: fleet.rounds.accepted == ("cam-1", "cam-3") and fleet.rounds.quorum == 3)
+    index = fleet.rounds.index
+    table.revoke("cam-3", 2.0)
+    fleet.run(until=lambda: fleet.rounds.quorum == 2)
+    assert (fleet.rounds.index, fleet.rounds.accepted) == (index, ("cam-1",)), "it waits for cam-2"
+    assert set(fleet.store.uploads(index)) == {"cam-1"}
+    (withdrawn,) = events(fleet, "upload withdrawn")
+    assert (withdrawn["client"], withdrawn["round"]) == ("cam-3", index)
+    assert events(fleet, "other device") == [], "it is the same device, and revoked"
+    for verb in (Exclude("cam-3"), Readmit("cam-3"), RollBack("cam-3")):
+        with pytest.raises(VerbRefused, match="cam-3 is revoked; `aggregator enroll cam-3`"):
+            do(fleet, verb)
+    (line,) = [line for line in read_status(tmp_path / "aggregator").lines() if line.startswith("cam-3")]
+    assert line.endswith(", is revoked")
+    fleet.close()
+
+
+def test_who_took_part_before_the_first_enrolment_counts_no_more_until_it_is_enrolled(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path, ("cam-1", "cam-2"))
+    fleet.clients["cam-1"].dies_in = 1
+    fleet.run(until=lambda: fleet.rounds.accepted == ("cam-2",) and fleet.rounds.index == 1)
+    table = Members(tmp_path / "aggregator")
+    table.enrol("cam-1", Issued(1, 0.0, 9e9, 9e9), 1.0)
+    fleet.run(until=lambda: fleet.rounds.accepted == ())
+    (line,) = [line for line in read_status(tmp_path / "aggregator").lines() if line.startswith("cam-2")]
+    assert line.endswith(", isn't enrolled")
+    table.enrol("cam-2", Issued(2, 0.0, 9e9, 9e9), 1.0)
+    fleet.clients["cam-2"].uploaded = 0
+    fleet.run(until=lambda: fleet.rounds.accepted == ("cam-2",))
+    fleet.close()
+
+
+def test_a_round_stays_open_for_a_year_at_most(fleet: TinyFleet) -> None:
+    fleet.run(until=lambda: fleet.service.ready)
+    for _ in range(12):
+        do(fleet, ExtendRound(30 * 86400.0))
+    with pytest.raises(VerbRefused, match="more than a year"):
+        do(fleet, ExtendRound(30 * 86400.0))
 
 
 def test_excluding_too_many_says_that_no_round_ends(tmp_path: Path) -> None:
