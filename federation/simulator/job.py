@@ -141,11 +141,10 @@ class Job:
     def _run(self, on_round: Callable[[RoundOutcome], None], on_client: Callable[[int, str], None]) -> Result | None:
         started, stream, spec = time.monotonic(), self.simulation.stream, self.spec
         checkpoints = Checkpoints(spec.out / _STATE)
-        if spec.resume:  # refused before anything is removed, if it is another run
+        if spec.resume:  # nothing is removed: the same rounds have the same result, which takes the place of an old one
             checkpoints.begin(self.identity, resume=True)
-        for name in (RESULT, _CHART, _LOSSES):
-            (spec.out / name).unlink(missing_ok=True)
-        if not spec.resume:
+        else:
+            _remove(spec.out, (RESULT, _CHART, _LOSSES))
             checkpoints.begin(self.identity, resume=False)
             if self.simulation.initial is not None:
                 checkpoints.put(encode_parameters(self.simulation.initial))
@@ -207,6 +206,14 @@ class Job:
         return result
 
 
+def _remove(out: Path, names: Sequence[str]) -> None:
+    try:
+        for name in names:
+            (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{error.filename} can't be replaced ({error.strerror}); choose another --out") from error
+
+
 def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     """Check everything, read the data set's labels, and return what is ready to run.
 
@@ -220,11 +227,14 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     simulation = simulation_of(spec, wanted, data)
     torch_device(spec.torch_device)
     identity = identity_of(spec, simulation)
+    compared = [read_result(path, identity) for path in spec.compare]
+    if sum(other.run["method"] == "centralized" for other in compared) > 1:
+        raise SettingsError("--compare: more than one run of centralized; regret is measured against one")
     return Job(
         spec=asked,
         simulation=simulation,
         identity=identity,
-        compared=[read_result(path, identity) for path in spec.compare],
+        compared=compared,
         command=without_machine(command),
     )
 

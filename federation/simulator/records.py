@@ -151,10 +151,10 @@ def summarise(records: Sequence[RoundRecord]) -> dict[str, float]:
     histories = {name: [record.clients[name].class_accuracy for record in records] for name in names}
     updates = {name: [record.clients[name].num_sub_generator_updates for record in records] for name in names}
     everyone = [client for record in records for client in record.clients.values()]
-    by_place = {name: client.accuracy_by_place for name, client in records[-1].clients.items()}
-    in_task = {name: client.accuracy_in_task for name, client in records[-1].clients.items()}
-    last = [client.mean_average_precision for client in records[-1].clients.values()]
-    precise = [value for value in last if value is not None]
+    ends = {name: records[-1].clients[name] for name in names}
+    by_place = {name: client.accuracy_by_place for name, client in ends.items()}
+    in_task = {name: client.accuracy_in_task for name, client in ends.items()}
+    precise = [value for client in ends.values() if (value := client.mean_average_precision) is not None]
     among = [value for value in map(_among_seen, records) if value is not None]
     spent = [client.epsilon for client in everyone if client.epsilon is not None]
     return {

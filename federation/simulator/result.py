@@ -106,7 +106,7 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
         run: what this run is.
 
     Raises:
-        SettingsError: It can't be read, or is of another stream, whose accuracies would not compare.
+        SettingsError: It can't be read, isn't whole, or is of another stream, whose accuracies would not compare.
     """
     if path.is_dir():
         path = path / RESULT
@@ -124,7 +124,25 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
             theirs, ours = ({name: stream.get(name) for name in differing} for stream in (theirs, ours))
         if theirs != ours:
             raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {ours!r}")
+    if damage := _damage(other):
+        raise SettingsError(f"--compare {path}: {damage}; run it again, or leave it out")
     return other
+
+
+def _damage(other: Result) -> str:
+    """Say what a result lacks that every one of this version has; empty if it is whole."""
+    num_rounds, clients = other.run["stream"].get("num_rounds"), {frozenset(record.clients) for record in other.rounds}
+    if other.schema != SCHEMA:
+        return f"it has schema {other.schema}, expected {SCHEMA}"
+    if not isinstance(other.run.get("method"), str):
+        return "it doesn't say of which method it is"
+    if not other.rounds or num_rounds not in {None, len(other.rounds)}:
+        return f"it has {len(other.rounds)} rounds, expected {num_rounds}"
+    if len(clients) != 1:
+        return "its rounds are of different clients"
+    if any(record.accuracy < 0 or record.accuracy > 1 for record in other.rounds):
+        return "it has accuracies that are not between 0 and 1"
+    return ""
 
 
 def hardware(torch_device: str = "cpu") -> dict[str, Any]:

@@ -87,9 +87,9 @@ class RunSpec:
             check=_check_model,
         ),
     ] = "resnet20"
-    clients: Annotated[Annotated[int, Meta(ge=1)] | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)] = (
-        None
-    )
+    clients: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None, Option("Number of clients.", STREAM, unset=_OF_SETTINGS)
+    ] = None
     rounds: Annotated[Annotated[int, Meta(ge=1)] | None, Option("Number of rounds.", STREAM, unset=_OF_SETTINGS)] = None
     overlap: Annotated[int | None, Option("Classes that adjacent task types of a client share.", STREAM, unset="0")] = (
         None

@@ -140,12 +140,15 @@ def _titles() -> dict[str, str]:
 
 
 def _choice(options: dict[str, Any], num_jobs: int) -> Choice:
+    from replayfleet.federation.simulator.run_spec import MAX_SEED
     from replayfleet.federation.simulator.tables.plan import Choice, workers_each
 
     try:
         seeds = tuple(dict.fromkeys(int(seed) for seed in options.pop("seeds")))
     except ValueError as error:
         raise SettingsError(f"--seeds: {error}; expected whole numbers with commas between") from error
+    if seeds and not 0 <= min(seeds) <= max(seeds) <= MAX_SEED:
+        raise SettingsError(f"--seeds: {min(seeds)} to {max(seeds)}, expected 0 to {MAX_SEED}")
     return Choice(seeds=seeds, workers=workers_each(num_jobs, options["torch_device"]), **options)
 
 

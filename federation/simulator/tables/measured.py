@@ -66,16 +66,14 @@ class Cell:
 
         None either where each seed has towns of its own.
         """
-        named = [
-            set(client.accuracy_by_place) for r in self.results.values() for client in r.rounds[-1].clients.values()
-        ]
+        ends = [one for r in self.results.values() for one in r.rounds[-1].clients.values() if not one.hostile]
+        named = [set(client.accuracy_by_place) for client in ends]
         if len(self.results) > 1 and named and not set.intersection(*named):
             return {}
         found: dict[str, list[float]] = {}
-        for result in self.results.values():
-            for client in result.rounds[-1].clients.values():
-                for place, value in client.accuracy_by_place.items():
-                    found.setdefault(place, []).append(100 * value)
+        for client in ends:
+            for place, value in client.accuracy_by_place.items():
+                found.setdefault(place, []).append(100 * value)
         return {place: sum(values) / len(values) for place, values in sorted(found.items())}
 
 
@@ -193,7 +191,8 @@ def _of_tasks(result: Result) -> dict[str, float]:
     ends = [rounds[place] for place in metrics.task_ends(len(rounds), result.stream["changes"])]
     values["SA"] = 100 * metrics.average_accuracy([record.accuracy for record in ends])
     for metric, key in (("TF", "accuracy_by_place"), ("KF", "accuracy_in_task")):
-        by_client = [[getattr(record.clients[name], key) for record in ends] for name in sorted(ends[-1].clients)]
+        honest = [name for name, client in sorted(ends[-1].clients.items()) if not client.hostile]
+        by_client = [[getattr(record.clients[name], key) for record in ends] for name in honest]
         if all(met for found in by_client for met in found):
             lost = [metrics.task_forgetting(found) for found in by_client]
             values[metric] = 100 * sum(lost) / len(lost)

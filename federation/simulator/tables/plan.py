@@ -6,6 +6,7 @@ number of threads is left out of the comparison: it changes how sums are rounded
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -213,7 +214,10 @@ class Planner:
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
         spec = dataclasses.replace(spec, out=folder)
         state, problem = State.FINISHED if finished else State.MISSING, ""
-        earlier = None if finished else _earlier_run(folder)
+        try:
+            earlier = None if finished else _earlier_run(folder)
+        except SettingsError as error:
+            return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
         if earlier is not None and _key(earlier) == identity:
             state = State.BEGUN
             spec = dataclasses.replace(spec, threads=earlier["num_threads"], resume=True)
@@ -345,7 +349,8 @@ class _Known(msgspec.Struct, frozen=True):
 def _finished_below(out: Path) -> dict[str, Path]:
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
-        finished[_key(read_json(path, _Known).run)] = path.parent
+        with contextlib.suppress(SettingsError):  # a damaged one is made again, from the rounds beside it
+            finished[_key(read_json(path, _Known).run)] = path.parent
     return finished
 
 

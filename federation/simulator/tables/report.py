@@ -149,7 +149,7 @@ class Report:
 
     def _label(self, cell: Cell) -> str:
         name = cell.row.method_for(cell.column.dataset)
-        if self.table.is_ours:
+        if self.table.is_ours or (cell.row.perturbed and not cell.row.in_paper):
             return cell.row.label
         return f"{cell.row.label} (`{name}`)" if cell.row.in_paper else f"`{name}`, not in the paper's table"
 

@@ -224,7 +224,7 @@ def test_a_folder_in_which_a_run_is_going_on_is_left_alone(fleet_sim: FleetSim, 
             ["nudge", "--settings", "tiny", "--rounds", "11", "--set", "samples_per_class=3"],
             "lasts for 10 rounds",
         ),
-        (["nudge", "--clients", "0"], "--clients: clients is '0', expected a whole number, at least 1"),
+        (["nudge", "--clients", "0"], "--clients: clients is '0', expected a whole number, 1 to 100000"),
         (["nudge", "--overlap", "7"], "overlap is 7, expected at most 6"),
         (["nudge", "--absent", "2"], "num_absent is 2, expected 0 to 1"),
         (["nudge", "--seed", "-1"], "--seed: seed is '-1', expected a whole number, 0 to"),
@@ -378,6 +378,67 @@ def test_a_round_that_somebody_changed_is_said_in_one_line(fleet_sim: FleetSim, 
     code, _, err = simulate(fleet_sim, "--resume")
     assert code == 2
     assert "its rounds don't fit" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("damaged", ["parts.json", "round-0001.json"])
+def test_a_resumed_run_whose_state_is_damaged_keeps_the_result_that_it_has(
+    damaged: str, fleet_sim: FleetSim, tmp_path: Path
+):
+    assert simulate(fleet_sim)[0] == 0
+    found = (tmp_path / "out/result.json").read_bytes()
+    path = tmp_path / "out/state" / damaged
+    path.write_bytes(path.read_bytes()[:20])
+    assert simulate(fleet_sim, "--resume")[0] == 2
+    assert (tmp_path / "out/result.json").read_bytes() == found
+    assert (tmp_path / "out/accuracy.png").exists()
+
+
+def without_a_round(found: dict[str, Any]) -> None:
+    found["rounds"].pop()
+
+
+def without_a_client(found: dict[str, Any]) -> None:
+    found["rounds"][1]["clients"].popitem()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (without_a_round, "it has 3 rounds, expected 4"),
+        (without_a_client, "its rounds are of different clients"),
+        (lambda found: found["run"].pop("method"), "doesn't say of which method"),
+        (lambda found: found.update(schema=99), "it has schema 99, expected 1"),
+        (lambda found: found["rounds"][0].update(accuracy=1e300), "not between 0 and 1"),
+    ],
+)
+def test_a_result_that_is_not_whole_is_compared_with_nothing_before_anything_runs(
+    damage: Callable[[dict[str, Any]], Any], why: str, fleet_sim: FleetSim, tmp_path: Path
+):
+    assert simulate(fleet_sim, out="first")[0] == 0
+    path = tmp_path / "first/result.json"
+    found = json.loads(path.read_text())
+    damage(found)
+    path.write_text(json.dumps(found))
+    code, _, err = simulate(fleet_sim, "--compare", path)
+    assert code == 2
+    assert f"--compare {path}: " in err
+    assert why in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_regret_is_measured_against_one_centralized(fleet_sim: FleetSim, tmp_path: Path):
+    assert simulate(fleet_sim, out="first")[0] == 0
+    path = tmp_path / "first/result.json"
+    path.write_text(path.read_text().replace('"nudge"', '"centralized"'))
+    assert "more than one run of centralized" in simulate(fleet_sim, "--compare", path, "--compare", path)[2]
+
+
+def test_a_folder_in_the_place_of_a_result_is_one_line(fleet_sim: FleetSim, tmp_path: Path):
+    (tmp_path / "out/accuracy.png").mkdir(parents=True)
+    code, _, err = simulate(fleet_sim, "--overwrite")
+    assert code == 2
+    assert "accuracy.png can't be replaced" in err
     assert err.count("\n") == 1
 
 

@@ -120,3 +120,15 @@ def test_a_summary_adds_up_what_travelled_and_takes_the_papers_metrics():
     assert round(summary["average_forgetting"], 9) == 0.25
     assert summary["sub_generator_updates"] == 1.5
     assert [summary[key] for key in ("bytes_up", "bytes_up_everything", "bytes_down_everything")] == [11, 22, 33]
+
+
+def test_what_hostile_clients_answer_is_in_no_number_of_a_summary():
+    honest = dataclasses.replace(
+        client(0.5), accuracy_by_place={"0": 0.4}, accuracy_in_task={"0": 0.6}, mean_average_precision=0.3
+    )
+    hostile = dataclasses.replace(
+        honest, hostile=True, accuracy_by_place={"0": 0.0}, accuracy_in_task={"0": 0.0}, mean_average_precision=0.0
+    )
+    summary = summarise([record(0, honest, hostile)])
+    names = ("place_accuracy", "in_task_accuracy", "mean_average_precision")
+    assert [summary[name] for name in names] == [0.4, 0.6, 0.3]

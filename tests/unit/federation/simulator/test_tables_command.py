@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -169,6 +170,39 @@ def test_a_dry_run_shows_commands_that_do_the_same_and_writes_nothing(table: Tab
     code, out, _ = table("1", "--methods", "nudge", "--scenario", "gradual", *SIZE, "--dry-run")
     assert code == 0
     assert "missing  fleet-sim nudge --scenario gradual --dataset fashion-mnist --settings tiny" in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_damaged_result_is_made_again_from_its_rounds_and_stops_no_other_row(table: Table, tmp_path: Path):
+    words = ["--methods", "nudge,centralized", "--scenario", "gradual", *SIZE]
+    assert table("1", *words)[0] == 0
+    path = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json"
+    whole = json.loads(path.read_text())
+    path.write_text(path.read_text()[:300])
+    code, out, _ = table("1", *words)
+    assert code == 0
+    assert "1 run to do, 1 finished before" in out
+    assert json.loads(path.read_text())["rounds"] == whole["rounds"]
+    path.write_text(path.read_text()[:300])
+    shutil.rmtree(path.parent / "state")
+    code, out, _ = table("1", *words)
+    assert "result.json can't be read" in out
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_row_of_the_noise_floor_says_so_in_a_papers_table_too(table: Table, tmp_path: Path):
+    assert table("1", "--methods", "nudge", "--scenario", "gradual", "--noise-floor", *SIZE)[0] == 0
+    rows = [line for line in (tmp_path / "out/table-1.md").read_text().splitlines() if line.startswith("| ")]
+    assert len([row for row in rows if "`nudge`, not in the paper's table" in row]) == 1
+    assert [row for row in rows if "again from weights" in row]
+
+
+@pytest.mark.parametrize("seeds", ["-1", "0,99999999999999999999"])
+def test_a_seed_that_no_run_takes_is_refused_before_anything_is_written(seeds: str, table: Table, tmp_path: Path):
+    code, _, err = table("1", "--methods", "nudge", "--scenario", "gradual", f"--seeds={seeds}", *SIZE)
+    assert code == 2
+    assert "expected 0 to 9223372036854775807" in err
     assert not (tmp_path / "out").exists()
 
 
