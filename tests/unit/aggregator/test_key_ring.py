@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import MAX_MET, KeyRing
 from replayfleet.federation.errors import MalformedMessage
@@ -74,6 +75,23 @@ def test_a_fleet_whose_first_client_was_enrolled_takes_no_strangers(fleet: Fleet
     fleet.store.pin("cam-1", a_signer().public_key)
     with pytest.raises(MalformedMessage, match="isn't enrolled; `aggregator enroll cam-2`"):
         fleet.takes(a_signer(), "state", "cam-2")
+
+
+def test_who_came_before_the_first_enrolment_and_who_is_revoked_count_no_more(fleet: Fleet, tmp_path: Path) -> None:
+    table, signers = Members(tmp_path), {name: a_signer() for name in ("cam-1", "cam-2")}
+    for name, signer in signers.items():
+        assert fleet.takes(signer, "state", name)
+        fleet.ring.keep(name)
+    table.enrol("cam-1", Issued(1, 0.0, 9e9, 9e9), 1.0)
+    fleet.store.roll.refresh()
+    assert fleet.takes(signers["cam-1"], "up")
+    with pytest.raises(MalformedMessage, match="'cam-2' isn't enrolled"):
+        fleet.takes(signers["cam-2"], "up", "cam-2")
+    table.revoke("cam-1", 2.0)
+    fleet.store.roll.refresh()
+    with pytest.raises(MalformedMessage, match="'cam-1' is revoked; `aggregator enroll cam-1` takes it in again"):
+        fleet.takes(signers["cam-1"], "up")
+    assert fleet.others == [], "it is no other device"
 
 
 def test_only_the_fleets_own_key_announces_and_it_speaks_for_no_client(fleet: Fleet) -> None:
