@@ -167,6 +167,8 @@ class Coordinator:
 
     def farewell(self, now: float) -> None:
         """Say that we stop; a finished run stays announced as finished."""
+        self._seen_at = float("-inf")
+        self._parts.disk.do(self._note_who_was_seen)
         if self._parts.leadership.leads and self.rounds.phase is not Phase.FINISHED:
             self._announce(now, state="offline")
 

@@ -56,7 +56,8 @@ _AT_WILL = frozenset(
         "model rolled back",
     }
 )
-_LINES_PER_S = 0.2
+_LINES_PER_S = 1 / 60
+"""Less often than the heartbeats with which a wrongly set up device repeats itself."""
 _LINES_AT_ONCE = 10
 
 

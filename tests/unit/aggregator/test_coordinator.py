@@ -436,6 +436,14 @@ def test_a_late_upload_counts_once_in_the_open_round_and_its_client_is_told_in_w
     assert again.courier.counts_in == [2], "its round is over, and it stays used"
 
 
+def test_when_members_were_heard_of_is_known_after_a_run_that_was_shorter_than_a_minute(desk: Desk) -> None:
+    desk.online("a")
+    desk.upload("a")
+    assert desk.store.roll.refresh()["a"].seen_at is None
+    desk.coordinator.farewell(2.0)
+    assert desk.store.roll.standings["a"].seen_at is not None
+
+
 def test_what_arrived_of_an_upload_while_a_round_aggregates_is_kept_for_the_next_one(tmp_path: Path) -> None:
     desk = Desk(tmp_path, num_clients=1, late_rounds=1)
     blob = BlobEntry("task", "dd" * 32, 5)
