@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from replayfleet.federation.service.quotas import Limiter
 from replayfleet.federation.service.words import visible
+from replayfleet.federation.wire.protocol.messages import spoken
 
 _CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
 _TALKATIVE = ("amqtt", "onnx_ir", "onnxscript", "torch", "transitions")
@@ -67,7 +68,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, or more where a traceback belongs to it."""
         words = [_timestamp(record), record.levelname, record.getMessage()]
-        words += [f"{key}={_plain(value)}" for key, value in _fields(record).items()]
+        fields = _fields(record)
+        if isinstance(version := fields.get("version"), int):
+            fields = {**fields, "version": spoken(version)}
+        words += [f"{key}={_plain(value)}" for key, value in fields.items()]
         lines = [" ".join(words)]
         if record.exc_info:
             lines += [f"  {line}" for line in self.formatException(record.exc_info).split("\n")]

@@ -27,6 +27,13 @@ def test_a_line_is_event_first_then_key_value():
     assert line.split(" ", 1)[1] == 'INFO round opened round=3 rate=0.5 note="two words" empty=""'
 
 
+def test_versions_of_a_raised_epoch_are_written_as_people_read_them():
+    stream = io.StringIO()
+    configure_logging(stream=stream)
+    EventLogger("a").info("model swapped", version=(1 << 32) + 4)
+    assert stream.getvalue().rstrip("\n").endswith("model swapped version=1/4")
+
+
 def test_json_lines_carry_the_same_fields():
     stream = io.StringIO()
     configure_logging(as_json=True, stream=stream)
