@@ -52,6 +52,8 @@ def outside(standing: Standing) -> Wait | None:
     client, exclusion = standing.client, standing.exclusion
     if standing.revoked_at is not None:
         return Wait(Why.REVOKED, f"its certificates count no more; `aggregator enroll {client}` takes it in again")
+    if standing.is_stranger:
+        return Wait(Why.REVOKED, f"it was never enrolled, and others are; `aggregator enroll {client}` takes it in")
     if exclusion is not None:
         because = f": {exclusion.because}" if exclusion.because else ""
         return Wait(Why.EXCLUDED, f"excluded by {exclusion.by}{because}; `aggregator readmit {client}` brings it back")

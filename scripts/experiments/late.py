@@ -2,16 +2,17 @@
 
     python -m replayfleet.scripts.experiments.late --out runs/late
 
-Five clients learn the ten classes of Fashion-MNIST, two a round in turn, with the models of ``poisoned``. Two of them
-take one and a half rounds for a round: they train every second one, and what they have trained comes in the next. It is
-refused, as ``aggregator serve`` does it by itself, counts whole, or counts as with ``--late-rounds 1``; beside that
-stands a fleet in which nobody is slow. After every run OUT/late.json has all that was measured and OUT/late.md the
-table; the same command goes on with the runs that are missing.
+Five clients learn the ten classes of Fashion-MNIST, two a round in turn or each two for some rounds, with the settings
+of ``poisoned``. Two of them take one and a half rounds for a round: they train every second one, and what they have
+trained comes in the next. It is refused, as ``aggregator serve`` does it by itself, counts whole, or counts as with
+``--late-rounds 1``; beside that stands a fleet in which nobody is slow. After every run OUT/late.json has all that was
+measured and OUT/late.md the table; the same command goes on with the runs that are missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from replayfleet.scripts.experiments.poisoned import SETTINGS, as_lines
 
 NUM_CLIENTS, NUM_SLOW, NUM_ROUNDS = 5, 2, 12
 SAMPLES_PER_CLASS, TEST_SAMPLES_PER_CLASS = 24, 30
-METHOD_NAMES = ("fedavg", "pfedgrp")
+METHOD_NAMES, STREAM_NAMES = ("fedavg", "pfedgrp"), ("circulating", "gradual")
 
 WAYS = {
     "nobody is slow": None,
@@ -90,51 +91,65 @@ class LateSimulation(Simulation):
         return dict(sorted(trained.items()))
 
 
-def simulation(method_name: str, way: str, seed: int, dataset: Dataset) -> Simulation:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    scenario: str
+    method: str
+    way: str
+    seed: int
+
+
+def simulation(cell: Cell, dataset: Dataset) -> Simulation:
     """Return a run that has not begun."""
     wanted = StreamSettings(
-        scenario="circulating",
+        scenario=cell.scenario,
         num_clients=NUM_CLIENTS,
         num_rounds=NUM_ROUNDS,
         samples_per_class=SAMPLES_PER_CLASS,
         test_samples_per_class=TEST_SAMPLES_PER_CLASS,
-        seed=seed,
+        seed=cell.seed,
     )
     met = wanted, dataset.train.labels, dataset.test.labels, dataset.task.num_classes
-    texts = {key: str(value) for key, value in SETTINGS[method_name].items()}
-    method = method_from(METHODS[method_name], dataset.task, "small", texts)
-    shared: dict[str, Any] = {"method": method, "dataset": dataset, "run_seed": seed, "sampler": sampler_of(method)}
-    becomes = WAYS[way]
+    texts = {key: str(value) for key, value in SETTINGS[cell.method].items()}
+    method = method_from(METHODS[cell.method], dataset.task, "small", texts)
+    shared: dict[str, Any] = {
+        "method": method,
+        "dataset": dataset,
+        "run_seed": cell.seed,
+        "sampler": sampler_of(method),
+    }
+    becomes = WAYS[cell.way]
     if becomes is None:
         return Simulation(stream=Stream(*met), **shared)
     return LateSimulation(stream=StreamOfSlow(*met), becomes=becomes, **shared)
 
 
-def measured(method_name: str, way: str, seed: int, dataset: Dataset) -> dict[str, Any]:
+def measured(cell: Cell, dataset: Dataset) -> dict[str, Any]:
     """Run, and return accuracies by round as JSON values: of the whole fleet, and of its slow clients."""
-    records = simulation(method_name, way, seed, dataset).run()
+    records = simulation(cell, dataset).run()
     slow = [client_id(index) for index in range(NUM_CLIENTS - NUM_SLOW, NUM_CLIENTS)]
+    of_slow = [statistics.mean(record.clients[name].accuracy for name in slow) for record in records]
     return {
-        "method": method_name,
-        "way": way,
-        "seed": seed,
+        **dataclasses.asdict(cell),
         "accuracy": [round(record.accuracy, 4) for record in records],
-        "accuracy_of_slow": [
-            round(statistics.mean(record.clients[name].accuracy for name in slow), 4) for record in records
-        ],
+        "accuracy_of_slow": [round(value, 4) for value in of_slow],
         "commit": commit(),
     }
 
 
 def page(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the table: mean accuracy over all rounds and over the last five, and that of the slow clients, in %."""
-    lines = ["| method | late uploads | all rounds | last five | slow clients, last five |", "|---|---|--:|--:|--:|"]
-    for name in dict.fromkeys(run["method"] for run in runs):
-        for way in WAYS:
-            if those := [run for run in runs if (run["method"], run["way"]) == (name, way)]:
-                columns = (("accuracy", 0), ("accuracy", -5), ("accuracy_of_slow", -5))
-                numbers = " | ".join(_over(those, key, since) for key, since in columns)
-                lines.append(f"| `{name}` | {way} | {numbers} |")
+    lines = [
+        "| stream | method | late uploads | all rounds | last five | slow clients, last five |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    columns = (("accuracy", 0), ("accuracy", -5), ("accuracy_of_slow", -5))
+    for scenario, name, way in itertools.product(STREAM_NAMES, METHOD_NAMES, WAYS):
+        if those := [run for run in runs if (run["scenario"], run["method"], run["way"]) == (scenario, name, way)]:
+            numbers = " | ".join(_over(those, key, since) for key, since in columns)
+            lines.append(f"| {scenario} | `{name}` | {way} | {numbers} |")
     return "\n".join(lines) + "\n"
 
 
@@ -159,19 +174,17 @@ def late(out: Path, data_root: Path | None, seeds: str) -> None:
     dataset = dataclasses.replace(whole, task=dataclasses.replace(whole.task, stem="imagenet", generator_width=8))
     path = out / "late.json"
     runs: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["runs"] if path.exists() else []
-    done = {(run["method"], run["way"], run["seed"]) for run in runs}
-    for seed in numbers:
-        for name in METHOD_NAMES:
-            for way in WAYS:
-                if (name, way, seed) in done:
-                    continue
-                runs.append(measured(name, way, seed, dataset))
-                print(
-                    f"seed {seed}  {name:<8} {way:<26} {100 * statistics.mean(runs[-1]['accuracy']):.1f} %", flush=True
-                )
-                found = {"settings": SETTINGS, "hardware": hardware(), "versions": versions(), "runs": runs}
-                write_atomic(path, as_lines(found))
-                write_atomic(out / "late.md", page(runs).encode())
+    done = {Cell(run["scenario"], run["method"], run["way"], run["seed"]) for run in runs}
+    for scenario, seed, name, way in itertools.product(STREAM_NAMES, numbers, METHOD_NAMES, WAYS):
+        cell = Cell(scenario, name, way, seed)
+        if cell in done:
+            continue
+        runs.append(measured(cell, dataset))
+        average = 100 * statistics.mean(runs[-1]["accuracy"])
+        print(f"{scenario:<11} seed {seed}  {name:<8} {way:<26} {average:.1f} %", flush=True)
+        found = {"settings": SETTINGS, "hardware": hardware(), "versions": versions(), "runs": runs}
+        write_atomic(path, as_lines(found))
+        write_atomic(out / "late.md", page(runs).encode())
 
 
 def main() -> None:

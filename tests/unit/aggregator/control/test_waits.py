@@ -25,6 +25,7 @@ def presence(**changes: Any) -> Presence:
     ("standing", "said", "live", "awaited", "why", "text"),
     [
         (replace(MEMBER, revoked_at=1.0), THERE, True, True, Why.REVOKED, "`aggregator enroll cam-1`"),
+        (replace(MEMBER, is_stranger=True), THERE, True, True, Why.REVOKED, "never enrolled, and others are"),
         (replace(MEMBER, exclusion=Exclusion(1.0, "ana", "")), THERE, True, False, Why.EXCLUDED, "by ana; "),
         (replace(MEMBER, trains=False), THERE, True, False, Why.SERVES_ONLY, "no round waits for it"),
         (replace(MEMBER, seen_at=None), None, False, True, Why.NEVER_SEEN, "never came"),
