@@ -92,6 +92,8 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
         f"fleet {made.fleet} restored to round {made.round}, in epoch {made.epoch}: {made.folder}; "
         "start `aggregator serve` as before, the clients go on from there"
     )
+    if made.revoked_since:
+        click.echo(f"revoked since the backup, and members again: {', '.join(made.revoked_since)}; revoke them again")
 
 
 @cli.command()

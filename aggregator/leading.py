@@ -71,6 +71,7 @@ class Leadership:
         self._home = home
         self._place = place
         self._claim = claim
+        self._highest = -1  # epoch in which anybody led: a last will says that of its process's start
         self._since: float | None = None
         self._heard_at = 0.0
         self._gone_at: float | None = None
@@ -108,6 +109,8 @@ class Leadership:
         """Take another aggregator's word, which nobody has forged: the transport saw to that."""
         if word.instance == self.instance:
             return Deed.NOTHING
+        if word.state != "standby":
+            self._highest = max(self._highest, word.epoch)
         if self.leads:
             if word.state in {"standby", "offline"} or (word.epoch, word.instance) < (self.epoch, self.instance):
                 return Deed.ANSWER  # its word may be the retained one now
@@ -145,7 +148,7 @@ class Leadership:
 
     def _lead(self) -> Deed:
         if self.rival is not None:
-            self.epoch = max(self.epoch, self.rival.epoch + 1)
+            self.epoch = max(self.epoch, self._highest + 1)
         self.standing = Standing.LEADING
         return Deed.LEAD
 

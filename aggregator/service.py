@@ -115,7 +115,7 @@ class AggregatorService:
         place = (self._store.epoch(), self._store.round().index)
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
         presence = PresenceTable()
-        ring = KeyRing(releases.signer, self._store, presence.is_live, self._on_other_device)
+        ring = KeyRing(releases.signer, self._store, presence.is_live, self._on_other_device, self._on_refused)
         voices = Voices(releases.signer, ring)
         self._thumbnails = ThumbnailDesk(folder, voices, lambda name: self._store.signing_key(name) is not None)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
@@ -268,6 +268,9 @@ class AggregatorService:
 
     def _on_other_device(self, client: str) -> None:
         self._parts.journal.add("other device", client=client, reason="it has this name, and another signing.key")
+
+    def _on_refused(self, client: str, why: str) -> None:
+        self._parts.journal.add("client refused", client=client, reason=why)
 
     def _look(self, now: float) -> Waits:
         """See what keeps this aggregator from its work, and since when."""

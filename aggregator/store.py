@@ -323,8 +323,9 @@ class AggregatorStore:
 
     def is_enrolled(self, client_id: str = "") -> bool:
         """Whether this client, or any, was enrolled by an operator."""
-        question = "SELECT 1 FROM signing_keys WHERE enrolled AND ? IN ('', client) LIMIT 1"
-        return self._db.execute(question, (client_id,)).fetchone() is not None
+        which, values = ("client = ?", (client_id,)) if client_id else ("1", ())
+        question = f"SELECT 1 FROM signing_keys WHERE {which} AND enrolled LIMIT 1"  # noqa: S608
+        return self._db.execute(question, values).fetchone() is not None
 
     def shut_out(self, client_id: str) -> str:
         """Say why nothing that this client signs counts, as of the roll's last ``refresh``; empty if it counts."""

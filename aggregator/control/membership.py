@@ -60,6 +60,8 @@ def readmitting(standing: Standing) -> Plan:
     Raises:
         VerbRefused: It isn't excluded.
     """
+    if standing.is_stranger:
+        raise VerbRefused(f"{standing.client} isn't enrolled; `aggregator enroll {standing.client}` lets it in")
     if standing.exclusion is None:
         raise VerbRefused(f"{standing.client} isn't excluded")
     return Plan(f"{standing.client} takes part again.", f"aggregator exclude {standing.client}")

@@ -76,6 +76,8 @@ class Planner:
         versions, roll = self._parts.store.versions, self._parts.store.roll
         if verb.client != EVERYBODY:
             client = known(verb.client, roll.standings).client
+            if why := self._parts.store.shut_out(client):
+                raise VerbRefused(f"{client} {why}")
             if roll.excludes(client):
                 raise VerbRefused(
                     f"{client} is excluded, and gets no models; `aggregator readmit {client}` comes first"

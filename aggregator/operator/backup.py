@@ -26,13 +26,17 @@ _NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied."""
+    """What was copied.
+
+    ``revoked_since``: members of a restored store who were revoked in the one that it replaces.
+    """
 
     folder: Path
     fleet: str
     round: int
     epoch: int
     num_blobs: int
+    revoked_since: tuple[str, ...] = ()
 
 
 def back_up(data_dir: Path, target: Path) -> Copied:
@@ -77,7 +81,8 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
         store = AggregatorStore(fresh)
         try:
             store.move()
-            return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs)
+            since = _revoked(data_dir) - store.roll.revoked
+            return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs, tuple(sorted(since)))
         finally:
             store.close()
 
@@ -86,6 +91,15 @@ def _check_apart(target: Path, source: Path) -> None:
     """Refuse a copy within what is copied: the next one would hold it too, and so on."""
     if target.resolve().is_relative_to(source.resolve()):
         raise SettingsError(f"{target} lies in {source} itself; choose a folder beside it, best on another disk")
+
+
+def _revoked(folder: Path) -> frozenset[str]:
+    if not (folder / DATABASE).is_file():
+        return frozenset()
+    with contextlib.closing(_opened(folder)) as store, contextlib.suppress(sqlite3.Error):  # of an earlier version
+        store.roll.refresh()
+        return store.roll.revoked
+    return frozenset()
 
 
 def _check(backup: Path) -> str:
@@ -127,9 +141,10 @@ def _copied(source: Path, fresh: Path, target: Path) -> Copied:
         new.execute("PRAGMA journal_mode=DELETE")  # one file, which a read-only disk can serve too
     store = _opened(fresh)
     try:
-        spec, needed = store.spec(), store.referenced()
+        spec = store.spec()
         if spec is None:
             raise SettingsError(f"data dir {source}: its run has not begun yet")
+        needed = store.referenced()
         copied = Copied(target, spec.fleet, store.round().index, store.epoch(), len(needed))
     finally:
         store.close()

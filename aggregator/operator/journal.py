@@ -38,6 +38,7 @@ _WARNINGS = frozenset(
         "download failed",
         "download refused",
         "client ahead",
+        "client refused",
         "other device",
         "broker refuses",
     }
@@ -48,6 +49,7 @@ _AT_WILL = frozenset(
         "client online",
         "client gone",
         "client ahead",
+        "client refused",
         "other device",
         "upload rejected",
         "transfer failed",

@@ -43,6 +43,7 @@ class KeyRing:
         pins: keys of members.
         lives: whether a client is there now.
         other_device: told a client's name when somebody with another key uses it.
+        refused: told a client's name, and why nothing that it signs counts.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class KeyRing:
         pins: Pins,
         lives: Callable[[str], bool],
         other_device: Callable[[str], object] = lambda client: None,
+        refused: Callable[[str, str], object] = lambda client, why: None,
     ) -> None:
         self._own = own
         self._pins = pins
         self._lives = lives
         self._other_device = other_device
+        self._refused = refused
         self._met: OrderedDict[str, bytes] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
@@ -65,6 +68,7 @@ class KeyRing:
         check(address.peer != EVERYBODY, "an announcement that another key than this fleet's signed")
         client, known = address.peer, self._key_of(address.peer)
         if why := self._pins.shut_out(client):
+            self._refused(client, why)
             raise MalformedMessage(f"client {client!r} {why}")
         if known == sealed.key:
             return True
@@ -92,4 +96,6 @@ class KeyRing:
             self._pins.pin(client_id, key, enrolled=False)
 
     def _key_of(self, client_id: str) -> bytes | None:
+        if client_id in self._met and self._pins.is_enrolled(client_id):  # meanwhile: an operator's word counts
+            del self._met[client_id]
         return self._met.get(client_id) or self._pins.signing_key(client_id)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny_fleet import TinyFleet
 
+from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
@@ -35,6 +36,27 @@ def test_a_backup_beside_a_running_aggregator_is_whole_and_private(fleet: TinyFl
     with pytest.raises(SettingsError, match="not empty"):
         back_up(data_dir, tmp_path / "backup")
     fleet.close()
+
+
+def test_a_fleet_that_has_not_begun_is_no_backup_yet(tmp_path: Path) -> None:
+    (tmp_path / "agg").mkdir()
+    AggregatorStore(tmp_path / "agg").close()  # as after `aggregator enroll`
+    with pytest.raises(SettingsError, match="has not begun yet"):
+        back_up(tmp_path / "agg", tmp_path / "backup")
+
+
+def test_who_was_revoked_since_the_backup_is_named(fleet: TinyFleet, tmp_path: Path) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    table = Members(data_dir)
+    for number in (1, 2):
+        table.enrol(f"cam-{number}", Issued(number, 0.0, 9e9, 9e9), 1.0)
+    table.revoke("cam-2", 2.0)
+    back_up(data_dir, tmp_path / "backup")
+    table.revoke("cam-1", 3.0)
+    table.close()
+    fleet.close()
+    assert restore(tmp_path / "backup", data_dir, replace=True).revoked_since == ("cam-1",)
+    assert restore(tmp_path / "backup", tmp_path / "new").revoked_since == ()
 
 
 def test_a_copy_within_what_is_copied_is_refused(fleet: TinyFleet, tmp_path: Path) -> None:

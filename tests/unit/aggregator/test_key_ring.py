@@ -94,6 +94,17 @@ def test_who_came_before_the_first_enrolment_and_who_is_revoked_count_no_more(fl
     assert fleet.others == [], "it is no other device"
 
 
+def test_a_key_that_was_met_before_its_client_was_enrolled_is_forgotten_by_that(fleet: Fleet) -> None:
+    rogue, enrolled = a_signer(), a_signer()
+    assert fleet.takes(rogue, "state")
+    fleet.store.pin("cam-1", enrolled.public_key)
+    assert fleet.takes(enrolled, "up")
+    with pytest.raises(MalformedMessage, match="another key"):
+        fleet.takes(rogue, "state")
+    fleet.ring.keep("cam-1")
+    assert fleet.store.signing_key("cam-1") == enrolled.public_key
+
+
 def test_only_the_fleets_own_key_announces_and_it_speaks_for_no_client(fleet: Fleet) -> None:
     assert fleet.takes(fleet.own, "round")
     assert not fleet.takes(fleet.own, "control")

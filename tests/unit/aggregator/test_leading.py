@@ -114,6 +114,16 @@ def test_of_two_that_lead_the_lower_epoch_steps_back_and_the_other_says_its_word
     assert equal.heard(said("mm-1"), 2.0) is Deed.STAND_BY, "one of two, the same one for both"
 
 
+def test_the_will_of_a_leader_says_the_epoch_of_its_start_and_who_takes_over_leads_above_that_which_it_led_in() -> None:
+    spare = begun("spare", epoch=2)
+    spare.heard(said("first-0", 10, epoch=3), 0.1)
+    spare.heard(said("first-0", 10, epoch=3), 0.2)
+    assert not spare.leads
+    spare.heard(said("first-0", 0, "offline", epoch=1), 1.0)
+    assert spare.tick(1.0 + PATIENCE_S) is Deed.LEAD
+    assert spare.epoch == 4
+
+
 def test_a_late_will_is_answered() -> None:
     leader = begun("mm")
     leader.tick(LISTEN_S)
