@@ -102,6 +102,8 @@ def _opened(uri: CameraUri) -> Camera:
         return SupervisedCamera(uri.settings, uri.name)
     try:
         camera: Camera = kind.camera()(uri.settings, uri.name)
+        if uri.scheme not in CAMERAS:
+            _check_added(camera, uri.name)
     except Exception as error:
         if uri.scheme in CAMERAS or isinstance(error, ReplayfleetError):
             raise
@@ -109,6 +111,17 @@ def _opened(uri: CameraUri) -> Camera:
             f"source {uri.name}: {uri.scheme}://, of an installed package, failed ({type(error).__name__}: {error})"
         ) from error
     return camera
+
+
+def _check_added(camera: Camera, name: str) -> None:
+    """Raise unless an added camera has what every camera has: later it would be found out in the middle of a round."""
+    said: dict[str, object] = {"live": camera.live, "class_names": camera.class_names, "describe()": camera.describe()}
+    kinds: dict[str, type] = {"live": bool, "class_names": tuple, "describe()": str}
+    for what, kind in kinds.items():
+        if not isinstance(said[what], kind):
+            raise TypeError(f"its {what} is {said[what]!r:.80}, expected {kind.__name__}")
+    if camera.name != name or not callable(camera.pictures):
+        raise TypeError(f"its name is {camera.name!r:.80}, expected {name!r}")
 
 
 def cameras_with_samples(

@@ -95,6 +95,7 @@ def _added(spec: TaskSpec) -> nn.Module:
         features = module.features(images)  # type: ignore[operator]
         found = [tuple(each.shape) for each in (module(images), module.head(features), module.head.weight)]  # type: ignore
         lost = {key for key, _ in module.named_buffers()} - module.state_dict().keys()
+        undrawn = [type(layer).__name__ for layer in module.modules() if not (_is_known(layer) or _draws(layer))]
     except Exception as error:  # it is not our code, and may fail in any way
         raise SettingsError(f"{what} can't be built ({type(error).__name__}: {error})") from error
     logits = (2, spec.num_classes)
@@ -106,6 +107,11 @@ def _added(spec: TaskSpec) -> nn.Module:
         )
     if lost:
         raise SettingsError(f"{what} has buffers that its state_dict leaves out: {', '.join(sorted(lost))}")
+    if undrawn:
+        raise SettingsError(
+            f"{what} has layers with parameters or buffers that nothing draws: {', '.join(sorted(set(undrawn)))}; give "
+            "them a method draw(rng) that sets all of them, for they are zero until then"
+        )
     _SOUND[spec] = make
     return module.train()
 
@@ -164,7 +170,7 @@ def initialise(module: M, rng: torch.Generator) -> M:
     for layer in module.modules():
         if isinstance(layer, (nn.modules.batchnorm._NormBase)):
             layer.reset_running_stats()
-        if any(True for _ in layer.parameters(recurse=False)):
+        if _has_tensors(layer):
             draw(layer, rng)
     return module
 
@@ -186,17 +192,41 @@ def _build(construct: Callable[[], M], device: str) -> M:
     return module
 
 
+_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+_NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
+def _has_tensors(layer: nn.Module) -> bool:
+    """Whether a layer has parameters of its own, or buffers that it says how to set."""
+    return any(True for _ in layer.parameters(recurse=False)) or (
+        _draws(layer) and any(True for _ in layer.buffers(recurse=False))
+    )
+
+
+def _draws(layer: nn.Module) -> bool:
+    return callable(getattr(layer, "draw", None))
+
+
+def _is_known(layer: nn.Module) -> bool:
+    """Whether all of a layer's own tensors, if it has any, are drawn by ``initialise`` without its help."""
+    if isinstance(layer, (*_CONVOLUTIONS, *_NORMALISATIONS, CosineHead, PixelScale)):
+        return True
+    return not (any(True for _ in layer.parameters(recurse=False)) or any(True for _ in layer.buffers(recurse=False)))
+
+
 def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:
-    if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+    if isinstance(layer, _CONVOLUTIONS):
         bound = 1 / math.sqrt(layer.weight[0].numel())
         layer.weight.uniform_(-bound, bound, generator=rng)
         if layer.bias is not None:
             layer.bias.uniform_(-bound, bound, generator=rng)
         if isinstance(layer, DetectionHead):
             layer.start_unconfident()
-    elif isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm)):
-        layer.weight.fill_(1.0)
-        layer.bias.zero_()
+    elif isinstance(layer, _NORMALISATIONS):
+        if layer.weight is not None:
+            layer.weight.fill_(1.0)
+        if layer.bias is not None:
+            layer.bias.zero_()
     elif isinstance(layer, CosineHead):
         bound = 1 / math.sqrt(layer.weight[0].numel())
         layer.weight.uniform_(-bound, bound, generator=rng)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Meta
 
-from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS
+from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS, CAMERAS, CameraKind
 from replayfleet.edge_client.flow import Rate
 from replayfleet.federation.errors import SettingsError, nearest
 from replayfleet.federation.paths import expanded
@@ -157,13 +157,27 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
     return _typed(FolderUri, query, {"path": expanded(place)})
 
 
+def _settings_type(scheme: str, kind: CameraKind) -> Any:
+    try:
+        found = kind.settings()
+    except Exception as error:
+        if scheme in CAMERAS:
+            raise
+        raise SettingsError(
+            f"source {scheme}://, of an installed package, has no settings ({type(error).__name__}: {error})"
+        ) from error
+    if not is_dataclass(found):
+        raise SettingsError(f"source {scheme}://, of an installed package: its settings {found!r:.80} are no dataclass")
+    return found
+
+
 def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
     """Fill a camera's settings: its place from the middle of the URI, the others from the query.
 
     A network stream has a query of its own, so there the settings stand behind ``#``.
     """
     kind = ALL_CAMERAS.named(scheme, _SCHEMES)
-    settings_type = kind.settings()
+    settings_type = _settings_type(scheme, kind)
     if kind.place == "url":
         address, _, fragment = uri.partition("#")
         return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})

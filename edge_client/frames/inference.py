@@ -173,6 +173,8 @@ def _check(camera: Camera, picture: Picture) -> None:
     given: object = picture
     if not isinstance(given, Picture):
         raise TypeError(f"it gave {given!r:.80}, expected a Picture")
+    if type(picture.frame_id) is not int or not isinstance(picture.place, str):
+        raise TypeError(f"frame_id is {picture.frame_id!r:.80} and place {picture.place!r:.80}, expected int and str")
     if picture.camera != camera.name:
         raise ValueError(f"its picture is of camera {picture.camera!r:.80}, not of {camera.name!r}")
     if not 0 <= picture.captured_at <= time.monotonic() + _SLACK_S:

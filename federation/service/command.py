@@ -152,7 +152,9 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
         case ReplayfleetError():
             return str(error), 2 if isinstance(error, SettingsError) else 1
         case ModuleNotFoundError():
-            return f"{error}; install replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build", 2
+            ours = (error.name or "").partition(".")[0] in _EXTRAS
+            own = "replayfleet[cpu] or replayfleet[cuda], on a Jetson the vendor's build"
+            return f"{error}; install {own if ours else 'what the package that asks for it needs'}", 2
         case click.ClickException():
             return f"{error.format_message()} ({_path(name, error)} --help lists all options)", 2
         case click.Abort():
@@ -163,6 +165,10 @@ def explained(name: str, error: Exception) -> tuple[str, int]:
         case Exception() if is_damage(error):
             return f"a database is damaged ({error}); put a backup of the data dir in its place", 2
     raise error
+
+
+_EXTRAS = frozenset({"torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "cv2", "matplotlib"})
+"""Modules that an extra of ours brings."""
 
 
 def _path(name: str, error: click.ClickException) -> str:

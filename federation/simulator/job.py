@@ -48,6 +48,7 @@ from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, defa
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 from replayfleet.federation.wire.protocol.tensors import digest
+from replayfleet.models.build import build_task_model
 from replayfleet.models.specs import ARCHITECTURES, plain_task
 
 _CHART = "accuracy.png"
@@ -226,6 +227,7 @@ def prepare(spec: RunSpec, command: Sequence[str] = ()) -> Job:
     data = load_any_dataset(spec.dataset, data_root=spec.data_root, image_size=spec.image_size, download=spec.download)
     simulation = simulation_of(spec, wanted, data)
     torch_device(spec.torch_device)
+    build_task_model(simulation.method.task, device="meta")
     identity = identity_of(spec, simulation)
     compared = [read_result(path, identity) for path in spec.compare]
     if sum(other.run["method"] == "centralized" for other in compared) > 1:

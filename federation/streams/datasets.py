@@ -154,11 +154,9 @@ def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
         if tuple(one.images.shape[1:]) != (height, width, channels) or some.dtype != np.uint8:
             shape = f"{tuple(one.images.shape)} {some.dtype}"
             raise SettingsError(f"data set {name}, of an installed package: {part} images are {shape}, not {expected}")
-        if one.labels.dtype.kind not in "iu" or not len(one.labels):
-            shape = f"{len(one.labels)} of {one.labels.dtype}"
-            raise SettingsError(
-                f"data set {name}, of an installed package: {part} labels are {shape}, not whole numbers"
-            )
+        if one.labels.dtype != np.int64 or one.labels.ndim != 1 or not len(one.labels):
+            shape = f"{one.labels.shape} {one.labels.dtype}"
+            raise SettingsError(f"data set {name}, of an installed package: {part} labels are {shape}, not (N,) int64")
 
 
 def load_any_dataset(
@@ -224,6 +222,11 @@ def _task(name: str, kind: DatasetKind, size: int, class_names: tuple[str, ...])
         return kind.task
     if name == "features":
         return TaskSpec(1, size, class_names, architecture="linear")
+    if size not in _FOLDER_MODELS:
+        raise SettingsError(
+            f"data set {name} names no task, and has images of {size} pixels; without a task they are "
+            f"{', '.join(map(str, _FOLDER_MODELS))}"
+        )
     stem, width = _FOLDER_MODELS[size]
     return TaskSpec(3, size, class_names, stem, width)
 

@@ -189,6 +189,8 @@ from replayfleet.models.specs import TaskSpec
 YARD = DatasetKind((28,), lambda folder, size: None, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
 SMALL = dataclasses.replace(YARD, image_sizes=(32,))
 GATE = CameraKind("yard", "Settings", "Camera", "path")
+BARE = CameraKind("yard", "Nothing", "Camera", "path")
+PLAIN = CameraKind("builtins", "int", "int", "path")
 WATCHED = dataclasses.replace(GATE, supervised=True)
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +203,8 @@ class Settings:
         code,
         **{
             "replayfleet.datasets": {"yard": "yard:YARD", "small": "yard:SMALL"},
-            "replayfleet.sources": {"gate": "yard:GATE", "watched": "yard:WATCHED", "Gate_2": "yard:GATE"},
+            "replayfleet.sources": {"gate": "yard:GATE", "watched": "yard:WATCHED", "Gate_2": "yard:GATE"}
+            | {"bare": "yard:BARE", "plain": "yard:PLAIN"},
         },
     )
     assert task_for("yard").class_names == ("gate", "cart")
@@ -214,9 +217,58 @@ class Settings:
         SettingsError, match=r"source camera-0: gate://, of an installed package, failed .*has no attribute"
     ):
         _opened(parsed)
+    with pytest.raises(SettingsError, match=r"source bare://, of an installed package, has no settings \(AttributeErr"):
+        parse_source("bare:///left")
+    with pytest.raises(SettingsError, match=r"its settings .* are no dataclass"):
+        parse_source("plain:///left")
     for scheme, problem in (("watched", "can be supervised"), ("Gate_2", "small letters"), ("gat", "mean 'gate'")):
         with pytest.raises(SettingsError, match=problem):
             parse_source(f"{scheme}:///left")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("", ""),
+        ("live = None", "TypeError: its live is None, expected bool"),
+        ("class_names = ['a']", "class_names is .* expected tuple"),
+        ("describe = lambda self: 1 / 0", "ZeroDivisionError"),
+        ("del describe", "AttributeError"),
+        ("name = 'other'", "TypeError: its name is 'other', expected 'camera-0'"),
+    ],
+)
+def test_a_camera_of_a_package_is_held_against_what_a_camera_is_before_anything_starts(
+    install: Install, change: str, problem: str
+) -> None:
+    code = f"""
+import dataclasses
+from replayfleet.edge_client.cameras.kinds import CameraKind
+
+GATE = CameraKind("yardcam", "Settings", "Camera", "path")
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    path: str
+
+class Camera:
+    live, class_names, name = True, (), "camera-0"
+
+    def __init__(self, settings, name):
+        pass
+
+    def pictures(self, stop):
+        yield from ()
+
+    def describe(self):
+        return "a gate"
+
+    {change}
+"""
+    install("yardcam", code, **{"replayfleet.sources": {"gate": "yardcam:GATE"}})
+    parsed = parse_source("gate:///left")
+    assert isinstance(parsed, CameraUri)
+    with pytest.raises(SettingsError, match=problem) if problem else contextlib.nullcontext():
+        _opened(parsed)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +280,9 @@ class Settings:
         ("2, 28, 28, 1", "float32", "[0, 1]", "float32, not"),
         ("2, 28, 28, 1", "uint8", "[0, 2]", "can't be read from .*: labels must be 0 to 1, got up to 2"),
         ("2, 28, 28, 1", "uint8", "[0]", "can't be read from .*: 2 images but 1 labels"),
-        ("2, 28, 28, 1", "uint8", "[0., 1.]", "train labels are 2 of float64, not whole numbers"),
-        ("0, 28, 28, 1", "uint8", "np.empty(0, int)", "train labels are 0 of int64"),
+        ("2, 28, 28, 1", "uint8", "[0., 1.]", r"train labels are \(2,\) float64, not \(N,\) int64"),
+        ("2, 28, 28, 1", "uint8", "np.array([0, 1], np.uint8)", r"train labels are \(2,\) uint8, not \(N,\) int64"),
+        ("0, 28, 28, 1", "uint8", "np.empty(0, int)", r"train labels are \(0,\) int64"),
         ("1 / 0", "uint8", "[0]", r"can't be read from .* \(ZeroDivisionError: division by zero"),
         ("", "", "", "gave 42, expected two LabelledImages"),
     ],
@@ -303,6 +356,17 @@ def test_a_task_model_of_a_package_is_exported_and_drawn_like_ours(install: Inst
     assert probe.batch_size
 
 
+def test_buffers_of_a_layer_of_a_package_are_what_the_layer_sets(install: Install) -> None:
+    code = MODEL.replace("def draw(self, rng):", "def draw(self, rng):\n        self.mean.fill_(2.0)").replace(
+        "self.scale = nn.Parameter(torch.empty(8))",
+        "self.scale = nn.Parameter(torch.empty(8)); self.register_buffer('mean', torch.zeros(1))",
+    )
+    only = code.replace("self.scale = nn.Parameter(torch.empty(8))", "self.register_buffer('scale', torch.zeros(8))")
+    for name, one in (("yardnet", code), ("barnnet", only)):
+        install(name, one, **{"replayfleet.models": {name: f"{name}:Net"}})
+        assert initialise(build_task_model(yard_task(name)), torch.Generator()).scale.mean.item() == 2.0
+
+
 def test_a_task_model_of_a_package_is_looked_at_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("yardnet", MODEL, **{"replayfleet.models": {"yard": "yardnet:Net"}})
     names = build_task_model(yard_task()).state_dict().keys()
@@ -337,6 +401,14 @@ def test_a_fleet_s_task_names_it_and_who_lacks_the_package_is_told(install: Inst
                 "self.scale = Scale(); self.register_buffer('seen', torch.zeros(1), persistent=False)",
             ),
             "has buffers that its state_dict leaves out: seen",
+        ),
+        (
+            MODEL.replace("def draw", "def drew"),
+            "parameters or buffers that nothing draws: Scale; give them a method draw",
+        ),
+        (
+            MODEL.replace("self.scale = Scale()", "self.scale = Scale(); self.register_buffer('mean', torch.ones(1))"),
+            "nothing draws: Net",
         ),
     ],
 )

@@ -423,6 +423,8 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
         (replace(picture(0), captured_at=math.nan), "ValueError: captured_at is nan"),
         (replace(picture(0), captured_at=-1e300), "ValueError: captured_at is -1e+300"),
         (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
+        (replace(picture(0), frame_id=np.int64(3)), "frame_id is np.int64(3)"),
+        (replace(picture(0), place=5), "and place 5, expected int and str"),
         (SystemExit(3), "SystemExit: 3"),
     ],
 )

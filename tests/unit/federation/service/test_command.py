@@ -116,6 +116,12 @@ def test_what_a_disk_does_to_a_command_is_one_line(error: Exception, said: str, 
     assert found == code
 
 
+@pytest.mark.parametrize(("name", "what"), [("torch", "replayfleet[cpu]"), ("scippy", "what the package that asks")])
+def test_a_module_that_is_missing_is_ours_or_another_package_s(name: str, what: str) -> None:
+    text, code = explained("fleet-sim", ModuleNotFoundError(f"No module named {name!r}", name=name))
+    assert (code, f"install {what}" in text) == (2, True)
+
+
 def test_without_arguments_a_program_prints_its_help_as_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
