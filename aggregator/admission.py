@@ -86,7 +86,7 @@ class Gate:
                 f"upload is for round {manifest.round}, {rounds.phase.value} round is {rounds.index}",
             )
         if not rounds.is_open:
-            next_takes = rounds.phase is Phase.AGGREGATING and rounds.rules.late_rounds
+            next_takes = rounds.phase is Phase.AGGREGATING and rounds.takes(manifest.round - 1)
             raise UploadRejected(
                 Reason.BUSY if next_takes else Reason.WRONG_ROUND,
                 f"round {rounds.index} takes no uploads, it is {rounds.phase.value}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sqlite3
 from collections import Counter
 from typing import Literal
 
@@ -167,10 +169,11 @@ class Coordinator:
 
     def farewell(self, now: float) -> None:
         """Say that we stop; a finished run stays announced as finished."""
-        self._seen_at = float("-inf")
-        self._parts.disk.do(self._note_who_was_seen)
         if self._parts.leadership.leads and self.rounds.phase is not Phase.FINISHED:
             self._announce(now, state="offline")
+        self._seen_at = float("-inf")
+        with contextlib.suppress(sqlite3.Error):  # of a store that is closed already, or damaged
+            self._note_who_was_seen(now)
 
     def _list_members(self, now: float) -> None:
         parts = self._parts
@@ -237,6 +240,7 @@ class Coordinator:
             )
             parts.journal.add("epoch raised", round=self.rounds.index, detail=detail)
         self.rounds.begin_again(now)
+        self._list_members(now)  # who was revoked while nobody led counts no more
         self._chronicle.started()
         self.control.tell(recovering=True)
         self._announce(now)

@@ -262,8 +262,14 @@ class AggregatorStore:
 
     def counts_in(self, client_id: str, manifest: Manifest) -> int | None:
         """The round, not long past, in which this very upload counts; None if it doesn't."""
-        rows = self._db.execute(
-            "SELECT round, manifest FROM uploads WHERE round >= ? AND client = ?", (manifest.round, client_id)
+        newest = self.round().index
+        rounds = range(max(0, newest - KEEP_ROUNDS, manifest.round), newest + 1)
+        rows = (
+            row
+            for index in rounds  # by the key of the table, one after the other
+            for row in self._db.execute(
+                "SELECT round, manifest FROM uploads WHERE round = ? AND client = ?", (index, client_id)
+            )
         )
         same = (index for index, one in rows if msgspec.msgpack.decode(one, type=Manifest).mark == manifest.mark)
         return next(same, None)

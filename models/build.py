@@ -211,7 +211,10 @@ def _is_known(layer: nn.Module) -> bool:
     """Whether all of a layer's own tensors, if it has any, are drawn by ``initialise`` without its help."""
     if isinstance(layer, (*_CONVOLUTIONS, *_NORMALISATIONS, CosineHead, PixelScale)):
         return True
-    return not (any(True for _ in layer.parameters(recurse=False)) or any(True for _ in layer.buffers(recurse=False)))
+    if any(True for _ in layer.parameters(recurse=False)):
+        return False
+    is_reset = isinstance(layer, nn.modules.batchnorm._NormBase)
+    return is_reset or not any(True for _ in layer.buffers(recurse=False))
 
 
 def _draw_default(layer: nn.Module, rng: torch.Generator) -> None:

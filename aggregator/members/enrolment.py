@@ -165,8 +165,10 @@ class Registry:
         return self._table.all()
 
     def strangers(self) -> tuple[str, ...]:
-        """Clients that took part and never were enrolled."""
+        """Clients that took part, never were enrolled, and so don't count; none while no client is enrolled."""
         known = {member.client for member in self.members()}
+        if known <= _ROLES:
+            return ()
         return tuple(client for client in self._store.clients() if client not in known)
 
     def _member(self, client: str) -> Member:

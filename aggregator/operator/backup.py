@@ -81,7 +81,7 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
         store = AggregatorStore(fresh)
         try:
             store.move()
-            since = _revoked(data_dir) - store.roll.revoked
+            since = _revoked(data_dir) & store.roll.enrolled
             return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs, tuple(sorted(since)))
         finally:
             store.close()

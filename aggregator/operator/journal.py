@@ -61,6 +61,7 @@ _AT_WILL = frozenset(
 _LINES_PER_S = 1 / 60
 """Less often than the heartbeats with which a wrongly set up device repeats itself."""
 _LINES_AT_ONCE = 10
+_TOLD_EVERY_S = 60.0
 
 
 class Journal:
@@ -87,7 +88,7 @@ class Journal:
         self._wall_clock = wall_clock
         self._max_bytes = max_bytes
         self._listeners = listeners
-        self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE)
+        self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE, told_every_s=_TOLD_EVERY_S)
         self._size, self._torn = 0, False
         self._open()
 

@@ -97,6 +97,8 @@ class UploadDesk:
     def _check_standing(self, peer: str) -> None:
         if self._parts.store.roll.excludes(peer):
             raise UploadRejected(Reason.EXCLUDED, "this client takes no part; the fleet's operator may readmit it")
+        if why := self._parts.store.shut_out(peer):  # since its offer was taken
+            raise UploadRejected(Reason.EXCLUDED, f"this client {why}")
 
     def _check_epoch(self, peer: str, manifest: Manifest) -> None:
         """Refuse what was trained in another epoch than the client's download; where it has none, in an earlier one."""

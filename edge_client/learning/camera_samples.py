@@ -98,20 +98,20 @@ class CameraSamples:
             self._desk.keep(shown)
         samples, place, about = self._desk.samples(feedback)
         with self._speaking:
+            round_index = self._collector.round_index  # before: the very next round may take it
             before = self._said.get(about)
             if before is not None:
                 self._collector.take_back(before)
             self._said[about] = samples
             self._collector.add(samples, place=place)
-            round_index = self._collector.round_index
 
         def take_back() -> str:
             with self._speaking:
                 if self._collector.take_back(samples):
                     return ""
-                if self._collector.round_index != round_index:
-                    return IN_A_ROUND
-                return DROPPED if self._said.get(about) is samples else REPLACED
+                if self._said.get(about) is not samples:
+                    return REPLACED
+                return DROPPED if self._collector.round_index == round_index else IN_A_ROUND
 
         return take_back
 

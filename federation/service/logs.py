@@ -69,7 +69,7 @@ class TextFormatter(logging.Formatter):
         """Return one line, or more where a traceback belongs to it."""
         words = [_timestamp(record), record.levelname, record.getMessage()]
         fields = _fields(record)
-        if isinstance(version := fields.get("version"), int):
+        if isinstance(version := fields.get("version"), int) and version >= 0:
             fields = {**fields, "version": spoken(version)}
         words += [f"{key}={_plain(value)}" for key, value in fields.items()]
         lines = [" ".join(words)]

@@ -90,6 +90,9 @@ def test_a_late_upload_waits_for_the_next_round_instead_of_being_refused_for_goo
     with pytest.raises(UploadRejected) as refused:
         GATE.check_round(MANIFEST, closed, "cam-1")
     assert refused.value.reason is Reason.BUSY
+    with pytest.raises(UploadRejected) as too_late:
+        GATE.check_round(replace(MANIFEST, round=3), closed, "cam-1")
+    assert too_late.value.reason is Reason.WRONG_ROUND, "the next round is two rounds after it"
 
 
 def test_operators_read_how_the_round_goes_on() -> None:

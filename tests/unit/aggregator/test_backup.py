@@ -53,6 +53,8 @@ def test_who_was_revoked_since_the_backup_is_named(fleet: TinyFleet, tmp_path: P
     table.revoke("cam-2", 2.0)
     back_up(data_dir, tmp_path / "backup")
     table.revoke("cam-1", 3.0)
+    table.enrol("cam-9", Issued(9, 0.0, 9e9, 9e9), 3.0)
+    table.revoke("cam-9", 4.0)
     table.close()
     fleet.close()
     assert restore(tmp_path / "backup", data_dir, replace=True).revoked_since == ("cam-1",)

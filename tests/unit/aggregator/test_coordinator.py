@@ -257,6 +257,13 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
+def enrolled(desk: Desk, *clients: str) -> Members:
+    table = Members(desk.folder)
+    for number, client in enumerate(clients, start=1):
+        table.enrol(client, Issued(number, 0.0, 9e9, 9e9), 1.0)
+    return table
+
+
 def test_a_round_from_the_first_sign_of_life_to_the_next_rounds_downloads(desk: Desk) -> None:
     desk.online("a", "b")
     assert desk.offered() == [("a", 0, 1), ("b", 0, 1)]
@@ -308,8 +315,7 @@ def test_no_more_clients_are_served_than_the_fleet_may_have(desk: Desk) -> None:
 
 def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
     desk.online("a", "b", "c")
-    table = Members(desk.folder)
-    table.enrol("a", Issued(1, 0.0, 9e9, 9e9), 1.0)
+    table = enrolled(desk, "a", "b", "c", "d")
     table.revoke("a", 2.0)
     desk.coordinator.tick(3.0)
     desk.online("d", now=3.0)
@@ -317,7 +323,7 @@ def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
     assert [client for client, *_ in desk.offered()] == ["a", "b", "c", "d"]
     desk.upload("d", now=4.0)
     assert ("d", True) in desk.courier.verdicts
-    table.enrol("e", Issued(2, 0.0, 9e9, 9e9), 5.0)
+    table.enrol("e", Issued(5, 0.0, 9e9, 9e9), 5.0)
     table.close()
     desk.coordinator.tick(6.0)
     desk.online("e", now=6.0, sequence=2)
@@ -434,6 +440,41 @@ def test_a_late_upload_counts_once_in_the_open_round_and_its_client_is_told_in_w
     again = desk.restarted()
     again.upload("a", round_index=1)
     assert again.courier.counts_in == [2], "its round is over, and it stays used"
+
+
+@pytest.mark.parametrize("num_clients", [None, 2])
+def test_who_was_revoked_while_no_aggregator_ran_closes_no_round_at_its_start(
+    tmp_path: Path, num_clients: int | None
+) -> None:
+    desk = Desk(tmp_path, num_clients=num_clients)
+    table = enrolled(desk, "a", "b")
+    desk.coordinator.tick(1.5)
+    desk.upload("a", now=1.6)
+    assert desk.coordinator.rounds.accepted == ("a",)
+    table.revoke("a", 2.0)
+    again = desk.restarted()
+    again.coordinator.tick(0.2)
+    assert again.coordinator.rounds.accepted == ()
+    assert (again.coordinator.rounds.is_open, again.aggregation.ran) == (True, [])
+
+
+def test_an_upload_that_arrives_after_its_client_was_revoked_counts_no_more(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=None)
+    table = enrolled(desk, "a", "b", "c")
+    desk.coordinator.tick(1.5)
+    desk.upload("b", now=1.6)
+    table.revoke("a", 2.0)
+    desk.coordinator.tick(3.0)
+    desk.hears(Arrived("a", "0" * 32, Manifest("up", "street", "a", 0, 1, ()), 7), now=3.1)
+    assert (desk.courier.verdicts[-1], desk.courier.reasons[-1]) == (("a", False), "excluded")
+    assert (desk.coordinator.rounds.accepted, desk.aggregation.ran) == (("b",), [])
+
+
+def test_goodbye_can_be_said_to_a_store_that_is_closed(desk: Desk) -> None:
+    desk.online("a")
+    desk.coordinator.rounds.phase = Phase.FINISHED
+    desk.store.close()
+    desk.coordinator.farewell(2.0)
 
 
 def test_when_members_were_heard_of_is_known_after_a_run_that_was_shorter_than_a_minute(desk: Desk) -> None:

@@ -266,6 +266,7 @@ def test_what_became_of_a_word_that_can_not_be_taken_back_is_said() -> None:
     in_a_round = found.feedback(Feedback("front", 6, "bike", 0))
     assert found.round_samples(0) is not None
     assert in_a_round() == IN_A_ROUND
+    assert replaced() == REPLACED
 
 
 def test_a_frame_that_is_at_hand_can_be_labelled_though_it_is_kept_no_more() -> None:

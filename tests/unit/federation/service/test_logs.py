@@ -32,6 +32,8 @@ def test_versions_of_a_raised_epoch_are_written_as_people_read_them():
     configure_logging(stream=stream)
     EventLogger("a").info("model swapped", version=(1 << 32) + 4)
     assert stream.getvalue().rstrip("\n").endswith("model swapped version=1/4")
+    EventLogger("a").info("client online", version=-1)
+    assert stream.getvalue().rstrip("\n").endswith("client online version=-1")
 
 
 def test_json_lines_carry_the_same_fields():
