@@ -326,7 +326,8 @@ def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
     table.enrol("e", Issued(5, 0.0, 9e9, 9e9), 5.0)
     table.close()
     desk.coordinator.tick(6.0)
-    desk.online("e", now=6.0, sequence=2)
+    desk.hears(Received("e", Presence("e", "online", "with its identity", 1)), now=6.0)
+    desk.jobs.run(6.0)
     assert desk.offered()[-1][0] == "e", "who is enrolled has a place, however many made-up ones were there before"
 
 
