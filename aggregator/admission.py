@@ -86,6 +86,7 @@ class Gate:
                 f"upload is for round {manifest.round}, {rounds.phase.value} round is {rounds.index}",
             )
         if not rounds.is_open:
+            # As late again when the next one is open.
             next_takes = rounds.phase is Phase.AGGREGATING and rounds.takes(manifest.round - 1)
             raise UploadRejected(
                 Reason.BUSY if next_takes else Reason.WRONG_ROUND,

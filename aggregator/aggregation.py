@@ -25,12 +25,12 @@ from replayfleet.aggregator.store import StoredArtefacts
 from replayfleet.federation.errors import ArtefactRejected, UploadRejected
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import Map, spread_by
+from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
-from replayfleet.federation.methods.steps.late import drawn_back
 from replayfleet.federation.methods.steps.screening import TaskAnswers, candidate_of, screen
 from replayfleet.federation.service.artefact_codec import (
     BlobFiles,

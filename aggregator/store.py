@@ -260,19 +260,14 @@ class AggregatorStore:
         rows = self._db.execute("SELECT client, manifest FROM uploads WHERE round = ? ORDER BY client", (index,))
         return {client: msgspec.msgpack.decode(manifest, type=Manifest) for client, manifest in rows}
 
-    def counts_in(self, client_id: str, manifest: Manifest) -> int | None:
-        """The round, not long past, in which this very upload counts; None if it doesn't."""
-        newest = self.round().index
-        rounds = range(max(0, newest - KEEP_ROUNDS, manifest.round), newest + 1)
-        rows = (
-            row
-            for index in rounds  # by the key of the table, one after the other
-            for row in self._db.execute(
-                "SELECT round, manifest FROM uploads WHERE round = ? AND client = ?", (index, client_id)
-            )
-        )
-        same = (index for index, one in rows if msgspec.msgpack.decode(one, type=Manifest).mark == manifest.mark)
-        return next(same, None)
+    def counts_in(self, client_id: str, manifest: Manifest, newest: int) -> int | None:
+        """The round, up to ``newest`` and not long past, in which this very upload counts; None if it doesn't."""
+        question = "SELECT manifest FROM uploads WHERE round = ? AND client = ?"
+        for index in range(max(newest - KEEP_ROUNDS, manifest.round), newest + 1):  # each by the table's key
+            row = self._db.execute(question, (index, client_id)).fetchone()
+            if row is not None and msgspec.msgpack.decode(row[0], type=Manifest).mark == manifest.mark:
+                return index
+        return None
 
     def commit_round(
         self,
@@ -341,16 +336,13 @@ class AggregatorStore:
             return f"isn't enrolled; `aggregator enroll {client_id}` lets it in"
         return ""
 
-    def withdraw(self, client_id: str) -> None:
-        """Take a client's upload out of the open round, if it has one there."""
+    def withdraw(self, client_id: str) -> bool:
+        """Take a client's upload out of the open round; returns whether it had one there."""
         with transaction(self._db):
-            self._withdrawn(client_id)
-
-    def _withdrawn(self, client_id: str) -> bool:
-        cursor = self._db.execute(
-            "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
-            (client_id, Phase.OPEN.value),
-        )
+            cursor = self._db.execute(
+                "DELETE FROM uploads WHERE client = ? AND round IN (SELECT round FROM rounds WHERE phase = ?)",
+                (client_id, Phase.OPEN.value),
+            )
         return cursor.rowcount == 1
 
     def pin(self, client_id: str, key: bytes, *, enrolled: bool = True) -> None:
@@ -452,7 +444,7 @@ class AggregatorStore:
         """Let a client take no part any more; returns whether the open round lost its upload by that."""
         with transaction(self._db):
             self.roll.exclude(client_id, exclusion)
-            return self._withdrawn(client_id)
+            return self.withdraw(client_id)
 
     def course(self) -> Course:
         """Whether the fleet runs, is paused, or will be after the round."""

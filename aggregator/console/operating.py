@@ -149,10 +149,10 @@ def _verb_of(fields: Mapping[str, str]) -> Verb:
         given["to"] = parse_version(str(given["to"]))
     if "by_s" in given:
         try:
-            given["by_s"] = float(str(given["by_s"]))
+            given["by_s"] = by_s = float(str(given["by_s"]))
         except ValueError as error:
             raise MalformedMessage(f"by_s {given['by_s']!r}, expected seconds") from error
-        check(math.isfinite(float(fields["by_s"])), f"by_s {fields['by_s']!r}, expected seconds")
+        check(math.isfinite(by_s), f"by_s {by_s}, expected seconds")
     return decode_verb(msgspec.json.encode(given))
 
 

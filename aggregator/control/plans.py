@@ -73,10 +73,11 @@ class Planner:
         Raises:
             VerbRefused: One that is asked for by name has none.
         """
-        versions, roll = self._parts.store.versions, self._parts.store.roll
+        store = self._parts.store
+        versions, roll = store.versions, store.roll
         if verb.client != EVERYBODY:
             client = known(verb.client, roll.standings).client
-            if why := self._parts.store.shut_out(client):
+            if why := store.shut_out(client):
                 raise VerbRefused(f"{client} {why}")
             if roll.excludes(client):
                 raise VerbRefused(
@@ -86,7 +87,6 @@ class Planner:
             if target is None:
                 raise VerbRefused(f"{client} has no such version to go back to; {_kept(versions.of(client))}")
             return {client: target}
-        store = self._parts.store
         there = [client for client in store.clients() if not (roll.excludes(client) or store.shut_out(client))]
         found = {client: target_of(versions.of(client), verb.to) for client in there}
         targets = {client: target for client, target in found.items() if target is not None}

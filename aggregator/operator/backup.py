@@ -94,11 +94,11 @@ def _check_apart(target: Path, source: Path) -> None:
 
 
 def _revoked(folder: Path) -> frozenset[str]:
-    if not (folder / DATABASE).is_file():
-        return frozenset()
-    with contextlib.closing(_opened(folder)) as store, contextlib.suppress(sqlite3.Error):  # of an earlier version
-        store.roll.refresh()
-        return store.roll.revoked
+    """Who is revoked there, as far as it can be read: what is replaced may be damaged, or of an earlier version."""
+    if (folder / DATABASE).is_file():
+        with contextlib.suppress(sqlite3.Error, SettingsError), contextlib.closing(_opened(folder)) as store:
+            store.roll.refresh()
+            return store.roll.revoked
     return frozenset()
 
 

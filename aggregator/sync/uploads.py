@@ -37,7 +37,8 @@ class UploadDesk:
         if parts.disk.problem:
             parts.courier.refuse(event.peer, offer, Reason.BUSY.value, parts.disk.problem, now)
             return []
-        counts_in = parts.store.counts_in(event.peer, manifest) if manifest.direction == "up" else None
+        index = self._rounds.index
+        counts_in = parts.store.counts_in(event.peer, manifest, index) if manifest.direction == "up" else None
         if counts_in is not None:  # its verdict got lost on the way
             parts.courier.conclude(event.peer, manifest, offer.transfer_id, accepted=True, counts_in=counts_in)
             return []

@@ -19,16 +19,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from replayfleet.edge_client.flow import LabelProgress, Samples
-from replayfleet.edge_client.learning.settings import LearningSettings
+from replayfleet.edge_client.learning.settings import MAX_ROUND_SAMPLES, LearningSettings
 
 MAX_HELD_OUT = 4000
 """Held-out samples at most; further ones are not held out but learned from."""
 
 MAX_WAITING_BYTES = 256 * 2**20
 """Memory of the samples that wait for their round, and as much again of those held out: whole pictures are large."""
-
-MAX_ROUND_SAMPLES = 20_000
-"""Of a round, whatever its source gives; 28x28x1 float32 at this count is 63 MB."""
 
 
 class Collector:

@@ -12,8 +12,8 @@ from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.settings import CAMERA, Option, check_settings
 
 LEARNING = "Learning from cameras"
-MAX_SAMPLES = 1_000_000
-"""Of a round: they wait in memory."""
+MAX_ROUND_SAMPLES = 20_000
+"""Of a round, whatever its source gives; 28x28x1 float32 at this count is 63 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class LearningSettings:
         float, Meta(gt=0, le=3600), Option("How long an operator can label a frame after it came.", LEARNING, unit="s")
     ] = 60.0
     min_samples: Annotated[
-        int, Meta(ge=2, le=MAX_SAMPLES), Option("Labelled samples that a round needs to begin.", LEARNING)
+        int, Meta(ge=2, le=MAX_ROUND_SAMPLES), Option("Labelled samples that a round needs to begin.", LEARNING)
     ] = 50
     min_pictures: Annotated[
         int,
@@ -59,7 +59,7 @@ class LearningSettings:
     ] = 1
     max_samples: Annotated[
         int,
-        Meta(ge=2, le=MAX_SAMPLES),
+        Meta(ge=2, le=MAX_ROUND_SAMPLES),
         Option(
             "Labelled samples that a round takes at most. The newest stay; others are dropped and counted.", LEARNING
         ),

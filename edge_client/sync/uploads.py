@@ -73,7 +73,7 @@ class UploadDesk:
         known = {entry.digest for entry in held.blobs} if held is not None else set()
         missing = [entry.digest for entry in commit.upload if entry.digest not in known]
         try:
-            bases = known | self._trained_from(missing) if self._packs else None
+            bases = known | self._trained_from(commit, missing) if self._packs else None
             parts.courier.send(parts.client_id, self._manifest(commit), tuple(missing), now, bases=bases)
         except (KeyError, ArtefactRejected) as error:
             self._settle("damaged", f"a blob of the upload is lost ({error})")
@@ -84,13 +84,12 @@ class UploadDesk:
         self._offered_to, self._offered_at = instance, now
         log.info("upload offered", round=commit.round, version=spoken(commit.version), blobs=len(missing))
 
-    def _trained_from(self, digests: list[str]) -> set[str]:
+    def _trained_from(self, commit: TrainingCommit, digests: list[str]) -> set[str]:
         """Blobs of the download that these were trained from, while the aggregator has them though a newer one is held.
 
         Should it have lost one, it wants what was packed from that again, whole.
         """
-        commit = self._commit
-        kept = commit is not None and self._open_round - commit.round <= KEPT_DOWNLOADS
+        kept = self._open_round - commit.round <= KEPT_DOWNLOADS
         return self._parts.blobs.packed_against(digests) if kept else set()
 
     def concluded(self, event: Concluded, now: float) -> None:

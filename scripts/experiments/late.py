@@ -23,10 +23,9 @@ import click
 import msgspec
 
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS
+from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.records import ClientId
-from replayfleet.federation.methods.steps.late import drawn_back
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.paths import ANY_PATH
 from replayfleet.federation.service.command import run_command
@@ -36,7 +35,7 @@ from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.simulator.simulation import Simulation
 from replayfleet.federation.streams.datasets import Dataset, load_dataset
 from replayfleet.federation.streams.stream import Stream, StreamSettings, client_id
-from replayfleet.scripts.experiments.poisoned import SETTINGS, as_lines
+from replayfleet.scripts.experiments.poisoned import SETTINGS, as_lines, whole_numbers
 
 NUM_CLIENTS, NUM_SLOW, NUM_ROUNDS = 5, 2, 12
 SAMPLES_PER_CLASS, TEST_SAMPLES_PER_CLASS = 24, 30
@@ -165,17 +164,13 @@ def _over(runs: Sequence[Mapping[str, Any]], key: str, since: int) -> str:
 @click.option("--seeds", default="0,1,2", help="a,b,c.")
 def late(out: Path, data_root: Path | None, seeds: str) -> None:
     """Measure what slow clients of a fleet are worth to it, and it to them."""
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError as error:
-        raise SettingsError(f"--seeds is {seeds!r}, expected whole numbers with commas between") from error
     out.mkdir(parents=True, exist_ok=True)
     whole = load_dataset("fashion-mnist", data_root=data_root)
     dataset = dataclasses.replace(whole, task=dataclasses.replace(whole.task, stem="imagenet", generator_width=8))
     path = out / "late.json"
     runs: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["runs"] if path.exists() else []
     done = {Cell(run["scenario"], run["method"], run["way"], run["seed"]) for run in runs}
-    for scenario, seed, name, way in itertools.product(STREAM_NAMES, numbers, METHOD_NAMES, WAYS):
+    for scenario, seed, name, way in itertools.product(STREAM_NAMES, whole_numbers(seeds), METHOD_NAMES, WAYS):
         cell = Cell(scenario, name, way, seed)
         if cell in done:
             continue

@@ -301,6 +301,14 @@ def described() -> dict[str, Any]:
     }
 
 
+def whole_numbers(seeds: str) -> list[int]:
+    """Return the numbers of ``--seeds a,b,c``; raises SettingsError."""
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise SettingsError(f"--seeds is {seeds!r}, expected whole numbers with commas between") from error
+
+
 def as_lines(found: Mapping[str, Any]) -> bytes:
     """Return JSON with a line for each run."""
     runs = b",\n".join(msgspec.json.encode(run) for run in found["runs"])
@@ -316,10 +324,7 @@ def as_lines(found: Mapping[str, Any]) -> bytes:
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no run after that; the same command goes on.")
 def poisoned(out: Path, data_root: Path | None, seeds: str, rows: str, minutes: float | None) -> None:
     """Measure what one hostile client of five costs the others."""
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError as error:
-        raise SettingsError(f"--seeds is {seeds!r}, expected whole numbers with commas between") from error
+    numbers = whole_numbers(seeds)
     wanted = rows.split(",") if rows else [row.name for row in ROWS]
     chosen = [row for row in ROWS if row.name in wanted]
     if len(chosen) < len(wanted):

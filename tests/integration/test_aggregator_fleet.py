@@ -44,6 +44,16 @@ def state_of(fleet: TinyFleet) -> TinyState:
     return TinyState.unpack(restore_artefacts(fleet.store.state(), fleet.service._parts.blobs))
 
 
+def runs_through_a_crash(fleet: TinyFleet, step: Step, skip: int = 0) -> None:
+    """Kill the aggregator at a step, ``skip`` times later, and run on with another one on its data dir."""
+    fleet.crash_at, fleet.skip = step, skip
+    with pytest.raises(Crash):
+        fleet.run()
+    fleet.kill_aggregator()
+    fleet.new_service()
+    fleet.run()
+
+
 def events(fleet: TinyFleet, kind: str) -> list[dict]:
     return [event for event in read_journal(fleet.tmp_path / "aggregator") if event["event"] == kind]
 
@@ -111,12 +121,7 @@ def test_a_crash_at_any_step_loses_no_upload_and_counts_none_twice(
     skip = 0 if step is Step.ROUND_OPENED else skip
     fleet = TinyFleet(tmp_path, num_rounds=2)
     try:
-        fleet.crash_at, fleet.skip = step, skip
-        with pytest.raises(Crash):
-            fleet.run()
-        fleet.kill_aggregator()
-        fleet.new_service()
-        fleet.run()
+        runs_through_a_crash(fleet, step, skip)
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-2": 2, "cam-3": 2}
         assert fleet.outcome() == undisturbed.outcome()
         assert [event["round"] for event in events(fleet, "round committed")] == [0, 1]
@@ -148,12 +153,7 @@ def test_a_crash_around_a_quarantine_names_the_same_client_once_and_changes_noth
 ):
     fleet = with_an_absurd_upload(tmp_path)
     try:
-        fleet.crash_at = step
-        with pytest.raises(Crash):
-            fleet.run()
-        fleet.kill_aggregator()
-        fleet.new_service()
-        fleet.run()
+        runs_through_a_crash(fleet, step)
         assert dict(state_of(fleet).times) == {"cam-1": 2, "cam-3": 2}
         assert fleet.outcome() == quarantined.outcome()
         assert fleet.store.quarantined() == quarantined.store.quarantined()
@@ -369,12 +369,7 @@ def test_a_crash_around_a_late_upload_counts_it_once(tmp_path: Path, step: Step)
     fleet = with_a_late_client(tmp_path)
     try:
         comes_late(fleet)
-        fleet.crash_at = step
-        with pytest.raises(Crash):
-            fleet.run()
-        fleet.kill_aggregator()
-        fleet.new_service()
-        fleet.run()
+        runs_through_a_crash(fleet, step)
         counted_late(fleet)
     finally:
         fleet.close()

@@ -61,6 +61,16 @@ def test_who_was_revoked_since_the_backup_is_named(fleet: TinyFleet, tmp_path: P
     assert restore(tmp_path / "backup", tmp_path / "new").revoked_since == ()
 
 
+def test_a_data_dir_whose_database_is_damaged_is_replaced(fleet: TinyFleet, tmp_path: Path) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    back_up(data_dir, tmp_path / "backup")
+    fleet.close()
+    for left in data_dir.glob("aggregator.sqlite*"):
+        left.write_bytes(b"what a broken disk left of it " * 500)
+    made = restore(tmp_path / "backup", data_dir, replace=True)
+    assert (made.round, made.revoked_since) == (2, ())
+
+
 def test_a_copy_within_what_is_copied_is_refused(fleet: TinyFleet, tmp_path: Path) -> None:
     data_dir = tmp_path / "fleet/aggregator"
     (tmp_path / "by-another-way").symlink_to(data_dir)

@@ -146,8 +146,8 @@ def test_an_upload_counts_in_the_open_round_which_may_be_later_than_that_it_was_
     assert store.accept_upload(late, 10, 1)
     assert (store.uploads(0), store.uploads(1)) == ({}, {"a": late})
     committed(store, 1)
-    assert store.counts_in("a", late) == 1
-    assert (store.counts_in("a", other), store.counts_in("b", late)) == (None, None)
+    assert store.counts_in("a", late, 2) == 1
+    assert (store.counts_in("a", other, 2), store.counts_in("b", late, 2)) == (None, None)
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from support.tiny_method import TinyDownload, TinyUpload
 
 from replayfleet.federation.methods import METHODS
-from replayfleet.federation.methods.steps.late import drawn_back, share_of
+from replayfleet.federation.methods.kit.late import drawn_back, share_of
 from tests.support.toy import TOY
 
 UPLOADED, NEWEST = {"w": torch.tensor([8.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}

@@ -11,13 +11,13 @@ import torch
 
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods import METHODS, lockstep
+from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.packing import same_bits
 from replayfleet.federation.methods.kit.placement import CPU, placed, placed_data, proved_device
 from replayfleet.federation.methods.kit.records import Artefacts, RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.lockstep import together
 from replayfleet.federation.methods.steps import averaging, memory
-from replayfleet.federation.methods.steps.late import drawn_back
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.simulator.settings import method_from
 from tests.support.shapes import SHAPES, shape_pictures
