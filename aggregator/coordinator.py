@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from replayfleet.aggregator.aggregation import RoundResult
@@ -439,9 +440,14 @@ def announcement(
         epoch=parts.store.epoch(),
         holds=holds if state is None else b"",
         roots=parts.releases.roots,
-        excluded=b"".join(sorted(client_mark(client) for client in parts.store.roll.excluded())[:MAX_HOLDS]),
+        excluded=_marks(parts.store.roll.excluded()),
+        shut_out=_marks(parts.ring.turned_away()),
         paused=rounds.is_paused,
         rests_s=rounds.rests_s(now),
         decodes=ENCODINGS,
         late_rounds=rounds.rules.late_rounds,
     )
+
+
+def _marks(clients: Iterable[str]) -> bytes:
+    return b"".join(sorted(map(client_mark, clients))[:MAX_HOLDS])

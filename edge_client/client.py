@@ -86,6 +86,12 @@ class Client:
         return word is not None and word.excludes(self._parts.client_id)
 
     @property
+    def is_shut_out(self) -> bool:
+        """Whether the aggregator takes nothing that this client signs."""
+        word = self._following.word
+        return word is not None and word.shuts_out(self._parts.client_id)
+
+    @property
     def is_paused(self) -> bool:
         """Whether an operator paused the fleet."""
         word = self._following.word

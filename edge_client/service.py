@@ -353,6 +353,7 @@ class ClientService:
             round=client.round,
             trains=self._identity.compute.trains,
             excluded=client.is_excluded,
+            shut_out=client.is_shut_out,
             paused=client.is_paused,
             rests_s=client.rests_s,
             labels=labels,

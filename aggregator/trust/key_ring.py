@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.limits import EVERYBODY, check
 from replayfleet.federation.wire.protocol.topics import Address
 from replayfleet.federation.wire.transport.seal import Kind, Sealed, Signer
 
+T = TypeVar("T")
+
 MAX_MET = 1024
 """Strangers whose key is remembered until they are members."""
+MAX_TURNED_AWAY = 256
+"""Clients that are told that nothing which they sign counts."""
 
 
 class Pins(Protocol):
@@ -60,6 +64,7 @@ class KeyRing:
         self._other_device = other_device
         self._refused = refused
         self._met: OrderedDict[str, bytes] = OrderedDict()
+        self._turned_away: OrderedDict[str, None] = OrderedDict()
 
     def takes(self, address: Address, sealed: Sealed, now: float) -> bool:
         if sealed.key == self._own.public_key:
@@ -69,6 +74,7 @@ class KeyRing:
         client, known = address.peer, self._key_of(address.peer)
         if why := self._pins.shut_out(client):
             self._refused(client, why)
+            _note(self._turned_away, client, None, MAX_TURNED_AWAY)
             raise MalformedMessage(f"client {client!r} {why}")
         if known == sealed.key:
             return True
@@ -83,11 +89,12 @@ class KeyRing:
                 f"signed with another key than that of client {client!r}; if its disk was lost, stop the one that has "
                 "the former key, or enroll it again"
             )
-        self._met[client] = sealed.key
-        self._met.move_to_end(client)
-        if len(self._met) > MAX_MET:
-            self._met.popitem(last=False)
+        _note(self._met, client, sealed.key, MAX_MET)
         return True
+
+    def turned_away(self) -> list[str]:
+        """Return clients that were heard of lately, and of which nothing counts."""
+        return [client for client in self._turned_away if self._pins.shut_out(client)]
 
     def keep(self, client_id: str) -> None:
         """This client is a member from now on: its key outlives this process."""
@@ -99,3 +106,11 @@ class KeyRing:
         if client_id in self._met and self._pins.is_enrolled(client_id):  # meanwhile: an operator's word counts
             del self._met[client_id]
         return self._met.get(client_id) or self._pins.signing_key(client_id)
+
+
+def _note(kept: OrderedDict[str, T], client: str, value: T, at_most: int) -> None:
+    """Remember the clients that came last."""
+    kept[client] = value
+    kept.move_to_end(client)
+    if len(kept) > at_most:
+        kept.popitem(last=False)

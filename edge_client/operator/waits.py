@@ -26,6 +26,7 @@ PATIENCE = {
     Why.NO_BROKER: COMMON_PATIENCE[Why.NO_BROKER],
     Why.CERTIFICATE_ENDED: COMMON_PATIENCE[Why.CERTIFICATE_ENDED],
     Why.UNTRUSTED: Patience(0, 0),
+    Why.REVOKED: Patience(0, 0),
     Why.EXCLUDED: Patience(0, 0),
     Why.DISK: COMMON_PATIENCE[Why.DISK],
     Why.CAMERA: Patience(0, 0),
@@ -56,6 +57,7 @@ class Facts(MemberFacts):
         round: that was announced; -1 for none.
         trains: whether it can and may train.
         excluded: whether it takes no part.
+        shut_out: whether nothing that it signs counts.
         labels: how many wait for the round, and are needed; None where the source doesn't count them.
         sent_away: the download that was rolled back, unless a newer one is held.
         serving_version: of the model that answers; -1 for none.
@@ -72,6 +74,7 @@ class Facts(MemberFacts):
     round: int = -1
     trains: bool = True
     excluded: bool = False
+    shut_out: bool = False
     labels: LabelProgress | None = None
     sent_away: SentAway | None = None
     serving_version: int = -1
@@ -109,7 +112,7 @@ class FleetClock:
 def waits(facts: Facts) -> tuple[Wait, ...]:
     """Return all that keeps a client from its work, the most important first."""
     found = (*common_waits(facts), *_of_the_device(facts), *_of_the_round(facts))
-    implied = {Why.PAUSED, Why.NOT_DUE, Why.BUSY} if facts.excluded else set()
+    implied = {Why.PAUSED, Why.NOT_DUE, Why.BUSY} if facts.excluded or facts.shut_out else set()
     return ordered((wait for wait in found if wait.reason not in implied), PATIENCE)
 
 
@@ -133,6 +136,13 @@ def _of_the_device(facts: Facts) -> Iterator[Wait]:
 
 
 def _of_the_round(facts: Facts) -> Iterator[Wait]:
+    if facts.shut_out:
+        yield Wait(
+            Why.REVOKED,
+            f"the aggregator takes nothing from this client: it was never enrolled, or was revoked; `aggregator enroll "
+            f"{facts.member}` takes it in, and its new identity folder belongs here; it serves on",
+        )
+        return
     if facts.excluded:
         text = f"excluded from rounds by an operator; `aggregator readmit {facts.member}` brings it back; it serves on"
         yield Wait(Why.EXCLUDED, text)

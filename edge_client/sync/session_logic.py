@@ -103,7 +103,7 @@ def next_step(now: Situation) -> Step:
         return _at_the_end(now, word)
     if now.pending is not None and now.pending.until < _open(now, word):
         return Step.LET_GO
-    if now.training_round is not None or word.excludes(now.client_id):
+    if now.training_round is not None or word.leaves_out(now.client_id):
         return Step.EXCLUDED if now.training_round is None else Step.TRAINING
     if now.pending is not None:
         return _until_it_counts(now.pending, word, has_disk=now.has_disk)

@@ -304,7 +304,11 @@ def _decodes(names: tuple[str, ...]) -> None:
 def _check_announcement(announcement: Announcement) -> None:
     check_id(announcement.instance, "instance")
     _within(announcement.epoch, 0, MAX_EPOCH, "epoch")
-    for marks, what in ((announcement.holds, "what is held"), (announcement.excluded, "who is excluded")):
+    for marks, what in (
+        (announcement.holds, "what is held"),
+        (announcement.excluded, "who is excluded"),
+        (announcement.shut_out, "who is shut out"),
+    ):
         _within(len(marks), 0, MAX_HOLDS * MARK_BYTES, f"size of {what}")
         check(len(marks) % MARK_BYTES == 0, f"{what} is not a row of {MARK_BYTES} bytes each")
     _within(announcement.round, -1, MAX_COUNTER, "announced round")

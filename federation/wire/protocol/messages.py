@@ -362,6 +362,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
         holds: ``Manifest.mark`` of every upload that counts for the round, sorted; clients look for theirs.
         roots: the newest root metadata of The Update Framework, oldest first: whose signatures count.
         excluded: ``client_mark`` of every client that takes no part, sorted; clients look for theirs.
+        shut_out: likewise, of every client that was heard of lately and isn't enrolled, or was revoked.
         paused: nobody begins to train until the operator lets the fleet go on, or the round is due; uploads of the open
             round still count.
         rests_s: seconds from now until the round is due, infinite where no clock says when; 0 if it is due.
@@ -378,6 +379,7 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     holds: bytes = b""
     roots: tuple[bytes, ...] = ()
     excluded: bytes = b""
+    shut_out: bytes = b""
     paused: bool = False
     rests_s: float = 0.0
     decodes: tuple[str, ...] = ()
@@ -390,6 +392,14 @@ class Announcement(msgspec.Struct, frozen=True, tag="announcement", tag_field="k
     def excludes(self, client_id: str) -> bool:
         """Whether this client takes no part."""
         return _has_mark(self.excluded, client_mark(client_id))
+
+    def shuts_out(self, client_id: str) -> bool:
+        """Whether nothing that this client signs counts."""
+        return _has_mark(self.shut_out, client_mark(client_id))
+
+    def leaves_out(self, client_id: str) -> bool:
+        """Whether nothing that this client trains would count."""
+        return self.excludes(client_id) or self.shuts_out(client_id)
 
 
 Message: TypeAlias = Offer | Progress | Want | Verdict | Presence | Report | RolledBack | Announcement

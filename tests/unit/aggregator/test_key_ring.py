@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.store import AggregatorStore
-from replayfleet.aggregator.trust.key_ring import MAX_MET, KeyRing
+from replayfleet.aggregator.trust.key_ring import MAX_MET, MAX_TURNED_AWAY, KeyRing
 from replayfleet.federation.errors import MalformedMessage
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
 from replayfleet.federation.wire.transport.seal import Kind, Signer, unseal
@@ -92,6 +92,21 @@ def test_who_came_before_the_first_enrolment_and_who_is_revoked_count_no_more(fl
     with pytest.raises(MalformedMessage, match="'cam-1' is revoked; `aggregator enroll cam-1` takes it in again"):
         fleet.takes(signers["cam-1"], "up")
     assert fleet.others == [], "it is no other device"
+    assert fleet.ring.turned_away() == ["cam-2", "cam-1"], "both are told"
+    table.enrol("cam-1", Issued(2, 0.0, 9e9, 9e9), 3.0)
+    fleet.store.roll.refresh()
+    assert fleet.ring.turned_away() == ["cam-2"]
+
+
+def test_strangers_that_are_turned_away_cost_a_bounded_place(fleet: Fleet, tmp_path: Path) -> None:
+    Members(tmp_path).enrol("cam-1", Issued(1, 0.0, 9e9, 9e9), 1.0)
+    fleet.store.roll.refresh()
+    stranger = a_signer()
+    for number in range(MAX_TURNED_AWAY + 10):
+        with pytest.raises(MalformedMessage, match="isn't enrolled"):
+            fleet.takes(stranger, "state", f"ghost-{number}")
+    assert len(fleet.ring.turned_away()) == MAX_TURNED_AWAY
+    assert fleet.ring.turned_away()[-1] == f"ghost-{MAX_TURNED_AWAY + 9}"
 
 
 def test_a_key_that_was_met_before_its_client_was_enrolled_is_forgotten_by_that(fleet: Fleet) -> None:

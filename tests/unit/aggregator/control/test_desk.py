@@ -417,12 +417,15 @@ def test_who_took_part_before_the_first_enrolment_counts_no_more_until_it_is_enr
     fleet.run(until=lambda: fleet.rounds.accepted == ())
     (line,) = [line for line in read_status(tmp_path / "aggregator").lines() if line.startswith("cam-2")]
     assert line.endswith(", isn't enrolled")
+    fleet.run(until=lambda: fleet.clients["cam-2"].announcement.shuts_out("cam-2"))
+    assert not fleet.clients["cam-2"].announcement.shuts_out("cam-1")
     for verb in (Readmit("cam-2"), RollBack("cam-2")):
         with pytest.raises(VerbRefused, match="cam-2 isn't enrolled; `aggregator enroll cam-2`"):
             do(fleet, verb)
     table.enrol("cam-2", Issued(2, 0.0, 9e9, 9e9), 1.0)
     fleet.clients["cam-2"].uploaded = 0
     fleet.run(until=lambda: fleet.rounds.accepted == ("cam-2",))
+    fleet.run(until=lambda: not fleet.clients["cam-2"].announcement.shuts_out("cam-2"))
     fleet.close()
 
 

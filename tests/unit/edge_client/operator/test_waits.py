@@ -25,6 +25,11 @@ CASES: list[tuple[dict[str, Any], Why, str]] = [
         Why.EXCLUDED,
         "`aggregator readmit cam-1`",
     ),
+    (
+        {"shut_out": True, "step": Step.EXCLUDED, "paused": True, "upload_problem": "no"},
+        Why.REVOKED,
+        "`aggregator enroll cam-1` takes it in",
+    ),
     ({"paused": True, "step": Step.PAUSED}, Why.PAUSED, "`aggregator resume`"),
     ({"rests_s": 40.0, "step": Step.PAUSED}, Why.NOT_DUE, "isn't due yet"),
     ({"trains": False, "step": Step.SERVE_ONLY}, Why.SERVES_ONLY, "torch isn't installed, or --no-train"),

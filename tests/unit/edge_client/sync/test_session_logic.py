@@ -131,10 +131,10 @@ def test_a_client_whose_download_alone_carries_a_new_epoch_trains_the_open_round
     assert next_step(replace(ahead, held=at(3))) is Step.WAIT_DOWNLOAD, "a newer one has to come"
 
 
-def test_an_excluded_client_begins_nothing_and_offers_nothing() -> None:
-    shut = Situation(
-        msgspec.structs.replace(word(3), excluded=client_mark("cam-1")), held=at(3), trained=at(2), client_id="cam-1"
-    )
+@pytest.mark.parametrize("marked", ["excluded", "shut_out"])
+def test_who_is_excluded_or_shut_out_begins_nothing_and_offers_nothing(marked: str) -> None:
+    left_out = msgspec.structs.replace(word(3), **{marked: client_mark("cam-1")})
+    shut = Situation(left_out, held=at(3), trained=at(2), client_id="cam-1")
     assert next_step(shut) is Step.EXCLUDED
     assert next_step(replace(shut, pending=Pending(at(3)))) is Step.EXCLUDED
     assert next_step(replace(shut, pending=Pending(at(2)))) is Step.LET_GO
