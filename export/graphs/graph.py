@@ -20,9 +20,9 @@ from replayfleet.export.graphs.simplify import (
     broadcast_norms,
     drop_dead_nodes,
     drop_zero_biases,
-    keep_constants,
     leave_batches_open,
     project_latents,
+    work_out_constants,
 )
 from replayfleet.export.running.facts import PREFIX, sub_generator_facts, task_facts
 from replayfleet.export.running.inspection import PARAMETERS
@@ -80,7 +80,7 @@ def export_graph(
     project_latents(model.graph)
     leave_batches_open(model.graph)
     broadcast_norms(model.graph)
-    keep_constants(model.graph)
+    work_out_constants(model.graph)
     drop_dead_nodes(model.graph)
     for initializer in model.graph.initializer:
         _leave_open(initializer)

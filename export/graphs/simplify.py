@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from replayfleet.export.running.inspection import OPERATORS
 
 
 def drop_zero_biases(graph: onnx.GraphProto) -> None:
@@ -167,18 +170,20 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     graph.node.extend(kept)
 
 
-def keep_constants(graph: onnx.GraphProto) -> None:
-    """Let float32 constants be what they are, where the exporter would cast them like a float32 tensor.
+def work_out_constants(graph: onnx.GraphProto) -> None:
+    """Compute now what follows from constants by operators that a device doesn't run, and drop casts to float32.
 
-    A bound of a Clip is written so; no tensor of our graphs but float32 is clipped, and boards lack the operator.
+    The exporter writes such for a bound of a Clip or the channels of a GroupNorm. It casts whatever it can't tell from
+    a float32 tensor's neighbour; no tensor of our graphs but float32 is cast so.
     """
-    constants = {
-        node.output[0]
-        for node in graph.node
-        if node.op_type == "Constant"
-        and (node.attribute[0].name == "value_float" or node.attribute[0].t.data_type == onnx.TensorProto.FLOAT)
-    }
+    known: dict[str, np.ndarray] = {}
     for node in graph.node:
-        if node.op_type == "CastLike" and node.input[0] in constants:
+        if node.op_type == "CastLike" and node.input[0] in known:
+            node.CopyFrom(_constant(node.output[0], known[node.input[0]].astype(np.float32)))
+        elif node.op_type == "CastLike":
             node.op_type = "Identity"
             del node.input[1:]
+        if all(name in known for name in node.input):
+            (known[node.output[0]],) = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
+            if node.op_type not in OPERATORS:
+                node.CopyFrom(_constant(node.output[0], known[node.output[0]]))

@@ -29,9 +29,11 @@ NUMPY_DTYPES: Mapping[int, str] = {1: "float32", 2: "uint8", 3: "int8", 6: "int3
 
 OPERATORS = frozenset(
     (  # noqa: SIM905 - a column of quotes reads worse
-        "Add AveragePool BatchNormalization Cast Clip Concat Constant Conv ConvTranspose DequantizeLinear Div Flatten "
-        "Gemm GlobalAveragePool HardSigmoid HardSwish Identity InstanceNormalization LeakyRelu MatMul MaxPool Mul "
-        "QuantizeLinear ReduceL2 ReduceMean Relu Reshape Sigmoid Slice Softmax Squeeze Sub Tanh Transpose Unsqueeze"
+        "Abs Add And AveragePool BatchNormalization Cast Clip Concat Constant Conv ConvTranspose DequantizeLinear "
+        "Div Elu Equal Erf Exp Flatten Gelu Gemm GlobalAveragePool GlobalMaxPool Greater HardSigmoid HardSwish "
+        "Identity InstanceNormalization LayerNormalization LeakyRelu Less MatMul Max MaxPool Min Mish Mul Neg Not Or "
+        "PRelu Pow QuantizeLinear ReduceL2 ReduceMax ReduceMean ReduceSum Relu Reshape Selu Shape Sigmoid Slice "
+        "Softmax Softplus Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where"
     ).split()
 )
 """Operators of the standard domain that compute from their inputs alone, in memory bounded by them."""

@@ -1,7 +1,8 @@
-"""A sub-generator's first layer becomes one product, computed from parameters that keep their names."""
+"""A sub-generator's first layer becomes one product; constants are worked out; parameters keep their names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from torch import nn
 
 from replayfleet.export.graphs.graph import export_graph
 from replayfleet.export.graphs.join import join
+from replayfleet.export.graphs.precision import to_float16
 from replayfleet.export.graphs.simplify import project_latents
 from replayfleet.export.parity import eager_run
+from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.models.build import build_generator
 from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 
@@ -66,3 +69,37 @@ def test_other_transposed_convolutions_are_left_as_they_are(sides: tuple[int, ..
     )
     project_latents(graph)
     assert list(graph.node) == nodes
+
+
+class Modern(nn.Module):
+    """What a package's task model may be made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norms = (nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.LayerNorm([4, 6, 6]))
+        turns = (nn.GELU(), nn.SiLU(), nn.ELU(), nn.SELU(), nn.Mish(), nn.Softplus(), nn.PReLU(4), nn.Hardtanh())
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), *norms, *turns, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(images)) * 2 - 1
+
+
+@pytest.mark.parametrize(("convert", "tolerance"), [(None, 1e-5), (to_float16, 0.03)], ids=["float32", "float16"])
+def test_group_norms_and_activations_of_a_packages_model_run_on_a_device(
+    convert: Callable[[onnx.ModelProto], onnx.ModelProto] | None, tolerance: float
+):
+    rng, module = torch.Generator().manual_seed(0), Modern()
+    with torch.no_grad():
+        for value in module.parameters():
+            value.normal_(0.1, 0.4, generator=rng)
+    graph = export_graph(module, (1, 8, 8), ("images", "logits"), {})
+    assert inspect_graph(graph).parameters.keys() == module.state_dict().keys()
+    images = torch.randn(5, 1, 8, 8, generator=rng)
+    whole = join(graph, {name: value.numpy() for name, value in module.state_dict().items()})
+    if convert is not None:
+        whole = convert(onnx.load_from_string(whole)).SerializeToString()
+    with torch.no_grad():
+        expected = module.eval()(images).numpy()
+    session = onnxruntime.InferenceSession(whole)
+    np.testing.assert_allclose(session.run(None, {"images": images.numpy()})[0], expected, atol=tolerance)
