@@ -92,6 +92,8 @@ def restore(backup: Path, data_dir: Path, replace: bool) -> None:
         f"fleet {made.fleet} restored to round {made.round}, in epoch {made.epoch}: {made.folder}; "
         "start `aggregator serve` as before, the clients go on from there"
     )
+    if made.keeps_keys:
+        click.echo("its keys are those of what it replaces: they were replaced since the backup, and clients know that")
     if made.revoked_since:
         click.echo(f"revoked since the backup, and members again: {', '.join(made.revoked_since)}; revoke them again")
 
@@ -139,9 +141,14 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
     """Replace the key with which the aggregator signs; the former one counts for nothing then."""
     from replayfleet.aggregator.trust.release import rotate_key as rotate
     from replayfleet.federation.service.credentials.keys import KEYS
+    from replayfleet.federation.wire.protocol.limits import MAX_ROOTS
 
     version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
+    if version > MAX_ROOTS:
+        last = version - MAX_ROOTS - 1
+        click.echo(f"but for those that heard of none after root {last}: they need the new root.json")
+    click.echo("backups and spares have the former key: take a new backup, and make spares from it")
 
 
 for command in (enroll, renew, revoke, clients, history, *COMMANDS, console, token):

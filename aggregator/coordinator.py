@@ -22,7 +22,7 @@ from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
 from replayfleet.aggregator.sync.uploads import UploadDesk
-from replayfleet.federation.errors import ReplayfleetError, SettingsError
+from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.wire.protocol.limits import MAX_HOLDS
 from replayfleet.federation.wire.protocol.messages import (
@@ -224,11 +224,6 @@ class Coordinator:
             parts.journal.add("standing by", detail=parts.leadership.notice)
             parts.courier.forget()
             parts.arriving.clear()
-            if parts.leadership.has_copy:
-                raise SettingsError(
-                    "another aggregator runs on a copy of this data dir; stop one of them, and make copies with "
-                    "`aggregator backup` and `aggregator restore`"
-                )
 
     def _lead(self, now: float) -> None:
         """Tell the fleet where the run stands, provide for who is there, and finish what a crash interrupted."""

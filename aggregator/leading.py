@@ -86,9 +86,14 @@ class Leadership:
         return self.standing is Standing.ASKING and self._claim is not Claim.SOLE
 
     @property
-    def has_copy(self) -> bool:
-        """Whether the rival runs on a copy of this very store, which had to be restored to become another one."""
-        return self.rival is not None and self._is_ours(self.rival)
+    def gives_way(self) -> bool:
+        """Whether it hasn't begun to lead, and won't if somebody else does."""
+        return self.must_ask and self._claim is not Claim.TAKE_OVER
+
+    @property
+    def yields_to_a_copy(self) -> bool:
+        """Whether the one that leads runs on a copy of this very store, which a restore would have made another one."""
+        return self.standing is Standing.STANDING_BY and self.rival is not None and self._is_ours(self.rival)
 
     @property
     def notice(self) -> str:

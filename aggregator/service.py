@@ -37,6 +37,7 @@ from replayfleet.aggregator.steps import Checkpoint, Step, no_checkpoint
 from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
+from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.placement import torch_device
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS
@@ -48,7 +49,7 @@ from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.loop import Loop
 from replayfleet.federation.service.systemd import ServiceManager
 from replayfleet.federation.service.waits import Waits, Why
-from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.codec import decode, encode
 from replayfleet.federation.wire.protocol.messages import Announcement
 from replayfleet.federation.wire.protocol.topics import Subscriptions, topic_of
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
@@ -56,7 +57,7 @@ from replayfleet.federation.wire.transport.claims import ClaimStore
 from replayfleet.federation.wire.transport.courier import FleetCourier
 from replayfleet.federation.wire.transport.incoming import TransferLimits
 from replayfleet.federation.wire.transport.interfaces import Connect, Will
-from replayfleet.federation.wire.transport.seal import Voices
+from replayfleet.federation.wire.transport.seal import Sealed, Voices
 
 LOOK_EVERY_S = 1.0
 _log = EventLogger("aggregator")
@@ -105,6 +106,7 @@ class AggregatorService:
         self.loop = Loop(
             self, clock, inbox=FairInbox(work=WORK), disk=disk, count_error=metrics.errors.inc, signer=releases.signer
         )
+        self._must_go = ""
         self._store = AggregatorStore(folder)
         blobs = DiskBlobStore(folder / "blobs")
         self._is_new = take_up(self._store, blobs, fleet)
@@ -115,7 +117,14 @@ class AggregatorService:
         place = (self._store.epoch(), self._store.round().index)
         leadership = Leadership(self._store.home(), secrets.token_hex(8), place, fleet.claim)
         presence = PresenceTable()
-        ring = KeyRing(releases.signer, self._store, presence.is_live, self._on_other_device, self._on_refused)
+        ring = KeyRing(
+            releases.signer,
+            self._store,
+            presence.is_live,
+            self._on_other_device,
+            self._on_refused,
+            self._on_other_fleet,
+        )
         voices = Voices(releases.signer, ring)
         self._thumbnails = ThumbnailDesk(folder, voices, lambda name: self._store.signing_key(name) is not None)
         publisher = Publisher(fleet.spec.fleet, blobs, fleet.exporter, graphs)
@@ -255,6 +264,13 @@ class AggregatorService:
         self.coordinator.on_connected(now)
 
     def on_tick(self, now: float) -> None:
+        if self._must_go:
+            raise SettingsError(self._must_go)
+        if self._parts.leadership.yields_to_a_copy:
+            raise SettingsError(
+                "another aggregator runs on a copy of this data dir; stop one of them, and make copies with "
+                "`aggregator backup` and `aggregator restore`"
+            )
         self._parts.presence.unheard = self.loop.inbox.senders()
         self.loop.guarded("tick", self.coordinator.tick, now)
         self._listen(now)
@@ -271,6 +287,27 @@ class AggregatorService:
 
     def _on_refused(self, client: str, why: str) -> None:
         self._parts.journal.add("client refused", client=client, reason=why)
+
+    def _on_other_fleet(self, sealed: Sealed) -> None:
+        """Another key announces itself as this fleet.
+
+        We go if ours was replaced, so that no client listens to us, and where we begin, with nothing to lose.
+        """
+        parts, word = self._parts, decode(sealed.frame)
+        if not isinstance(word, Announcement) or word.state in {"offline", "standby"}:
+            return
+        name = parts.spec.fleet
+        if root := parts.releases.replaced_by(word.roots, sealed.key):
+            self._must_go = (
+                f"the keys of fleet {name!r} were rotated (root {root}), and another aggregator has the new ones; make "
+                "this one's data dir anew, from a backup of that (`aggregator restore --replace`)"
+            )
+        elif parts.leadership.gives_way and parts.store.round().index == 0 and not parts.store.clients():
+            self._must_go = (
+                f"a fleet {name!r} with other keys is announced at this broker already; choose another --fleet, "
+                "restore its backup, or say --take-over if that one is gone"
+            )
+        parts.journal.add("other aggregator", reason=f"it announces itself as {name!r}, with other keys; one must go")
 
     def _look(self, now: float) -> Waits:
         """See what keeps this aggregator from its work, and since when."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replayfleet.aggregator.store import DATABASE, AggregatorStore
+from replayfleet.aggregator.trust.release import are_newer
 from replayfleet.federation.atomic import sync_folder
 from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.data_dir import MARKER, claim_data_dir
 from replayfleet.federation.service.disk import is_damage
 from replayfleet.federation.wire.protocol.tensors import digest as digest_of
@@ -28,7 +31,8 @@ _NOT_COPIED = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", BLOBS, 
 class Copied:
     """What was copied.
 
-    ``revoked_since``: members of a restored store who were revoked in the one that it replaces.
+    ``revoked_since``: members of a restored store who were revoked in the one that it replaces. ``keeps_keys``: its
+    keys are those of what it replaces, where they were rotated since the backup; clients take no earlier one's word.
     """
 
     folder: Path
@@ -37,6 +41,7 @@ class Copied:
     epoch: int
     num_blobs: int
     revoked_since: tuple[str, ...] = ()
+    keeps_keys: bool = False
 
 
 def back_up(data_dir: Path, target: Path) -> Copied:
@@ -78,11 +83,17 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
         copied = _copied(backup, fresh, data_dir)
         if occupied:
             claim_data_dir(data_dir, fleet=fleet, role="aggregator").close()  # raises while somebody uses it
+        keeps_keys = (backup / KEYS).is_dir() and are_newer(data_dir / KEYS, backup / KEYS)
+        if keeps_keys:
+            shutil.rmtree(fresh / KEYS)
+            shutil.copytree(data_dir / KEYS, fresh / KEYS)
         store = AggregatorStore(fresh)
         try:
             store.move()
             since = _revoked(data_dir) & store.roll.enrolled
-            return Copied(data_dir, copied.fleet, copied.round, store.epoch(), copied.num_blobs, tuple(sorted(since)))
+            return dataclasses.replace(
+                copied, epoch=store.epoch(), revoked_since=tuple(sorted(since)), keeps_keys=keeps_keys
+            )
         finally:
             store.close()
 

@@ -40,6 +40,7 @@ _WARNINGS = frozenset(
         "client ahead",
         "client refused",
         "other device",
+        "other aggregator",
         "broker refuses",
     }
 )
@@ -51,6 +52,7 @@ _AT_WILL = frozenset(
         "client ahead",
         "client refused",
         "other device",
+        "other aggregator",
         "upload rejected",
         "transfer failed",
         "download failed",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from replayfleet.federation.errors import MalformedMessage
-from replayfleet.federation.wire.protocol.limits import EVERYBODY, check
+from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.topics import Address
 from replayfleet.federation.wire.transport.seal import Kind, Sealed, Signer
 
@@ -48,6 +48,7 @@ class KeyRing:
         lives: whether a client is there now.
         other_device: told a client's name when somebody with another key uses it.
         refused: told a client's name, and why nothing that it signs counts.
+        other_fleet: told what another key than this fleet's signed as its announcement.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class KeyRing:
         lives: Callable[[str], bool],
         other_device: Callable[[str], object] = lambda client: None,
         refused: Callable[[str, str], object] = lambda client, why: None,
+        other_fleet: Callable[[Sealed], object] = lambda sealed: None,
     ) -> None:
         self._own = own
         self._pins = pins
         self._lives = lives
         self._other_device = other_device
         self._refused = refused
+        self._other_fleet = other_fleet
         self._met: OrderedDict[str, bytes] = OrderedDict()
         self._turned_away: OrderedDict[str, None] = OrderedDict()
 
@@ -70,7 +73,9 @@ class KeyRing:
         if sealed.key == self._own.public_key:
             self._own.outlive(sealed.time_us)  # retained: devices pass over what is older than this
             return address.peer == EVERYBODY  # on a client's topics: another aggregator's word to it
-        check(address.peer != EVERYBODY, "an announcement that another key than this fleet's signed")
+        if address.peer == EVERYBODY:
+            self._other_fleet(sealed)
+            raise MalformedMessage("an announcement that another key than this fleet's signed")
         client, known = address.peer, self._key_of(address.peer)
         if why := self._pins.shut_out(client):
             self._refused(client, why)

@@ -6,8 +6,11 @@ signer's time, snapshot and targets with the download's version. Whoever holds `
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +60,20 @@ class Releases:
         roots: the newest root metadata, oldest first.
 
     Raises:
-        SettingsError: The online key isn't one that the newest root names, or a file can't be used.
+        SettingsError: The online key isn't one that the newest root names, there is no root beside it, or a file can't
+            be used.
         ReplayfleetError: The disk doesn't take a new key.
     """
 
     def __init__(self, keys: Path) -> None:
-        _finish_rotation(keys)
+        if not _numbers(keys) or any(keys.glob("*.next")):
+            with _alone(keys):
+                if not _numbers(keys):
+                    _found(keys)
+                _finish_rotation(keys)
         key = signing_key(keys)
         self.signer = Signer(key, keys / FLOOR)
         self._signs = CryptoSigner(key)
-        if not _numbers(keys):
-            _write_root(keys, *_first_root(key, signing_key(keys, ROOT_KEY)))
         self.roots = tuple(_root_path(keys, number).read_bytes() for number in _numbers(keys)[-MAX_ROOTS:])
         newest = _read_root(keys).signed
         if self._signs.public_key.keyid not in newest.roles[Timestamp.type].keyids:
@@ -85,6 +91,13 @@ class Releases:
             before = (plain, now_us, self._release(plain, now_us))
             self._given[plain.client_id] = before
         return msgspec.structs.replace(plain, release=before[2])
+
+    def replaced_by(self, roots: Sequence[bytes], key: bytes) -> int:
+        """Return the version of the newest of these roots if ours lead to it and it names this public key; else 0."""
+        newest = follow_on(roots, self.roots[-1])
+        ids = set() if newest is None else newest.signed.roles[Timestamp.type].keyids
+        named = newest is not None and any(newest.signed.keys[each].keyval.get("public") == key.hex() for each in ids)
+        return newest.signed.version if newest is not None and named else 0
 
     def forget(self, client_id: str) -> None:
         """Keep nothing of a client."""
@@ -123,7 +136,37 @@ def rotate_key(keys: Path, root_key: Path | None = None, *, new_root_key: bool =
     """
     if not _numbers(keys):
         raise SettingsError(f"{keys}: no aggregator's keys; expected the folder `keys` of its data dir")
-    root_path = root_key or keys / ROOT_KEY
+    with _alone(keys):
+        return _rotate(keys, root_key or keys / ROOT_KEY, new_root_key=new_root_key)
+
+
+def follow_on(roots: Sequence[bytes], from_root: bytes) -> Metadata[Root] | None:
+    """Return the newest of some roots if a chain of signatures leads to it from ``from_root``, which is older."""
+    try:
+        newest = Metadata[Root].from_bytes(from_root)
+        before = newest.signed.version
+        named = {root.signed.version: root for root in map(Metadata[Root].from_bytes, roots)}
+        while (following := named.get(newest.signed.version + 1)) is not None:
+            newest.signed.verify_delegate(Root.type, following.signed_bytes, following.signatures)
+            following.signed.verify_delegate(Root.type, following.signed_bytes, following.signatures)
+            newest = following
+    except (RepositoryError, ValueError):
+        return None
+    return newest if newest.signed.version > before else None
+
+
+def are_newer(keys: Path, earlier: Path) -> bool:
+    """Whether a folder's keys are what those of an earlier copy were replaced with, and can be signed with."""
+    try:
+        root = follow_on([_root_path(keys, number).read_bytes() for number in _numbers(keys)], anchor(earlier))
+        online = CryptoSigner(read_key(keys / SIGNING_KEY)).public_key.keyid
+    except (OSError, SettingsError):
+        return False
+    return root is not None and online in root.signed.roles[Timestamp.type].keyids
+
+
+def _rotate(keys: Path, root_path: Path, *, new_root_key: bool) -> int:
+    _finish_rotation(keys, root_path)
     holder, fresh = CryptoSigner(read_key(root_path)), Ed25519PrivateKey.generate()
     root = _read_root(keys).signed
     if holder.public_key.keyid not in root.roles[Root.type].keyids:
@@ -140,9 +183,7 @@ def rotate_key(keys: Path, root_key: Path | None = None, *, new_root_key: bool =
         if replacement is not None:
             write_key(_next(root_path), replacement)
         _write_root(keys, Metadata(root), signers)
-        if replacement is not None:
-            _next(root_path).replace(root_path)
-        _finish_rotation(keys)
+        _finish_rotation(keys, root_path)
     except OSError as error:
         raise ReplayfleetError(f"{keys}: {error.strerror or error}") from error
     return int(root.version)
@@ -159,11 +200,28 @@ def anchor(keys: Path) -> bytes:
     return _root_path(keys, _numbers(keys)[-1]).read_bytes()
 
 
-def _first_root(online: Ed25519PrivateKey, holder: Ed25519PrivateKey) -> tuple[Metadata[Root], list[CryptoSigner]]:
-    root = Root(1, None, ROOT_EXPIRES, consistent_snapshot=False)
-    signer = CryptoSigner(holder)
-    _appoint(root, CryptoSigner(online), signer)
-    return Metadata(root), [signer]
+def _found(keys: Path) -> None:
+    """Make the first root, before the online key that it names is in place: a key without a root has lost it."""
+    if (keys / SIGNING_KEY).exists():
+        raise SettingsError(
+            f"{keys}: the roots of {SIGNING_KEY} are gone; put N.root.json back, from a backup, or from a device's "
+            f"trust/root.json under its version. For a fleet that begins anew, move {keys} away"
+        )
+    root, holder = Root(1, None, ROOT_EXPIRES, consistent_snapshot=False), CryptoSigner(signing_key(keys, ROOT_KEY))
+    _appoint(root, CryptoSigner(signing_key(keys, _next(keys / SIGNING_KEY).name)), holder)
+    _write_root(keys, Metadata(root), [holder])
+
+
+@contextlib.contextmanager
+def _alone(keys: Path) -> Iterator[None]:
+    """Let no other process change these keys meanwhile."""
+    try:
+        keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (keys / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise ReplayfleetError(f"{error.filename or keys}: {error.strerror or error}") from error
 
 
 def _appoint(root: Root, online: CryptoSigner, holder: CryptoSigner) -> None:
@@ -174,11 +232,12 @@ def _appoint(root: Root, online: CryptoSigner, holder: CryptoSigner) -> None:
         root.add_key((holder if role == Root.type else online).public_key, role)
 
 
-def _finish_rotation(keys: Path) -> None:
-    """Put the next online key in place if the newest root names it: a rotation was interrupted there."""
-    fresh = _next(keys / SIGNING_KEY)
-    if fresh.exists() and CryptoSigner(read_key(fresh)).public_key.keyid in _read_root(keys).signed.keys:
-        fresh.replace(keys / SIGNING_KEY)
+def _finish_rotation(keys: Path, root_path: Path | None = None) -> None:
+    """Put the next keys in place if the newest root names them: a rotation may have been interrupted there."""
+    for place in (keys / SIGNING_KEY, root_path or keys / ROOT_KEY):
+        fresh = _next(place)
+        if fresh.exists() and CryptoSigner(read_key(fresh)).public_key.keyid in _read_root(keys).signed.keys:
+            fresh.replace(place)
 
 
 def _next(key: Path) -> Path:

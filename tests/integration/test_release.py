@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,10 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, rotate_key
+from replayfleet.aggregator.trust import release
+from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, are_newer, rotate_key
 from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
-from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, SettingsError
+from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError, SettingsError
 from replayfleet.federation.wire.protocol.codec import encode
 from replayfleet.federation.wire.protocol.messages import Announcement, BlobEntry, FleetSpec, Manifest, Release
 from replayfleet.federation.wire.protocol.topics import parse_topic, topic_of
@@ -293,19 +297,31 @@ def test_the_root_key_may_lie_elsewhere_and_the_aggregator_serves_without_it(
         rotate_key(aggregator.keys, foreign.keys / "root.key")
 
 
+@pytest.mark.parametrize("new_root_key", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["beside", "elsewhere"])
 def test_a_rotation_that_was_interrupted_is_done_or_not_done(
-    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
+    aggregator: Aggregator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, elsewhere: bool, new_root_key: bool
 ) -> None:
+    safe = tmp_path / "safe.key" if elsewhere else aggregator.keys / "root.key"
+    (aggregator.keys / "root.key").rename(safe)
+    writes = release._write_root
+
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for step in ("_write_root", "_finish_rotation"):
-        with monkeypatch.context() as patched:
-            patched.setattr(f"replayfleet.aggregator.trust.release.{step}", dies)
-            with pytest.raises(KeyboardInterrupt):
-                rotate_key(aggregator.keys)
+    def writes_and_dies(*args: Any) -> None:
+        writes(*args)
+        raise KeyboardInterrupt
+
+    for number, step in ((1, dies), (2, writes_and_dies)):
+        monkeypatch.setattr(release, "_write_root", step)
+        with pytest.raises(KeyboardInterrupt):
+            rotate_key(aggregator.keys, safe, new_root_key=new_root_key)
         aggregator.begin()
-        assert len(aggregator.releases.roots) == (1 if step == "_write_root" else 2)
+        assert len(aggregator.releases.roots) == number
+    monkeypatch.setattr(release, "_write_root", writes)
+    assert rotate_key(aggregator.keys, safe) == 3
+    assert not safe.with_name(f"{safe.name}.next").exists()
 
 
 def test_another_fleets_signing_key_is_refused_at_the_start(aggregator: Aggregator, tmp_path: Path) -> None:
@@ -313,3 +329,46 @@ def test_another_fleets_signing_key_is_refused_at_the_start(aggregator: Aggregat
     (aggregator.keys / "signing.key").write_bytes((foreign.keys / "signing.key").read_bytes())
     with pytest.raises(SettingsError, match="isn't the one that root 1 of this fleet names"):
         aggregator.begin()
+
+
+def test_a_signing_key_whose_roots_are_gone_gets_no_others(aggregator: Aggregator) -> None:
+    """A new root would name the same online key, and strand every device at the next rotation."""
+    (aggregator.keys / "1.root.json").unlink()
+    with pytest.raises(SettingsError, match=r"put N\.root\.json back, from a backup, or from a device's trust/"):
+        aggregator.begin()
+    assert not list(aggregator.keys.glob("*.root.json"))
+
+
+def test_the_first_root_is_there_before_the_key_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(release, "_write_root", full)
+        with pytest.raises(ReplayfleetError, match="No space left"):
+            Releases(tmp_path / "keys")
+    assert not (tmp_path / "keys/signing.key").exists()
+    assert len(Releases(tmp_path / "keys").roots) == 1
+
+
+def test_two_rotations_at_once_come_one_after_the_other(aggregator: Aggregator) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = sorted(pool.map(lambda _: rotate_key(aggregator.keys), range(4)))
+    assert made == [2, 3, 4, 5]
+    aggregator.begin()
+
+
+def test_only_a_chain_of_signatures_leads_to_newer_keys(aggregator: Aggregator, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    shutil.copytree(aggregator.keys, earlier)
+    assert not are_newer(aggregator.keys, earlier), "the same"
+    rotate_key(aggregator.keys, new_root_key=True)
+    assert are_newer(aggregator.keys, earlier)
+    rotate_key(aggregator.keys)
+    assert are_newer(aggregator.keys, earlier)
+    assert not are_newer(earlier, aggregator.keys)
+    foreign = Aggregator(tmp_path / "foreign")
+    rotate_key(foreign.keys)
+    assert not are_newer(foreign.keys, earlier)
+    (aggregator.keys / "signing.key").unlink()
+    assert not are_newer(aggregator.keys, earlier), "nobody can sign with them"

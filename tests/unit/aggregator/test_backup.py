@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from support.tiny_fleet import TinyFleet
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.operator.backup import back_up, restore
 from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.trust.release import Releases, rotate_key
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service.credentials.keys import signing_key
 from replayfleet.federation.service.data_dir import claim_data_dir
@@ -135,6 +137,25 @@ def test_a_data_dir_with_something_in_it_is_replaced_only_when_told_and_kept_asi
     aside = sorted(path.name for path in data_dir.parent.glob("aggregator.*"))
     assert aside == ["aggregator.before-restore-1", "aggregator.before-restore-2"]
     assert not list(data_dir.parent.glob(".*.tmp"))
+
+
+def test_keys_that_were_rotated_since_the_backup_stay_and_all_else_is_the_backups(
+    fleet: TinyFleet, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "fleet/aggregator"
+    shutil.rmtree(data_dir / "keys")
+    Releases(data_dir / "keys")
+    back_up(data_dir, tmp_path / "backup")
+    fleet.close()
+    former = (data_dir / "keys/signing.key").read_bytes()
+    rotate_key(data_dir / "keys")
+    made = restore(tmp_path / "backup", data_dir, replace=True)
+    assert (made.keeps_keys, made.round, made.epoch) == (True, 2, 1)
+    assert (data_dir / "keys/signing.key").read_bytes() != former
+    assert len(Releases(data_dir / "keys").roots) == 2
+    (data_dir / "keys/signing.key").unlink()
+    assert not restore(tmp_path / "backup", data_dir, replace=True).keeps_keys, "nobody could sign with those"
+    assert (data_dir / "keys/signing.key").read_bytes() == former
 
 
 def test_what_is_no_backup_or_a_damaged_one_is_refused_and_nothing_is_made(fleet: TinyFleet, tmp_path: Path) -> None:

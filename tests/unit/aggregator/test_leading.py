@@ -74,7 +74,7 @@ def test_a_second_aggregator_asks_and_stands_by_when_the_first_answers() -> None
     assert second.tick(0.3) is Deed.NOTHING
     assert second.heard(said(first.instance, 4), 0.4) is Deed.STAND_BY
     assert "standing by" in second.notice
-    assert not second.has_copy
+    assert not second.yields_to_a_copy
     assert second.tick(SILENT_S) is Deed.NOTHING
     assert second.heard(said(first.instance, 5), SILENT_S) is Deed.NOTHING
     assert second.tick(2 * SILENT_S - 0.1) is Deed.NOTHING
@@ -135,7 +135,7 @@ def test_a_copy_of_the_data_dir_is_told_from_another_store() -> None:
     leader = begun("mm")
     leader.tick(LISTEN_S)
     assert leader.heard(said("mm-9", 3), 2.0) is Deed.STAND_BY
-    assert leader.has_copy
+    assert leader.yields_to_a_copy
 
 
 def test_take_over_leads_above_whoever_leads() -> None:

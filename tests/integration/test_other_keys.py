@@ -1,0 +1,74 @@
+"""Announcements of a running fleet's name that other keys signed: a rotation elsewhere, or another fleet."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.tiny_fleet import TinyFleet
+
+from replayfleet.aggregator.coordinator import announcement
+from replayfleet.aggregator.leading import Claim
+from replayfleet.aggregator.operator.journal import read_journal
+from replayfleet.aggregator.trust.release import Releases, rotate_key
+from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.wire.protocol.codec import encode
+from replayfleet.federation.wire.protocol.topics import topic_of
+
+
+def announces(fleet: TinyFleet, keys: Path, state: str = "open") -> None:
+    """Another aggregator, with these keys, says that it leads this fleet; the broker retains it."""
+    releases, topic = Releases(keys), topic_of("tiny-fleet", "round")
+    ours = announcement(fleet.service._parts, fleet.rounds, fleet.now)
+    word = msgspec.structs.replace(ours, instance="other-0", roots=releases.roots, state=state)
+    session = fleet.broker.session("other", on_message=lambda *_: None, will=None)
+    session.start()
+    session.publish(topic, releases.signer.seal(topic, encode(word)), retain=True)
+
+
+def others_noted(fleet: TinyFleet) -> int:
+    return sum(event["event"] == "other aggregator" for event in read_journal(fleet.tmp_path / "aggregator"))
+
+
+def test_one_whose_keys_were_rotated_elsewhere_goes_and_says_what_to_do(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    shutil.copytree(fleet.keys, tmp_path / "rotated")
+    for _ in range(2):
+        rotate_key(tmp_path / "rotated", new_root_key=True)
+    announces(fleet, tmp_path / "rotated")
+    with pytest.raises(SettingsError, match=r"keys of fleet 'tiny-fleet' were rotated \(root 3\).*restore --replace"):
+        fleet.run()
+    fleet.close()
+
+
+def test_strangers_keys_are_noted_and_end_no_fleet(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.run(until=lambda: fleet.rounds.index == 1)
+    Releases(tmp_path / "stranger")
+    rotate_key(tmp_path / "stranger")
+    announces(fleet, tmp_path / "stranger")
+    fleet.run(until=lambda: fleet.rounds.index == 2)
+    assert others_noted(fleet) == 1
+    fleet.kill_aggregator()
+    fleet.claim = Claim.ASK
+    fleet.new_service()
+    fleet.run(until=lambda: fleet.rounds.index == 3)
+    fleet.close()
+
+
+@pytest.mark.parametrize(("claim", "state"), [(Claim.ASK, "open"), (Claim.ASK, "offline"), (Claim.TAKE_OVER, "open")])
+def test_one_that_begins_goes_if_another_fleet_has_its_name(tmp_path: Path, claim: Claim, state: str) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
+    fleet.kill_aggregator()
+    fleet.claim = claim
+    fleet.new_service()
+    announces(fleet, tmp_path / "stranger", state)
+    if (claim, state) == (Claim.ASK, "open"):
+        with pytest.raises(SettingsError, match="is announced at this broker already; choose another --fleet"):
+            fleet.run()
+    else:
+        fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.close()
