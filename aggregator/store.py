@@ -103,6 +103,12 @@ class AggregatorStore:
                 self._db.execute("PRAGMA synchronous=FULL")
                 self._db.executescript(_SCHEMA + VERSIONS_TABLE + DEEDS_TABLE)
                 make_members_table(self._db)
+            elif not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+                self._db.close()
+                raise SettingsError(
+                    f"{path}: holds nothing of a fleet, it was cut off or is damaged; restore a backup, or move it away "
+                    "if this fleet never began"
+                )
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError

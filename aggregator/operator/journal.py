@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from replayfleet.federation.errors import UNREADABLE
+from replayfleet.federation.errors import UNREADABLE, SettingsError
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.quotas import Limiter
 
@@ -75,6 +75,9 @@ class Journal:
         wall_clock: seconds since 1970.
         max_bytes: of one file.
         listeners: told every event, also those that are left out.
+
+    Raises:
+        SettingsError: Something else is in its place, or another user's file.
     """
 
     def __init__(
@@ -92,7 +95,11 @@ class Journal:
         self._listeners = listeners
         self._limiter = Limiter(_LINES_PER_S, _LINES_AT_ONCE, told_every_s=_TOLD_EVERY_S)
         self._size, self._torn = 0, False
-        self._open()
+        try:
+            self._open()
+        except (IsADirectoryError, PermissionError, FileNotFoundError) as error:
+            path = folder / JOURNAL
+            raise SettingsError(f"{path}: {error.strerror}; move it away, and the journal begins anew") from error
 
     def add(self, event: str, *, details: dict[str, Any] | None = None, **fields: Any) -> None:
         """Append one event.

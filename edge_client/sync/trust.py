@@ -17,6 +17,7 @@ from tuf.api.exceptions import DownloadError, DownloadHTTPError, RepositoryError
 from tuf.api.metadata import Metadata, Root, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from replayfleet.edge_client.sync.following import ALIVE_S
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.service.logs import EventLogger
@@ -67,6 +68,7 @@ class FleetTrust:
         self._roots: tuple[bytes, ...] = ()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._heard_us = self._kept_us = 0
+        self._trusted_at = float("-inf")
         self._load()
 
     @property
@@ -78,11 +80,13 @@ class FleetTrust:
         if sealed.key == self._own:
             return False  # an earlier process of ours
         announces = address.peer == EVERYBODY and address.channel == "round"
-        if sealed.key not in self._keys and announces:
+        if announces and sealed.key not in self._keys:
             self._introduced(sealed)
         trusted = sealed.key in self._keys
-        if announces:
-            self.problem = "" if trusted else f"an aggregator announces itself, {UNNAMED}; what is served stays"
+        if announces and trusted:
+            self.problem, self._trusted_at = "", now
+        elif announces and now - self._trusted_at >= ALIVE_S:
+            self.problem = f"an aggregator announces itself, {UNNAMED}; what is served stays"
         check(trusted, UNNAMED)
         if sealed.kind is Kind.SAID:
             behind_us = self._heard_us - sealed.time_us
@@ -143,7 +147,7 @@ class FleetTrust:
     def _introduced(self, sealed: Sealed) -> None:
         """An announcement with an unknown key may bring the root that names it."""
         if sealed.key in self._refused:
-            raise MalformedMessage(UNNAMED)
+            return
         said = decode(sealed.frame)
         roots = said.roots if isinstance(said, Announcement) else ()
         if not self._keys and self._given is None and roots:

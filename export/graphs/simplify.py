@@ -184,6 +184,7 @@ def work_out_constants(graph: onnx.GraphProto) -> None:
             node.op_type = "Identity"
             del node.input[1:]
         if all(name in known for name in node.input):
-            (known[node.output[0]],) = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
+            (value,) = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
+            known[node.output[0]] = np.asarray(value)
             if node.op_type not in OPERATORS:
                 node.CopyFrom(_constant(node.output[0], known[node.output[0]]))

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from replayfleet.aggregator.trust import release
 from replayfleet.aggregator.trust.release import EXPIRES_S, RENEW_S, Releases, anchor, are_newer, rotate_key
+from replayfleet.edge_client.sync.following import ALIVE_S
 from replayfleet.edge_client.sync.trust import SLACK_US, FleetTrust
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason, ReplayfleetError, SettingsError
 from replayfleet.federation.wire.protocol.codec import encode
@@ -58,8 +59,8 @@ class Device:
     def restart(self) -> None:
         self.trust = FleetTrust(self.folder, "cam-1", Signer(Ed25519PrivateKey.generate()).public_key, self.root)
 
-    def hears(self, payload: bytes, topic: str = ROUND) -> bool:
-        return self.trust.takes(parse_topic(topic), unseal(topic, payload), 0.0)
+    def hears(self, payload: bytes, topic: str = ROUND, now: float = 0.0) -> bool:
+        return self.trust.takes(parse_topic(topic), unseal(topic, payload), now)
 
     def refuses(self, manifest: Manifest) -> str:
         with pytest.raises(ArtefactRejected) as refused:
@@ -101,6 +102,10 @@ def test_a_foreign_aggregator_is_neither_heard_nor_believed(
     assert "was signed by 0/1 keys" in device.refuses(foreign.release(9))
     assert device.hears(aggregator.announcement())
     assert not device.trust.problem
+    for now in (1.0, ALIVE_S):
+        with pytest.raises(MalformedMessage, match="root doesn't name"):
+            device.hears(foreign.announcement(), now=now)
+        assert bool(device.trust.problem) == (now == ALIVE_S), "not beside the one that is trusted, only in its place"
 
 
 def test_strangers_write_nothing_to_a_device_and_turn_no_time_back(

@@ -15,10 +15,11 @@ from pathlib import Path
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
 from replayfleet.federation.service.credentials.certificates import common_name, validities
-from replayfleet.federation.service.credentials.keys import KEYS, SIGNING_KEY
+from replayfleet.federation.service.credentials.keys import KEYS, ROOT, SIGNING_KEY
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 CA, CERTIFICATE, KEY = "ca.crt", "member.crt", "member.key"
+_OF_TLS = (CA, CERTIFICATE, KEY)
 PRIVATE = frozenset({KEY, SIGNING_KEY})
 SOON_S = 30 * 86_400.0
 """A certificate that ends within this wants a new one."""
@@ -27,15 +28,16 @@ _SESSION_KEY_BYTES = 32
 
 
 def check_identity(folder: Path) -> None:
-    """Check that an identity folder has what TLS needs.
+    """Check that an identity folder has what TLS needs, or nothing of it but keys to sign with and to trust.
 
     Raises:
         SettingsError: It is no folder, or lacks a file.
     """
     if not folder.is_dir():
         raise SettingsError(f"identity {folder}: no such folder; `aggregator enroll` makes one for each member")
-    missing = [name for name in (CA, CERTIFICATE, KEY) if not (folder / name).is_file()]
-    if missing:
+    missing = [name for name in _OF_TLS if not (folder / name).is_file()]
+    others = any((folder / name).is_file() for name in (SIGNING_KEY, ROOT))
+    if missing and not (others and len(missing) == len(_OF_TLS)):
         raise SettingsError(f"identity {folder}: {missing[0]} is missing; copy all that `aggregator enroll` wrote")
 
 
@@ -58,7 +60,7 @@ def check_owner(folder: Path, member: str) -> None:
 
 def tls_of(folder: Path | None, named: TlsSettings) -> TlsSettings:
     """Return the TLS files of an identity folder, but for those that the operator named."""
-    if folder is None:
+    if folder is None or not any((folder / name).is_file() for name in _OF_TLS):
         return named
     certificate, key = named.certificate_file or folder / CERTIFICATE, named.key_file or folder / KEY
     return TlsSettings(named.ca_file or folder / CA, certificate, key)
@@ -74,7 +76,7 @@ def concerns(folder: Path, now: float) -> list[str]:
         now: Unix time.
     """
     found = []
-    for name in (CA, CERTIFICATE):
+    for name in (CA, CERTIFICATE) if (folder / CERTIFICATE).exists() else ():
         try:
             valid = validities((folder / name).read_bytes())
         except (OSError, MalformedMessage) as error:

@@ -202,6 +202,7 @@ def _signed(topic: str, head: bytes, frame: bytes) -> bytes:
 
 def _read(floor: Path | None) -> int:
     try:
-        return 0 if floor is None else int(floor.read_bytes()[:32])
+        time_us = 0 if floor is None else int(floor.read_bytes()[:32])
     except (OSError, ValueError):
         return 0
+    return time_us if 0 <= time_us < MAX_TIME_US else 0  # damaged

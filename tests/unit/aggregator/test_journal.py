@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from replayfleet.aggregator.operator.journal import JOURNAL, Journal, read_journal
+from replayfleet.federation.errors import SettingsError
 
 
 def test_events_come_back_in_order_with_their_details(tmp_path: Path):
@@ -27,6 +30,14 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path):
 
 def test_a_folder_without_a_journal_has_no_events(tmp_path: Path):
     assert list(read_journal(tmp_path)) == []
+
+
+@pytest.mark.parametrize("what", ["folder", "dangling link"])
+def test_something_else_in_its_place_is_named(tmp_path: Path, what: str):
+    path = tmp_path / JOURNAL
+    path.mkdir() if what == "folder" else path.symlink_to(tmp_path / "gone" / "away")
+    with pytest.raises(SettingsError, match=rf"{JOURNAL}: .*; move it away, and the journal begins anew"):
+        Journal(tmp_path)
 
 
 def kinds(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from support.tiny_fleet import tiny_spec
 
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.rounds.machine import Phase
-from replayfleet.aggregator.store import KEEP_ROUNDS, AggregatorStore, StoredArtefacts
+from replayfleet.aggregator.store import DATABASE, KEEP_ROUNDS, AggregatorStore, StoredArtefacts, added_classes
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.wire.protocol.limits import MAX_COUNTER
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
@@ -234,3 +234,10 @@ def test_who_has_a_place_is_told_of_one_as_of_all(store: AggregatorStore, tmp_pa
     table.revoke("c", 2.0)
     assert of_each() == {"a", "b"}
     table.close()
+
+
+def test_a_database_that_was_cut_off_to_nothing_is_no_fleet(tmp_path: Path):
+    (tmp_path / DATABASE).touch()
+    for look in (lambda: AggregatorStore(tmp_path, read_only=True), lambda: added_classes(tmp_path)):
+        with pytest.raises(SettingsError, match="holds nothing of a fleet, .*; restore a backup, or move it away"):
+            look()

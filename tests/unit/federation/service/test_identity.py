@@ -99,3 +99,13 @@ def test_anothers_folder_is_refused_before_a_broker_is_asked(folder: Path) -> No
         settings.connector("cam-2")
     own = folder / "member.crt", folder / "member.key"
     ConnectionSettings(identity=folder, tls_cert=own[0], tls_key=own[1]).connector("cam-2")
+
+
+def test_without_tls_a_folder_may_hold_keys_alone(tmp_path: Path) -> None:
+    (tmp_path / "root.json").write_bytes(b"{}")
+    check_identity(tmp_path)
+    assert tls_of(tmp_path, TlsSettings()) == TlsSettings()
+    assert concerns(tmp_path, 0.0) == []
+    (tmp_path / "ca.crt").touch()
+    with pytest.raises(SettingsError, match="member.crt is missing"):
+        check_identity(tmp_path)
