@@ -106,8 +106,8 @@ class AggregatorStore:
             elif not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
                 self._db.close()
                 raise SettingsError(
-                    f"{path}: holds nothing of a fleet, it was cut off or is damaged; restore a backup, or move it away "
-                    "if this fleet never began"
+                    f"{path}: holds nothing of a fleet, it was cut off or is damaged; restore a backup, or move it "
+                    "away if this fleet never began"
                 )
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None

@@ -97,15 +97,17 @@ def test_a_foreign_aggregator_is_neither_heard_nor_believed(
     foreign = Aggregator(tmp_path / "foreign")
     for _ in range(2):
         with pytest.raises(MalformedMessage, match="root doesn't name"):
-            device.hears(foreign.announcement())
+            device.hears(foreign.announcement(), now=ALIVE_S)
     assert "root doesn't name; what is served stays" in device.trust.problem
     assert "was signed by 0/1 keys" in device.refuses(foreign.release(9))
-    assert device.hears(aggregator.announcement())
+    assert device.hears(aggregator.announcement(), now=ALIVE_S)
     assert not device.trust.problem
-    for now in (1.0, ALIVE_S):
+    for now in (ALIVE_S + 1, 2 * ALIVE_S):
         with pytest.raises(MalformedMessage, match="root doesn't name"):
             device.hears(foreign.announcement(), now=now)
-        assert bool(device.trust.problem) == (now == ALIVE_S), "not beside the one that is trusted, only in its place"
+        assert bool(device.trust.problem) == (now == 2 * ALIVE_S), (
+            "not beside the one that is trusted, only in its place"
+        )
 
 
 def test_strangers_write_nothing_to_a_device_and_turn_no_time_back(

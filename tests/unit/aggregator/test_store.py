@@ -239,5 +239,5 @@ def test_who_has_a_place_is_told_of_one_as_of_all(store: AggregatorStore, tmp_pa
 def test_a_database_that_was_cut_off_to_nothing_is_no_fleet(tmp_path: Path):
     (tmp_path / DATABASE).touch()
     for look in (lambda: AggregatorStore(tmp_path, read_only=True), lambda: added_classes(tmp_path)):
-        with pytest.raises(SettingsError, match="holds nothing of a fleet, .*; restore a backup, or move it away"):
+        with pytest.raises(SettingsError, match=r"holds nothing of a fleet, .*; restore a backup, or move it away"):
             look()

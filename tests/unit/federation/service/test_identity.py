@@ -107,5 +107,5 @@ def test_without_tls_a_folder_may_hold_keys_alone(tmp_path: Path) -> None:
     assert tls_of(tmp_path, TlsSettings()) == TlsSettings()
     assert concerns(tmp_path, 0.0) == []
     (tmp_path / "ca.crt").touch()
-    with pytest.raises(SettingsError, match="member.crt is missing"):
+    with pytest.raises(SettingsError, match=r"member\.crt is missing"):
         check_identity(tmp_path)
