@@ -22,12 +22,13 @@ from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.wishes import Wish
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
-from replayfleet.federation.errors import ArtefactRejected, UploadRejected
+from replayfleet.federation.errors import ArtefactRejected, MethodFault, UploadRejected
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
+from replayfleet.federation.methods.kit.promises import aggregated
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
@@ -167,6 +168,7 @@ class Aggregation:
 
         Raises:
             OSError: The disk fails.
+            MethodFault: A package's method makes what no fleet can hand out, whoever's uploads it is given.
         """
         before, former = self._state(state), former or {}
         candidates, quarantined = self._decoded(uploads)
@@ -177,13 +179,24 @@ class Aggregation:
                 candidates[client_id] = drawn_back(self._method, candidates[client_id], newest, late)
         quarantined |= self._screened(candidates, before)
         left = {client_id: upload for client_id, upload in candidates.items() if client_id not in quarantined}
+        errors: list[Exception] = []
+
+        def attempt(some: Mapping[str, Any]) -> _Attempt:
+            try:
+                return self._attempt(round_index, some, before, former)
+            except Exception as error:
+                errors.append(error)
+                raise
+
         result, culprits = settle(
             left,
-            lambda some: self._attempt(round_index, some, before, former),
+            attempt,
             lambda some: self._rehearsed(round_index, some, before, _without(former, some)),
             lambda some: self._rehearsed(round_index, some, before, former),
         )
         quarantined |= culprits
+        if result is None and errors:
+            self._tell_of_the_method(errors[-1])
         if result is None:
             result = self._unchanged(round_index, uploads, before, former)
         missing = {
@@ -207,6 +220,15 @@ class Aggregation:
             aggregate_s=result.aggregate_s,
             publish_s=result.publish_s + time.perf_counter() - published_at,
         )
+
+    def _tell_of_the_method(self, error: Exception) -> None:
+        """Nobody's upload can be aggregated, not even alone: it may be the method's mistake, and no client's."""
+        try:
+            raise error
+        except MethodFault:
+            raise
+        except Exception:
+            _log.exception("aggregation fails with every upload", method=self._method.name)
 
     def _rounded(
         self, drafts: dict[str, Manifest], wishes: Mapping[str, Wish], state: StoredArtefacts | None
@@ -279,7 +301,8 @@ class Aggregation:
             there = {client_id: placed(upload, device) for client_id, upload in uploads.items()}
             spread = self._spread if device.type == "cpu" else None
             with contextlib.nullcontext() if spread is None else spread_by(spread):
-                state, downloads = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
+                made = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
+            state, downloads = aggregated(self._method, made, lambda: placed(self._initial, device))
             back: dict[int, Any] = {}
             return placed(state, CPU, back), {name: placed(one, CPU, back) for name, one in downloads.items()}
 

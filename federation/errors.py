@@ -55,6 +55,10 @@ class SettingsError(ReplayfleetError):
     """What the operator wrote can't be used; nothing was started or written."""
 
 
+class MethodFault(ReplayfleetError):
+    """A method of another package doesn't keep what ``methods.kit.records.Method`` promises."""
+
+
 class MalformedMessage(ReplayfleetError):
     """Bytes that don't decode as what they claim to be."""
 

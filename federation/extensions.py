@@ -12,15 +12,18 @@ its name is used. What it does wrong is told in one line that names it, and stop
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
+import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from replayfleet.federation.errors import SettingsError, nearest
 
-METHODS_GROUP = "replayfleet.methods"
+METHODS_GROUP, DATASETS_GROUP, MODELS_GROUP = "replayfleet.methods", "replayfleet.datasets", "replayfleet.models"
 STORING_METHODS = "replayfleet.storing_methods"
 """Group of those methods, listed in ``replayfleet.methods`` too, whose clients keep real samples: a device says so to
 its operator without importing torch."""
@@ -108,6 +111,29 @@ def added(group: str) -> dict[str, list[importlib.metadata.EntryPoint]]:
 def packages_with(group: str, name: str) -> str:
     """Return the packages that add something of this name, as ``barn 1.0 and yard 2.1``; empty if none does."""
     return " and ".join(sorted(_package(point) for point in added(group).get(name, ())))
+
+
+def is_ours(kind: type[Any]) -> bool:
+    """Whether a class is of this package."""
+    return kind.__module__.startswith("replayfleet.")
+
+
+def code_of(group: str, name: str) -> dict[str, str]:
+    """Return what code another package has behind a name: the name of its distribution and a digest of its modules.
+
+    Empty if no other package adds it. Of a package that lies in one file, that file; else all of its ``.py`` files.
+    """
+    points = added(group).get(name, ())
+    if not points:
+        return {}
+    spec = importlib.util.find_spec(points[0].module.partition(".")[0])
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    alone = [Path(spec.origin)] if spec is not None and spec.origin and not folders else []
+    found = hashlib.sha256()
+    for path in sorted([*alone, *(path for folder in folders for path in folder.rglob("*.py"))]):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    package = points[0].dist.name if points[0].dist is not None else points[0].value
+    return {"package": package, "sha256": found.hexdigest()}
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from replayfleet.federation.errors import nearest
-from replayfleet.federation.extensions import Extended
+from replayfleet.federation.extensions import MODELS_GROUP, Extended
 
 LATENT_SIZE = 100
 """Z: entries of a sub-generator's latent vector."""
@@ -37,7 +37,7 @@ Model: TypeAlias = Literal[
 ARCHITECTURES: tuple[str, ...] = get_args(Model)
 
 ADDED_MODELS: Extended[Any] = Extended(
-    "replayfleet.models", "task model", {}, lambda _, found: "" if callable(found) else f"{found!r} makes no module"
+    MODELS_GROUP, "task model", {}, lambda _, found: "" if callable(found) else f"{found!r} makes no module"
 )
 """Those of other packages: each a function of a ``TaskSpec`` that gives its module, see ``models.build``."""
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -168,6 +169,12 @@ def _settings_type(scheme: str, kind: CameraKind) -> Any:
         ) from error
     if not is_dataclass(found):
         raise SettingsError(f"source {scheme}://, of an installed package: its settings {found!r:.80} are no dataclass")
+    try:
+        typing.get_type_hints(found)
+    except Exception as error:  # whatever its annotations say
+        raise SettingsError(
+            f"source {scheme}://, of an installed package: an annotation of its settings can't be resolved ({error})"
+        ) from error
     return found
 
 
@@ -183,7 +190,11 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
     place, query = _place_and_query(uri)
     if not kind.place and place.rstrip("/") not in ("", _STREET):
-        raise SettingsError(f"source {uri!r}: unknown scene {place!r}; expected '{scheme}://{_STREET}'")
+        expected = f"unknown scene {place!r}; expected '{scheme}://{_STREET}'"
+        raise SettingsError(
+            f"source {uri!r}: "
+            + (expected if scheme in CAMERAS else f"{scheme}:// takes no place, leave {place!r} out")
+        )
     if kind.place == "host":
         host, _, port = place.rstrip("/").partition(":")
         fixed: dict[str, Any] = {"host": host} if host else {}

@@ -7,7 +7,10 @@ Pure: no sockets, clocks, threads or paths.
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any
+
+import msgspec
 
 from replayfleet.federation.extensions import METHODS_GROUP, STORING_METHODS, Extended, added
 from replayfleet.federation.methods.affcl import AFFCL
@@ -62,6 +65,9 @@ METHODS: dict[str, type[Any]] = {
 }
 
 
+_MISSING = dataclasses.MISSING
+
+
 def _fault(name: str, kind: Any) -> str:
     """Return why something can't be the method of this name, or ""."""
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
@@ -75,6 +81,20 @@ def _fault(name: str, kind: Any) -> str:
         return f"the name in {kind.__name__} is {of_class.name!r}"
     if of_class.stores_data != (name in added(STORING_METHODS)):
         return f"stores_data is {of_class.stores_data}; the group {STORING_METHODS} has exactly those where it is True"
+    return _fault_of_settings(kind)
+
+
+def _fault_of_settings(kind: Any) -> str:
+    """Return why a method's settings can't be read, converted or written down, or ""."""
+    try:
+        typing.get_type_hints(kind)
+    except Exception as error:  # whatever the annotation says
+        return f"an annotation of {kind.__name__} can't be resolved where methods are read ({error})"
+    defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.default_factory is _MISSING}
+    try:
+        msgspec.json.encode({name: value for name, value in defaults.items() if value is not _MISSING})
+    except (TypeError, ValueError) as error:
+        return f"JSON can't hold a default of its settings ({error})"
     return ""
 
 

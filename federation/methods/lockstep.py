@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
+from replayfleet.federation.errors import MethodFault
 from replayfleet.federation.methods.kit.pace import Pace, Stage
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.steps.grouped_task_model import TaskModelJob, train_task_models
@@ -211,7 +212,7 @@ def alone(work: Work[T], pace: Pace | None = None, answering: Callable[[Request]
     answer: Any = None
     while True:
         try:
-            request = work.send(answer)
+            request = _asked(work, answer)
         except StopIteration as end:
             result: T = end.value
             return result
@@ -226,7 +227,7 @@ def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:
         waiting: dict[Hashable, dict[ClientId, Any]] = {}
         for client_id, answer in answers.items():
             try:
-                request = works[client_id].send(answer)
+                request = _asked(works[client_id], answer)
             except StopIteration as end:  # noqa: PERF203 - how a generator returns
                 results[client_id] = end.value
             else:
@@ -236,3 +237,16 @@ def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:
             kind = type(next(iter(requests.values())))
             answers.update(zip(requests, kind.together(list(requests.values())), strict=True))
     return {client_id: results[client_id] for client_id in works}
+
+
+def _asked(work: Work[T], answer: Any) -> Request:
+    """Return what a client half asks for next; raises StopIteration with its result at the end."""
+    if not isinstance(work, Generator):
+        found = "None" if work is None else type(work).__name__
+        raise MethodFault(f"local_work returned {found}, expected a generator: it yields what is to be trained")
+    request = work.send(answer)
+    if not isinstance(request, (TrainTaskModel, TrainSubGenerators, Descend)):
+        raise MethodFault(
+            f"local_work yielded {type(request).__name__}, expected TrainTaskModel, TrainSubGenerators or Descend"
+        )
+    return request

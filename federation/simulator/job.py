@@ -20,7 +20,8 @@ from replayfleet.export.first_model import initial_parameters
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.claimed import claimed
 from replayfleet.federation.errors import SettingsError
-from replayfleet.federation.methods import ALL_METHODS
+from replayfleet.federation.extensions import DATASETS_GROUP, METHODS_GROUP, MODELS_GROUP, code_of
+from replayfleet.federation.methods import ALL_METHODS, METHODS
 from replayfleet.federation.methods.kit.placement import device_type, torch_device
 from replayfleet.federation.methods.kit.records import Sampler
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
@@ -153,7 +154,7 @@ class Job:
         part = Part(
             first_round=num_before,
             hardware=hardware(self.simulation.torch_device),
-            versions=versions(),
+            versions=versions() | versions([code["package"] for code in self.identity.get("packages", {}).values()]),
             commit=commit(),
             command=self.command,
         )
@@ -334,7 +335,9 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
     settings = settings_of(simulation.method).items()
     identity = {
         "method": spec.method,
-        "settings": {key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value},
+        "settings": {
+            key: value for key, value in settings if LATER_SETTINGS.get(key, ...) != value or spec.method not in METHODS
+        },
         "preset": spec.preset,
         "dataset": spec.dataset,
         "task": plain_task(simulation.dataset.task),
@@ -353,6 +356,11 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity["perturb_weights"] = simulation.perturbation
     if simulation.initial is not None:
         identity["initial"] = digest(encode_parameters(simulation.initial))
+    names = {METHODS_GROUP: spec.method, DATASETS_GROUP: spec.dataset}
+    names[MODELS_GROUP] = getattr(simulation.dataset.task, "architecture", "")
+    packages = {f"{group} {name}": code for group, name in names.items() if (code := code_of(group, name))}
+    if packages:
+        identity["packages"] = packages
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
     return plain
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.errors import UNREADABLE, SettingsError
+from replayfleet.federation.extensions import DATASETS_GROUP
 from replayfleet.federation.paths import RESULT
 from replayfleet.federation.simulator.charts import Curve
 from replayfleet.federation.simulator.measures import metrics
@@ -124,6 +125,12 @@ def read_result(path: Path, run: Mapping[str, Any]) -> Result:
             theirs, ours = ({name: stream.get(name) for name in differing} for stream in (theirs, ours))
         if theirs != ours:
             raise SettingsError(f"--compare {path}: its {key} was {theirs!r}, this run's is {ours!r}")
+    theirs, ours = (
+        {key: code for key, code in packages.items() if key.startswith(f"{DATASETS_GROUP} ")}
+        for packages in (other.run.get("packages", {}), run.get("packages", {}))
+    )
+    if theirs != ours:
+        raise SettingsError(f"--compare {path}: the package of its data set had other code; run it again")
     if damage := _damage(other):
         raise SettingsError(f"--compare {path}: {damage}; run it again, or leave it out")
     return other

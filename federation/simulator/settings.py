@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.service.settings import in_words
 from replayfleet.federation.streams.datasets import has_boxes
@@ -163,6 +164,11 @@ def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapp
     stream_keys = {field.name for field in dataclasses.fields(StreamSize)}
     own = {key: value for key, value in overrides.items() if key not in stream_keys}
     known = method_fields(kind)
+    if taken := sorted(stream_keys & set(known)):
+        raise SettingsError(
+            f"method {kind.name!r} has the setting {taken[0]}, which a stream has too: --set would never reach it; "
+            "rename it"
+        )
     for key in own:
         if key not in known:
             raise SettingsError(f"--set {key}: {kind.name} has no such setting{nearest(key, [*known, *stream_keys])}")
@@ -171,6 +177,10 @@ def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapp
         return kind(task=task, **fields)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{kind.name}: {error}") from error
+    except Exception as error:
+        if is_ours(kind):
+            raise
+        raise SettingsError(f"{kind.name}: {type(error).__name__}: {error}") from error
 
 
 def method_fields(kind: type[Any]) -> list[str]:

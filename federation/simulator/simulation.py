@@ -16,6 +16,7 @@ from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
+from replayfleet.federation.methods.kit.promises import Untouched, aggregated, local_result
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import published, remainder_among, sent, with_remainder
@@ -230,10 +231,11 @@ class Simulation:
         downloads: Mapping[ClientId, Any] = {}
         if uploads:
             before = state.aggregator
+            untouched = Untouched(self.method, before, *uploads.values())
             with spread_by(threads.map):
-                state.aggregator, downloads = self.method.aggregate(
-                    state.aggregator, uploads, rng, sampler=state.aggregator_sampler
-                )
+                made = self.method.aggregate(before, uploads, rng, sampler=state.aggregator_sampler)
+            untouched.check("aggregate")
+            state.aggregator, downloads = aggregated(self.method, made, self._initial_download, state.clients)
             state.aggregator, downloads = self._published(state, before, downloads)
         state.downloads = {name: self._download(name, downloads, state.aggregator) for name in state.clients}
         aggregate_s, aggregate_cpu_s = self.clock() - aggregation_started, time.process_time() - cpu_started
@@ -328,16 +330,20 @@ class Simulation:
         on_client: Callable[[int, ClientId], None] | None,
     ) -> dict[ClientId, _LocalRound]:
         started = self.clock()
-        works = {}
+        works, handed = {}, []
         for name, index in indices.items():
             if on_client is not None:
                 on_client(round_index, name)
             arguments, rng = self._arguments(round_index, name, index, state)
+            handed += [arguments[0], arguments[2]]
             works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
-        results = together(works)
+        untouched, results = Untouched(self.method, *handed), together(works)
+        untouched.check("local_work")
         each_s = (self.clock() - started) / max(1, len(results))
         return {
-            name: self._kept(round_index, (name, indices[name]), result, each_s, Meter(), state)
+            name: self._kept(
+                round_index, (name, indices[name]), local_result(self.method, result), each_s, Meter(), state
+            )
             for name, result in results.items()
         }
 
@@ -493,7 +499,9 @@ def _local_round(
 ) -> tuple[tuple[Any, Any], float, Meter]:
     """Return what a client's half of a round makes, how long it took, and what was counted."""
     started, meter = clock(), Meter()
-    result = meter.local_round(method, arguments, sampler)
+    untouched = Untouched(method, arguments[0], arguments[2])
+    result = local_result(method, meter.local_round(method, arguments, sampler))
+    untouched.check("local_round")
     return result, clock() - started, meter
 
 

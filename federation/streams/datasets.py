@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from replayfleet.federation.errors import SettingsError, nearest
-from replayfleet.federation.extensions import Extended
+from replayfleet.federation.extensions import DATASETS_GROUP, Extended
 from replayfleet.federation.service.fleet.presets import TASKS
 from replayfleet.federation.streams.driving.crops import read_driving_crops
 from replayfleet.federation.streams.driving.pictures import DrivingPictures, read_driving_pictures
@@ -123,7 +123,7 @@ def load_dataset(
         found = parts()
     if found is None:
         raise _not_found(name, places, kind.how_to_get)
-    task = _task(name, kind, size, found[0].class_names)
+    task = _task(name, kind, size, tuple(found[0].class_names))
     if name not in DATASETS:
         _check_added(name, found, task)
     return Dataset(name, *found, task)
@@ -136,7 +136,7 @@ def _read(name: str, kind: DatasetKind, place: Path, size: int) -> Parts | None:
         found = kind.read(place, size)
     except SettingsError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SettingsError(
             f"data set {name}, of an installed package, can't be read from {place} ({type(error).__name__}: {error})"
         ) from error
@@ -150,11 +150,19 @@ def _check_added(name: str, parts: Parts, task: TaskSpec) -> None:
     channels, height, width = task.image_shape
     expected = f"(N, {height}, {width}, {channels}) uint8"
     for part, one in zip(("train", "test"), parts, strict=True):
+        if tuple(one.class_names) != task.class_names:
+            named = f"classes {', '.join(map(str, one.class_names))}"
+            raise SettingsError(
+                f"data set {name}, of an installed package: its {part} part has {named}, expected those of its task, "
+                f"in their order: {', '.join(task.class_names)}"
+            )
         some = np.asarray(one.images[np.arange(min(1, len(one.images)))])
         if tuple(one.images.shape[1:]) != (height, width, channels) or some.dtype != np.uint8:
             shape = f"{tuple(one.images.shape)} {some.dtype}"
             raise SettingsError(f"data set {name}, of an installed package: {part} images are {shape}, not {expected}")
-        if one.labels.dtype != np.int64 or one.labels.ndim != 1 or not len(one.labels):
+        if not len(one.labels):
+            raise SettingsError(f"data set {name}, of an installed package: its {part} part has no samples")
+        if one.labels.dtype != np.int64 or one.labels.ndim != 1:
             shape = f"{one.labels.shape} {one.labels.dtype}"
             raise SettingsError(f"data set {name}, of an installed package: {part} labels are {shape}, not (N,) int64")
 
@@ -379,10 +387,12 @@ def _fault(_name: str, kind: object) -> str:
     """Return why something can't be a data set, or ""."""
     if not isinstance(kind, DatasetKind):
         return f"{kind!r} is no DatasetKind (replayfleet.federation.streams.datasets)"
+    if kind.task is not None and not isinstance(kind.task, TaskSpec):
+        return f"its task {kind.task!r:.80} is no TaskSpec (replayfleet.models.specs)"
     if kind.task is not None and kind.image_sizes != (kind.task.image_size,):
         return f"image_sizes is {kind.image_sizes}, its task has images of {kind.task.image_size} pixels"
     return ""
 
 
-ALL_DATASETS: Extended[DatasetKind] = Extended("replayfleet.datasets", "data set", DATASETS, _fault)
+ALL_DATASETS: Extended[DatasetKind] = Extended(DATASETS_GROUP, "data set", DATASETS, _fault)
 """``DATASETS``, and those of other packages, which are imported when they are used."""

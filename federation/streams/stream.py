@@ -397,10 +397,12 @@ class Stream:
         possible = next((rounds for rounds in range(upper, 0, -1) if self._lasts(rounds, task_types)), 0)
         if wanted is None and possible:
             return possible
+        too_few = [class_id for class_id, num_parts in enumerate(self._num_parts) if not num_parts]
+        what_then = f"class {too_few[0]} has too few for one" if too_few else "ask for fewer rounds"
         raise SettingsError(
             f"scenario {self.settings.scenario} with {self.settings.samples_per_class} training samples per class and "
             f"round lasts for {possible} rounds on this data, not for {wanted or 'any'}; "
-            f"ask for fewer rounds, or lower {' or '.join(self._quota_names())}"
+            f"{what_then}, {'so' if too_few else 'or'} lower {' or '.join(self._quota_names())}"
         )
 
     def _paper_num_rounds(self) -> int:

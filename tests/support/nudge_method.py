@@ -96,5 +96,13 @@ class NudgeMethod:
             return initial
         return NudgeDownload(state.models[client_id], {"ones": torch.ones(3)})
 
+    def upload_layout(self, name: str):
+        if name == "task":
+            return build_task_model(self.task).state_dict()
+        return {"count": torch.empty(1), "noise": torch.empty(1)}
+
+    def check_upload(self, upload: Any) -> None:
+        pass
+
     def predictor(self, download: Any):
         return judge_with(self.task, download.task_parameters)

@@ -74,7 +74,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
 
     from replayfleet.edge_client.learning.training.choosing import told
     from replayfleet.edge_client.learning.training.pacing import PacedRound
-    from replayfleet.federation.methods.kit import travel
+    from replayfleet.federation.methods.kit import promises, travel
     from replayfleet.federation.methods.kit.packing import sub_generators_among
     from replayfleet.federation.methods.kit.placement import CPU, placed, placed_data, proved_device
     from replayfleet.federation.methods.kit.privacy import account_among
@@ -103,7 +103,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         more = paced.begin(sized, known.speed)
         # whatever the aggregator could draw itself hides nothing from it
         with noise_by(lambda: entropy_generator(os.urandom(NUM_ENTROPY_BYTES))):
-            made: tuple[Any, Any] = sized.local_round(
+            result = sized.local_round(
                 placed(held, device),
                 placed_data(data, device),
                 placed(download, device),
@@ -111,6 +111,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
                 sampler=sampler_for(job, blobs, sized, device.type),
                 **more,
             )
+        made = promises.local_result(method, result)
         back: dict[int, Any] = {}
         return placed(made[0], CPU, back), placed(made[1], CPU, back)
 

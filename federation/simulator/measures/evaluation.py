@@ -85,7 +85,7 @@ def evaluate(
     """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels.
 
     Args:
-        judge: images -> (B, K), the greatest of which is the answer.
+        judge: images -> (B, K), the greatest of which is the answer; where one isn't finite there is none.
         part: of a data set.
         indices: (M,) into it.
         device: the judge's.
@@ -97,9 +97,10 @@ def evaluate(
         batch = slice(start, start + BATCH_SIZE)
         data = round_data(part, indices[batch])
         answers = judge(data.images.to(device))
-        hits[batch] = (answers.argmax(dim=1).cpu() == data.labels).numpy()
+        tells = answers.isfinite().all(dim=1)  # the greatest of what isn't finite is no answer
+        hits[batch] = ((answers.argmax(dim=1) == data.labels.to(answers.device)) & tells).cpu().numpy()
         if of_task is not None and hits_in_task is not None:
             others = torch.from_numpy(~of_task[batch]).to(answers.device)
             judged = answers.masked_fill(others, -torch.inf).argmax(dim=1)
-            hits_in_task[batch] = (judged.cpu() == data.labels).numpy()
+            hits_in_task[batch] = ((judged == data.labels.to(answers.device)) & tells).cpu().numpy()
     return Evaluation(hits, part.labels[indices], hits_in_task)

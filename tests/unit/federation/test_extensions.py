@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.image_sets import small_dataset
 
 from replayfleet.aggregator.serving import OnnxExporter
 from replayfleet.edge_client.cameras.uri import CameraUri, parse_source
@@ -23,6 +26,9 @@ from replayfleet.federation.service.fleet.presets import stores_data
 from replayfleet.federation.service.fleet.spec import make_spec
 from replayfleet.federation.service.fleet.task import task_of
 from replayfleet.federation.service.fleet.variants import resolved
+from replayfleet.federation.simulator.job import identity_of, simulation_of, wanted_stream
+from replayfleet.federation.simulator.run_spec import RunSpec
+from replayfleet.federation.simulator.settings import method_from
 from replayfleet.federation.streams.datasets import ALL_DATASETS, load_dataset, task_for
 from replayfleet.models.build import build_task_model, class_rows, initialise
 from replayfleet.models.specs import TaskSpec
@@ -282,7 +288,7 @@ class Camera:
         ("2, 28, 28, 1", "uint8", "[0]", "can't be read from .*: 2 images but 1 labels"),
         ("2, 28, 28, 1", "uint8", "[0., 1.]", r"train labels are \(2,\) float64, not \(N,\) int64"),
         ("2, 28, 28, 1", "uint8", "np.array([0, 1], np.uint8)", r"train labels are \(2,\) uint8, not \(N,\) int64"),
-        ("0, 28, 28, 1", "uint8", "np.empty(0, int)", r"train labels are \(0,\) int64"),
+        ("0, 28, 28, 1", "uint8", "np.empty(0, int)", "its train part has no samples"),
         ("1 / 0", "uint8", "[0]", r"can't be read from .* \(ZeroDivisionError: division by zero"),
         ("", "", "", "gave 42, expected two LabelledImages"),
     ],
@@ -307,6 +313,84 @@ YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "c
     install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
     with pytest.raises(SettingsError, match=problem) if problem else contextlib.nullcontext():
         assert len(load_dataset("yard", data_root=tmp_path).train.labels) == 2
+
+
+@pytest.mark.parametrize("names", ["('cart', 'gate')", "('gate',)"])
+def test_a_test_part_whose_classes_are_others_would_be_judged_by_wrong_labels(
+    install: Install, tmp_path: Path, names: str
+) -> None:
+    code = f"""
+import numpy as np
+from replayfleet.federation.streams.datasets import DatasetKind
+from replayfleet.federation.streams.labelled_images import LabelledImages
+from replayfleet.models.specs import TaskSpec
+
+def read(folder, size):
+    images, labels = np.zeros((1, 28, 28, 1), "uint8"), np.array([0])
+    return LabelledImages(images, labels, ["gate", "cart"]), LabelledImages(images, labels, {names})
+
+YARD = DatasetKind((28,), read, "ask the yard", task=TaskSpec(1, 28, ("gate", "cart")))
+"""
+    install("yard", code, **{"replayfleet.datasets": {"yard": "yard:YARD"}})
+    with pytest.raises(SettingsError, match=r"its test part has classes .*, expected .* in their order: gate, cart"):
+        load_dataset("yard", data_root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("keep: 'Missing' = 0.5", "an annotation of Yard can't be resolved where methods are read"),
+        ("keep: object = max", "JSON can't hold a default of its settings"),
+    ],
+)
+def test_settings_of_a_package_s_method_that_can_t_be_read_are_told(install: Install, field: str, problem: str) -> None:
+    code = METHOD.format(stores=False) + f"    {field}\n"
+    install("yard", code, **{"replayfleet.methods": {"yard": "yard:Yard"}})
+    with pytest.raises(SettingsError, match=problem):
+        _ = ALL_METHODS["yard"]
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("    shots: int = 9", "has the setting shots, which a stream has too: --set would never reach it"),
+        ("    def __post_init__(self):\n        {}['gone']", "yard: KeyError: 'gone'"),
+    ],
+)
+def test_a_package_s_method_that_can_t_be_set_or_made_is_told(install: Install, more: str, problem: str) -> None:
+    install("yard", METHOD.format(stores=False) + more, **{"replayfleet.methods": {"yard": "yard:Yard"}})
+    with pytest.raises(SettingsError, match=problem):
+        method_from(ALL_METHODS["yard"], TaskSpec(1, 28, ("a", "b")), "tiny", {"shots": "3"})
+
+
+def test_a_run_is_another_one_with_other_code_of_a_package(install: Install, tmp_path: Path) -> None:
+    """Numbers of former code would be taken for those of this one, and a run would be resumed half and half."""
+    install(
+        "yard", METHOD.format(stores=False) + "    beta: float = 0.5", **{"replayfleet.methods": {"yard": "yard:Yard"}}
+    )
+    asked = RunSpec(
+        method="yard",
+        scenario="circulating",
+        dataset="fashion-mnist",
+        preset="tiny",
+        out=tmp_path,
+        overrides=("beta=0.0",),
+    )
+
+    def identity() -> dict[str, Any]:
+        data = small_dataset(train_per_class=60, test_per_class=40)
+        return identity_of(asked, simulation_of(asked, wanted_stream(asked), data))
+
+    before = identity()
+    assert before["settings"]["beta"] == 0.0, "what is left out of our own methods' settings, theirs may have too"
+    assert before["packages"]["replayfleet.methods yard"]["package"] == "yard"
+    assert identity() == before
+    path = tmp_path / "yard" / "yard.py"
+    path.write_text(path.read_text() + "\n# other code\n")
+    assert identity() != before
+    ours = dataclasses.replace(asked, method="fedavg", overrides=())
+    data = small_dataset(train_per_class=60, test_per_class=40)
+    assert "packages" not in identity_of(ours, simulation_of(ours, wanted_stream(ours), data))
 
 
 MODEL = """

@@ -24,3 +24,12 @@ def test_who_knows_the_task_names_only_its_classes() -> None:
     assert tested.in_task is not None
     assert tested.in_task.group_accuracy(np.array([0, 0, 1, 1]), ["one", "two"]) == {"one": 0.5, "two": 0.5}
     assert evaluate(judge, part, np.arange(4)).in_task is None
+
+
+def test_a_model_that_is_not_finite_is_right_about_nothing() -> None:
+    part = LabelledImages(np.zeros((4, 28, 28, 1), dtype=np.uint8), np.array([0, 0, 0, 0]), NAMES)
+    for value in (torch.nan, torch.inf):
+        answers = torch.full((1, 4), value)
+        of_first = np.array([[True, False, False, False]] * 4)
+        tested = evaluate(lambda images, a=answers: a.expand(len(images), 4), part, np.arange(4), of_task=of_first)
+        assert tested.accuracy == tested.in_task.accuracy == 0.0

@@ -1,0 +1,138 @@
+"""What a method of another package promises as ``records.Method`` says, and what is said where it doesn't keep it.
+
+Our own methods are passed over: what is asked of others here, tests hold of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from replayfleet.federation.errors import MethodFault
+from replayfleet.federation.extensions import is_ours
+from replayfleet.federation.methods.kit.records import ClientId, Parameters
+
+
+def local_result(method: Any, result: Any) -> tuple[Any, Any]:
+    """Return what a client's half made, checked.
+
+    Raises:
+        MethodFault: It isn't (ClientState, Upload), or no fleet would take the upload; says of which method.
+    """
+    kind = type(method)
+    if is_ours(kind):
+        return result  # type: ignore[no-any-return]
+    _expect(method, "local_round", result, kind.ClientState, kind.Upload)
+    upload = result[1]
+    for name, parameters in upload.pack().parameter_sets.items():
+        expected = method.upload_layout(name)
+        if expected is None:
+            raise _fault(method, f"an upload has a set {name!r}, which upload_layout doesn't know")
+        _expect_layout(method, f"an upload's {name!r}", parameters, expected)
+    try:
+        method.check_upload(kind.Upload.unpack(upload.pack()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _fault(method, f"no fleet takes its upload: {error}") from error
+    return result  # type: ignore[no-any-return]
+
+
+def aggregated(
+    method: Any, result: Any, initial: Callable[[], Any], clients: Mapping[ClientId, Any] | None = None
+) -> tuple[Any, Mapping[ClientId, Any]]:
+    """Return what the aggregator's half made, checked.
+
+    Args:
+        method: whose.
+        result: of ``aggregate``.
+        initial: gives round 0's download.
+        clients: those of the fleet; None: nobody says.
+
+    Raises:
+        MethodFault: It isn't (AggregatorState, {client: Download}), of other clients or another layout, or the
+            state says something else of a client's download.
+    """
+    kind = type(method)
+    if is_ours(kind):
+        return result  # type: ignore[no-any-return]
+    _expect(method, "aggregate", result, kind.AggregatorState, Mapping)
+    state, downloads = result
+    begun = initial()
+    sets = begun.pack().parameter_sets
+    for client, download in downloads.items():
+        if clients is not None and client not in clients:
+            raise _fault(method, f"aggregate gave a download for {client!r}, who isn't one of {', '.join(clients)}")
+        if not isinstance(download, kind.Download):
+            raise _fault(method, f"aggregate gave {_name(download)} for {client}, expected {kind.Download.__name__}")
+        packed = download.pack().parameter_sets
+        for name in sets.keys() & packed.keys():
+            _expect_layout(method, f"a download's {name!r}", packed[name], sets[name])
+        kept = method.download_for(state, client, begun).pack().parameter_sets
+        if kept.keys() != packed.keys() or not all(_equal(kept[name], packed[name]) for name in packed):
+            raise _fault(
+                method,
+                f"download_for(state, {client!r}, ...) isn't the download that aggregate returned with that state; it "
+                "is what a client gets after a restart",
+            )
+    return state, downloads
+
+
+class Untouched:
+    """Notices what a method changes in place, which others share.
+
+    Args:
+        method: whose.
+        records: that it is handed.
+    """
+
+    def __init__(self, method: Any, *records: Any) -> None:
+        self._method = method
+        self._before = [] if is_ours(type(method)) else [(tensor, tensor._version) for tensor in _tensors(records)]
+
+    def check(self, half: str) -> None:
+        """Raise MethodFault if ``half`` of a round changed something."""
+        if any(tensor._version != version for tensor, version in self._before):
+            raise _fault(self._method, f"{half} changed its arguments in place; others have the same tensors, so copy")
+
+
+def _expect(method: Any, what: str, result: Any, *kinds: type[Any]) -> None:
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if not isinstance(result, tuple) or len(result) != len(kinds):
+        raise _fault(method, f"{what} returned {_name(result)}, expected ({names})")
+    if not all(isinstance(one, kind) for one, kind in zip(result, kinds, strict=True)):
+        raise _fault(method, f"{what} returned ({', '.join(map(_name, result))}), expected ({names})")
+
+
+def _expect_layout(method: Any, what: str, parameters: Parameters, expected: Parameters) -> None:
+    if parameters.keys() != expected.keys():
+        lacks, has = sorted(expected.keys() - parameters.keys()), sorted(parameters.keys() - expected.keys())
+        raise _fault(method, f"{what} lacks {lacks[:3]} and has {has[:3]} instead")
+    for name, tensor in parameters.items():
+        wanted = expected[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise _fault(method, f"{what} has {_name(tensor)} as {name!r}, expected a tensor")
+        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+            found, right = (f"{tuple(one.shape)} {one.dtype}" for one in (tensor, wanted))
+            raise _fault(method, f"{what} has {name!r} as {found}, expected {right}")
+
+
+def _equal(one: Parameters, other: Parameters) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name] is other[name] or torch.allclose(one[name], other[name], rtol=0, atol=0, equal_nan=True)
+        for name in one
+    )
+
+
+def _tensors(records: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    for record in records:
+        for parameters in record.pack().parameter_sets.values():
+            yield from (tensor for tensor in parameters.values() if not tensor.is_inference())
+
+
+def _name(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _fault(method: Any, what: str) -> MethodFault:
+    return MethodFault(f"method {method.name!r}, of an installed package: {what}")
