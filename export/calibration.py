@@ -89,7 +89,13 @@ def gather_samples(
             f"--calibration: {row.name} needs samples to measure ranges on, other ones than --held; give a file of "
             "images, or CLASS=FILE for sub-generators to draw replay from"
         )
+    if rounding.held is not None and rounding.sources and not row.calibrated:
+        raise SettingsError(f"--calibration: {row.name} has no ranges to measure, and --held judges it; leave it out")
     held = read_held(rounding.held, spec) if rounding.held is not None else None
+    if held is not None and len(held.images) < MIN_JUDGED:
+        raise SettingsError(
+            f"--held: {len(held.images)} images; at least {MIN_JUDGED} are needed to tell a loss of accuracy"
+        )
     if held is not None and not row.calibrated:
         return SampleSet(held.images[:0], held.images, held.labels)
     # As many whether there is held data or not: how a model is judged mustn't change it.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,9 +43,29 @@ def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads:
         if facts.get(key, value) != value:
             detail = f"{key} is {facts[key][:80]!r} in {path}, but {value[:80]!r} in {parameters}"
             raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
+    _check_facts(path, facts, loaded)
     yield from _said(facts)
     yield f"{'provider':<17} {loaded.active_providers[0]}"
     yield from _latencies(loaded.run, loaded.input_shape, facts.get("kind", ""), threads)
+
+
+def _check_facts(path: Path, facts: Mapping[str, str], loaded: OnnxModel) -> None:
+    """Raise ArtefactRejected if a file says of itself what its graph isn't."""
+    answers = loaded.run(np.zeros((1, *loaded.input_shape), np.float32)).shape[1:]
+    found = {"input": [*loaded.input_shape], "output": [*answers]}
+    for key, shape in found.items():
+        if key in facts and facts[key] != json.dumps(shape):
+            raise ArtefactRejected(Reason.WRONG_LAYOUT, f"{path} says {key} {facts[key][:80]}, its graph has {shape}")
+    if facts.get("kind") == "task" and len(_class_names(facts)) not in answers:
+        detail = f"{path} names {len(_class_names(facts))} classes, its graph answers {[*answers]} for a picture"
+        raise ArtefactRejected(Reason.WRONG_LAYOUT, detail)
+
+
+def _class_names(facts: Mapping[str, str]) -> list[Any]:
+    try:
+        return msgspec.json.decode(facts.get("classes", "[]"), type=list[Any])
+    except msgspec.DecodeError:
+        return []
 
 
 def check_torchscript(path: Path, sha256: str, threads: int) -> Iterator[str]:

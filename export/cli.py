@@ -229,6 +229,8 @@ def detector(
     sides: Any = (None, None)
     if picture_size is not None:
         (pair,) = read_pairs("--picture-size", picture_size, count=1)
+        if not all(side.is_integer() for side in pair):
+            raise SettingsError(f"--picture-size {picture_size}: expected whole numbers of pixels, as 64x32")
         sides = [int(side) for side in pair]
     given["image_width"], given["image_height"] = sides
     otherwise = {"image_channels": 3, "width": STANDARD_WIDTH, "stride": 32}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,12 +25,13 @@ from replayfleet.export.latency import median_latencies_s
 from replayfleet.export.parameters import Model, read_parameter_file
 from replayfleet.export.parity import Parity, check_parity, check_rounding, eager_run
 from replayfleet.export.running.artefact import Array, Run
-from replayfleet.export.running.inspection import MAX_GRAPH_BYTES
+from replayfleet.export.running.facts import own_facts
+from replayfleet.export.running.inspection import MAX_GRAPH_BYTES, inspect_graph
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.subject import Architecture, Subject, build_subject
-from replayfleet.export.torchscript import load_torchscript, torchscript_bytes
+from replayfleet.export.torchscript import load_torchscript, torchscript_bytes, torchscript_facts
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ArtefactRejected, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,10 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
     Raises:
         ArtefactRejected: The parameters don't fit the architecture, or the export answers differently (ParityError) or
             worse than it may (GateError).
-        SettingsError: Samples can't be had, or the file would be too large to be loaded.
+        SettingsError: Samples can't be had, the file would be too large to be loaded, or another file is in its place.
         OSError: The files can't be written.
     """
+    _check_replaceable(request.path, request.architecture.kind)
     subject = build_subject(request.architecture, parameters)
     with _torch_threads(request.num_threads):
         candidate = _make(request, subject, parameters)
@@ -119,24 +123,47 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
         name = request.format.name
         latency = median_latencies_s({"eager": lambda: subject.eager(x), name: lambda: candidate.run(x)})
     made = [folder for folder in request.path.absolute().parents if not folder.exists()]
+    parts = {path: path.with_name(f".{path.name}.part") for path in candidate.files}
     try:
         for path, data in candidate.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, data)
-    except OSError:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            write_atomic(parts[path], data)
+        for path, part in parts.items():  # all of them, or none
+            part.replace(path)
+    except OSError as error:
+        for part in parts.values():
+            with suppress(OSError):
+                part.unlink()
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
+        names = {str(part): str(path) for path, part in parts.items()}
+        error.filename = names.get(str(error.filename), error.filename)
         raise
     written = tuple((path, len(data), hashlib.sha256(data).hexdigest()) for path, data in candidate.files.items())
     return Exported(written, subject.num_parameters, parity, candidate.float32_bytes, verdict, latency)
 
 
-def _is_ours(path: Path) -> bool:
+def _is_parameters(path: Path) -> bool:
     try:
         return read_parameter_file(path).model is not None
     except SettingsError:
         return False
+
+
+def _check_replaceable(path: Path, kind: str) -> None:
+    """Raise SettingsError if something else than an earlier export of this kind is in its place."""
+    if not path.is_file():
+        return
+    try:
+        data = path.read_bytes()
+        facts = own_facts(inspect_graph(data).metadata) if path.suffix == ".onnx" else torchscript_facts(data)
+    except ArtefactRejected:
+        facts = {}
+    if facts.get("kind") != kind:
+        raise SettingsError(f"--out: {path} is there, and is no export of a {kind}; choose another --out, or move it")
 
 
 def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -> _Candidate:
@@ -150,7 +177,7 @@ def _make(request: Request, subject: Subject, parameters: Mapping[str, Array]) -
         graph, tensors = subject.graph(), Model(architecture.kind, architecture.spec, parameters).encode()
         split = OnnxModel(graph, parameters, num_threads=request.num_threads)
         beside = request.path.with_suffix(".safetensors")
-        if beside.exists() and not _is_ours(beside):
+        if beside.exists() and not _is_parameters(beside):
             raise SettingsError(f"--out: {beside} is there, and not of an export; choose another --out, or move it")
         files = {beside: tensors, request.path: graph}
         return _Candidate(files, split.run, len(graph) + len(tensors))

@@ -73,10 +73,12 @@ class Run:
         """Return the sub-generators that a client has, by the class that each draws; ``all`` draws every class.
 
         Raises:
-            SettingsError: There is no such client, or they are diffusion models, which aren't read from runs yet.
+            SettingsError: There is no such client, or they are of another kind than WGAN-GP, not read from runs.
         """
-        if self.settings.get("sub_generator", "wgan-gp") != "wgan-gp":
-            raise SettingsError(f"{self.path}: its sub-generators are diffusion models, which aren't read from runs")
+        if (kind := self.settings.get("sub_generator", "wgan-gp")) != "wgan-gp":
+            raise SettingsError(
+                f"{self.path}: its sub-generators are of the kind {kind}; only wgan-gp is read from runs"
+            )
         models = {}
         with _refusing_damage(self.path):
             for name, parameters in self._sets(self._client(client)).items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ log = EventLogger(__name__)
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 MAX_FILE_BYTES = 32 * 2**20
+MIN_SAMPLES = 2
+"""Fewer train no model; they wait for others."""
 _EXPECTED = "expected PATH/<class>/*.png or *.jpg"
 _NUM_FIRST_FRAMES = 32
 """Images that are served before the first round has loaded its own."""
@@ -70,28 +73,33 @@ class FolderSamples:
         self._decode = decode
         self._ledger = ledger
         check_folder(uri)
-        self._class_ids = _class_ids(uri.path, task)
+        self._class_ids = _class_ids(uri.path, task)  # of all classes: folders come and go
         ledger.mkdir(parents=True, exist_ok=True)
         self._used = {name for file in ledger.glob("*.json") for name in _names(file)}
-        first = self._load(self._files()[-_NUM_FIRST_FRAMES:])
-        if first is not None:
-            self._show(to_pixels(first.images))
+        self._broken: dict[str, tuple[int, int]] = {}  # name -> time and size of a file that is no image
+        first = self._load(self._files()[-_NUM_FIRST_FRAMES:], _NUM_FIRST_FRAMES)
+        if first:
+            self._show(to_pixels(self._samples(first).images))
 
     def watch(self, shown: Shown) -> None: ...
 
     def round_samples(self, round_index: int) -> Samples | None:
-        """Up to ``per_round`` images that no round has used, the oldest first; None if there are none."""
+        """Up to ``per_round`` images that no round has used, the oldest first; None if they are too few to train on.
+
+        A round that has begun keeps its images, unless too few of them are left.
+        """
         entry = self._ledger / f"{round_index:08d}.json"
-        names = _names(entry)
-        if not names:
-            names = [name for name in self._files() if name not in self._used][: self._uri.per_round]
-            if not names:
+        begun = _names(entry)
+        loaded = self._load(begun, self._uri.per_round)
+        if len(loaded) < MIN_SAMPLES:
+            unused = [name for name in self._files() if name not in self._used or name in begun]
+            loaded = self._load(unused, self._uri.per_round)
+            if len(loaded) < MIN_SAMPLES:
                 return None
-            write_atomic(entry, json.dumps(names).encode(), private=True)
-            self._used.update(names)
-        samples = self._load(names)
-        if samples is not None:
-            self._show(to_pixels(samples.images))
+            write_atomic(entry, json.dumps([*loaded]).encode(), private=True)
+            self._used.update(loaded)
+        samples = self._samples(loaded)
+        self._show(to_pixels(samples.images))
         return samples
 
     def test_samples(self, round_index: int) -> Samples | None:
@@ -105,24 +113,36 @@ class FolderSamples:
         files = (
             (folder, file)
             for folder in self._class_ids
-            for file in (self._uri.path / folder).iterdir()
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+            for file in (self._uri.path / folder).glob("[!.]*")  # gone is empty
+            if file.suffix.lower() in SUFFIXES
         )
         return [name for _, name in sorted((_arrival(file), f"{folder}/{file.name}") for folder, file in files)]
 
-    def _load(self, names: Sequence[str]) -> Samples | None:
-        images: list[NDArray[np.float32]] = []
-        labels: list[int] = []
+    def _load(self, names: Iterable[str], at_most: int) -> dict[str, NDArray[np.float32]]:
+        """Return the first images among these files; what is none is told once, until it changes."""
+        images: dict[str, NDArray[np.float32]] = {}
         for name in names:
             file = self._uri.path / name
             try:
-                if file.stat().st_size > MAX_FILE_BYTES:
+                found = file.stat()
+                if self._broken.get(name) == (version := (found.st_mtime_ns, found.st_size)):
+                    continue
+                self._broken[name] = version
+                if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+                    raise ValueError("it is no file")
+                if found.st_size > MAX_FILE_BYTES:
                     raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
-                images.append(self._decode(file.read_bytes(), self._task))
-                labels.append(self._class_ids[name.split("/", 1)[0]])
+                images[name] = self._decode(file.read_bytes(), self._task)
+                del self._broken[name]
             except (OSError, ValueError) as error:
                 log.warning("image skipped", file=file, reason=error)
-        return Samples(np.stack(images), np.array(labels, dtype=np.int64)) if images else None
+            if len(images) == at_most:
+                break
+        return images
+
+    def _samples(self, images: Mapping[str, NDArray[np.float32]]) -> Samples:
+        labels = [self._class_ids[name.split("/", 1)[0]] for name in images]
+        return Samples(np.stack([*images.values()]), np.array(labels, dtype=np.int64))
 
 
 def check_folder(uri: FolderUri) -> None:
@@ -143,12 +163,13 @@ def _arrival(file: Path) -> int:
 
 
 def _class_ids(path: Path, task: TaskSpec) -> dict[str, int]:
+    """Return class name -> id; raises SettingsError if a folder is of none."""
     ids = {name: index for index, name in enumerate(task.class_names)}
     folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     for folder in folders:
         if folder not in ids:
             raise SettingsError(f"source folder {str(path)!r}: unknown class {folder!r}{nearest(folder, ids)}")
-    return {folder: ids[folder] for folder in folders}
+    return ids
 
 
 def _names(entry: Path) -> list[str]:

@@ -239,12 +239,12 @@ def together(works: Mapping[ClientId, Work[T]]) -> dict[ClientId, T]:
     return {client_id: results[client_id] for client_id in works}
 
 
-def _asked(work: Work[T], answer: Any) -> Request:
+def _asked(work: Any, answer: Any) -> Request:
     """Return what a client half asks for next; raises StopIteration with its result at the end."""
     if not isinstance(work, Generator):
         found = "None" if work is None else type(work).__name__
         raise MethodFault(f"local_work returned {found}, expected a generator: it yields what is to be trained")
-    request = work.send(answer)
+    request: Any = work.send(answer)
     if not isinstance(request, (TrainTaskModel, TrainSubGenerators, Descend)):
         raise MethodFault(
             f"local_work yielded {type(request).__name__}, expected TrainTaskModel, TrainSubGenerators or Descend"

@@ -387,8 +387,9 @@ def _fault(_name: str, kind: object) -> str:
     """Return why something can't be a data set, or ""."""
     if not isinstance(kind, DatasetKind):
         return f"{kind!r} is no DatasetKind (replayfleet.federation.streams.datasets)"
-    if kind.task is not None and not isinstance(kind.task, TaskSpec):
-        return f"its task {kind.task!r:.80} is no TaskSpec (replayfleet.models.specs)"
+    task: Any = kind.task
+    if task is not None and not isinstance(task, TaskSpec):
+        return f"its task {task!r:.80} is no TaskSpec (replayfleet.models.specs)"
     if kind.task is not None and kind.image_sizes != (kind.task.image_size,):
         return f"image_sizes is {kind.image_sizes}, its task has images of {kind.task.image_size} pixels"
     return ""

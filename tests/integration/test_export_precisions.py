@@ -103,7 +103,7 @@ def test_int8_is_small_exact_enough_reproducible_and_calibrated_from_replay(
     assert 0.2 < ratio <= 0.3
     assert "points lost, at most 5 are accepted" in output
     assert "agreement on 2,000 samples of replay" in output
-    x = np.random.default_rng(0).uniform(-1, 1, (5, 1, 28, 28)).astype(np.float32)
+    x = np.random.default_rng(0).uniform(-1, 1, (50, 1, 28, 28)).astype(np.float32)
     expected = eager_run(module)(x)
     assert np.abs(served(path).run(x) - expected).max() < expected.std()
     assert json.loads(facts(path)["classes"]) == ["shirt", "shoe", "bag"]

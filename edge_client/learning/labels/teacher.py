@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from replayfleet.edge_client.flow import Boxes, Shown, classified
 from replayfleet.edge_client.learning.labels.base import UNKNOWN
 from replayfleet.export.running.detections import detections
+from replayfleet.export.running.facts import own_facts, task_facts
 from replayfleet.federation.errors import SettingsError
 from replayfleet.models.specs import AnyTaskSpec, DetectionRules, DetectionSpec
 
@@ -95,6 +96,7 @@ def load_teacher(path: Path, task: AnyTaskSpec, *, num_threads: int = 1) -> Ask:
             return logits
 
         logits = ask(np.zeros((2, *task.image_shape), np.float32))
+        said = own_facts(session.get_modelmeta().custom_metadata_map)
     except OSError as error:
         raise SettingsError(f"teacher {path}: can't be read ({error.strerror or error})") from error
     except SettingsError:
@@ -102,6 +104,13 @@ def load_teacher(path: Path, task: AnyTaskSpec, *, num_threads: int = 1) -> Ask:
     except Exception as error:  # ONNX Runtime raises a dozen unrelated classes
         reason = " ".join(str(error).split())[:300]
         raise SettingsError(f"teacher {path}: no model of {task.image_shape} images ({reason})") from error
+    wanted = task_facts(task)
+    for key in ("kind", "classes", "anchors", "stride"):  # where the file says so, as our exports do
+        if key in said and said[key] != wanted.get(key):
+            raise SettingsError(
+                f"teacher {path} has the {key} {said[key][:200]}, and the fleet's task {wanted.get(key, 'none')[:200]};"
+                " expected the same, in the same order"
+            )
     if logits.shape != (2, *task.output_shape):
         raise SettingsError(f"teacher {path} answers {logits.shape[1:]} for an image, expected {task.output_shape}")
     return ask

@@ -16,6 +16,8 @@ from replayfleet.edge_client.flow import Shown
 from replayfleet.federation.wire.protocol.messages import spoken
 
 MIN_WIDTH = 480
+MAX_ENLARGED = 1920
+"""No picture is enlarged beyond this; a thin one isn't as wide as that."""
 """Smaller pictures are enlarged, so that there is room for words."""
 
 _PALETTE = (
@@ -58,7 +60,7 @@ def drawn(shown: Shown, legend: Legend) -> NDArray[np.uint8]:
     import cv2
 
     pixels = shown.picture.pixels
-    scale = max(1, -(-MIN_WIDTH // pixels.shape[1]))
+    scale = max(1, min(-(-MIN_WIDTH // pixels.shape[1]), MAX_ENLARGED // max(pixels.shape[:2])))
     if scale > 1:
         pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
     canvas = pixels.copy()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -131,9 +133,11 @@ def test_every_image_of_a_folder_is_used_in_one_round_only(tmp_path: Path) -> No
     values = [round(float(image.mean()), 4) for samples in rounds if samples for image in samples.images]
     assert len(set(values)) == 5
     _put(images, "dog/late.png", 200)
+    assert source.round_samples(3) is None, "one trains no model"
+    _put(images, "cat/later.png", 220)
     late = source.round_samples(3)
     assert late is not None
-    assert late.labels.tolist() == [1]
+    assert late.labels.tolist() == [1, 0]
 
 
 def test_a_restarted_folder_source_repeats_the_begun_round_and_no_other(tmp_path: Path) -> None:
@@ -155,11 +159,47 @@ def test_a_restarted_folder_source_repeats_the_begun_round_and_no_other(tmp_path
 def test_a_file_that_is_no_image_is_skipped_and_the_rest_is_used(tmp_path: Path) -> None:
     images = tmp_path / "images"
     _put(images, "cat/good.png", 9)
+    _put(images, "dog/good.png", 90)
     (images / "cat" / "bad.png").write_bytes(b"not an image")
     (images / "cat" / "notes.txt").write_text("ignored")
+    os.mkfifo(images / "dog" / "pipe.png")
     samples = folder_samples(FolderUri(images), tmp_path / "ledger").round_samples(0)
     assert samples is not None
-    assert len(samples) == 1
+    assert len(samples) == 2
+
+
+def test_a_file_that_is_still_written_keeps_no_round_from_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = tmp_path / "images"
+    _put(images, "cat/whole.png", 9)
+    whole = (images / "cat" / "whole.png").read_bytes()
+    (images / "cat" / "whole.png").rename(images / "cat" / "half.png")
+    (images / "cat" / "half.png").write_bytes(whole[:-20])
+    source = folder_samples(FolderUri(images, per_round=3), tmp_path / "ledger")
+    assert [source.round_samples(0), source.round_samples(0)] == [None, None]
+    assert len(caplog.records) == 1, "told once"
+    for index in range(3):
+        _put(images, f"dog/{index}.png", 50 + index)
+    first = source.round_samples(0)
+    assert first is not None
+    assert first.labels.tolist() == [1, 1, 1]
+    (images / "cat" / "half.png").write_bytes(whole)
+    _put(images, "dog/3.png", 99)
+    then = source.round_samples(1)
+    assert then is not None
+    assert sorted(then.labels.tolist()) == [0, 1], "what is whole now is used"
+
+
+def test_a_begun_round_whose_images_are_gone_takes_others_and_a_class_folder_may_go(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    for index in range(4):
+        _put(images, f"{'cat' if index < 2 else 'dog'}/{index}.png", index * 10)
+    source = folder_samples(FolderUri(images, per_round=2), tmp_path / "ledger")
+    assert source.round_samples(0).labels.tolist() == [0, 0]
+    shutil.rmtree(images / "cat")
+    assert source.round_samples(0).labels.tolist() == [1, 1]
+    assert source.round_samples(1) is None
 
 
 def test_a_folder_that_is_missing_empty_or_of_other_classes_is_refused(tmp_path: Path) -> None:

@@ -71,15 +71,15 @@ def test_replay_comes_from_all_sub_generators_alike_and_from_their_seeds(tmp_pat
 
 
 def test_held_data_judges_and_never_calibrates(tmp_path: Path):
-    held = numbered(tmp_path, 30).path
+    held = numbered(tmp_path, 60).path
     found = gather(numbered(tmp_path, 100), held=held)
     assert len(found.calibrating) == 100
-    assert len(found.judging) == len(found.labels) == 30  # type: ignore[arg-type]
+    assert len(found.judging) == len(found.labels) == 60  # type: ignore[arg-type]
     assert not len(gather(row=FP16, held=held).calibrating)
 
 
 def test_how_a_model_is_judged_does_not_change_what_it_is_calibrated_with(tmp_path: Path):
-    source, held = generator(tmp_path, "shoe", 0), numbered(tmp_path, 30).path
+    source, held = generator(tmp_path, "shoe", 0), numbered(tmp_path, 60).path
     np.testing.assert_array_equal(gather(source).calibrating, gather(source, held=held).calibrating)
 
 
@@ -88,7 +88,7 @@ def test_too_few_samples_are_refused_with_the_numbers(tmp_path: Path):
     with pytest.raises(SettingsError, match=f"gives 149 images; 100 calibrate and at least {MIN_JUDGED} others"):
         gather(few)
     with pytest.raises(SettingsError, match="gives 99 images, 100 are to calibrate with"):
-        gather(numbered(tmp_path, 99), held=numbered(tmp_path, 30).path)
+        gather(numbered(tmp_path, 99), held=numbered(tmp_path, 60).path)
     with pytest.raises(SettingsError, match="give --held FILE"):
         gather(row=FP16)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
@@ -201,3 +203,56 @@ def test_help_needs_neither_torch_nor_onnxruntime():
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--image-channels" in done.stdout
+
+
+def test_what_is_no_export_of_this_kind_is_not_replaced(tmp_path: Path):
+    raw = tmp_path / "raw.safetensors"
+    save_file(_state_dict(), raw)
+    notes = tmp_path / "notes.onnx"
+    notes.write_bytes(b"precious")
+    assert f"{notes} is there, and is no export of a task; choose another --out" in fails(task(raw, notes))
+    assert notes.read_bytes() == b"precious"
+    notes.unlink()
+    for _ in range(2):  # its own it makes again
+        assert CliRunner().invoke(main, task(raw, notes)).exit_code == 0
+    generator = ["sub-generator", *SHAPE, "--width", "1", "--parameters", str(raw), "--out", str(notes)]
+    assert "is no export of a sub-generator" in fails(generator)
+
+
+def test_a_pair_of_files_is_written_whole_or_not_at_all(tmp_path: Path):
+    raw, out = tmp_path / "raw.safetensors", tmp_path / "out"
+    save_file(_state_dict(), raw)
+    assert CliRunner().invoke(main, [*task(raw, out), "--split"]).exit_code == 0
+    before = (out / "task.safetensors").read_bytes()
+    (out / "task.onnx").unlink()
+    (out / "task.onnx").mkdir()
+    save_file({name: value + value.dtype.type(1) for name, value in _state_dict().items()}, raw)
+    assert f"{out / 'task.onnx'}: can't be written" in fails([*task(raw, out), "--split"])
+    assert (out / "task.safetensors").read_bytes() == before
+    assert sorted(path.name for path in out.iterdir()) == ["task.onnx", "task.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("classes", '["a", "b", "c"]', r"names 3 classes, its graph answers \[2\] for a picture"),
+        ("input", "[3, 99, 99]", r"says input \[3, 99, 99\], its graph has \[1, 28, 28\]"),
+    ],
+)
+def test_facts_that_contradict_the_graph_are_refused(tmp_path: Path, key: str, value: str, said: str):
+    raw = tmp_path / "raw.safetensors"
+    save_file(_state_dict(), raw)
+    assert CliRunner().invoke(main, task(raw, tmp_path / "task.onnx")).exit_code == 0
+    assert CliRunner().invoke(main, ["check", str(tmp_path / "task.onnx")]).exit_code == 0
+    model = onnx.load(tmp_path / "task.onnx")
+    for entry in model.metadata_props:
+        if entry.key == f"replayfleet.{key}":
+            entry.value = value
+    onnx.save(model, tmp_path / "task.onnx")
+    assert re.search(said, fails(["check", str(tmp_path / "task.onnx")]))
+
+
+@pytest.mark.parametrize("size", ["infx32", "64.9x32"])
+def test_half_a_pixel_is_no_size(parameters: Path, tmp_path: Path, size: str):
+    asked = ["detector", "--parameters", str(parameters), "--classes", "car", "--picture-size", size]
+    assert "expected " in fails([*asked, "--anchors", "0.1x0.1", "--out", str(tmp_path)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,29 @@ def test_a_teacher_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> 
     for name, message in (("wide", r"expected \(3,\)"), ("junk", "no model of"), ("absent", "can't be read")):
         with pytest.raises(SettingsError, match=message):
             load_teacher(tmp_path / f"{name}.onnx", TASK)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "classes",
+            '["bike", "car", "light"]',
+            r'has the classes \["bike", "car", "light"\], and the fleet.s task \["car"',
+        ),
+        ("kind", "sub-generator", "has the kind sub-generator, and the fleet's task task"),
+        ("classes", '["car", "bike", "light"]', ""),
+    ],
+)
+def test_a_teacher_that_says_other_classes_would_mislabel_everything(
+    tmp_path: Path, key: str, value: str, message: str
+) -> None:
+    write_teacher(tmp_path / "teacher.onnx", 3)
+    model = onnx.load(tmp_path / "teacher.onnx")
+    model.metadata_props.add(key=f"replayfleet.{key}", value=value)
+    onnx.save(model, tmp_path / "teacher.onnx")
+    with pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext():
+        load_teacher(tmp_path / "teacher.onnx", TASK)
 
 
 class Clock:

@@ -42,6 +42,12 @@ def test_a_drawing_has_even_sides_and_leaves_the_picture_itself_alone() -> None:
         assert np.array_equal(found.picture.pixels, before)
 
 
+def test_a_thin_picture_is_not_enlarged_to_gigabytes() -> None:
+    for height, width in ((8192, 1), (1, 8192)):
+        thin = Shown(Picture("front", 0, np.zeros((height, width, 3), np.uint8), 0.0), None, None)
+        assert drawn(thin, Legend((), (), 0)).nbytes < 10**6
+
+
 def test_boxes_are_drawn_where_the_objects_are_and_a_mistake_has_a_second_word() -> None:
     right, wrong = drawn(shown(said=(0, 1)), LEGEND), drawn(shown(said=(0, 0)), LEGEND)
     assert (right[140, 100] != 40).any()  # left edge of the first box
