@@ -22,7 +22,7 @@ from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.wishes import Wish
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
-from replayfleet.federation.errors import ArtefactRejected, MethodFault, UploadRejected
+from replayfleet.federation.errors import ArtefactRejected, UploadRejected
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.late import drawn_back
@@ -168,7 +168,6 @@ class Aggregation:
 
         Raises:
             OSError: The disk fails.
-            MethodFault: A package's method makes what no fleet can hand out, whoever's uploads it is given.
         """
         before, former = self._state(state), former or {}
         candidates, quarantined = self._decoded(uploads)
@@ -225,8 +224,6 @@ class Aggregation:
         """Nobody's upload can be aggregated, not even alone: it may be the method's mistake, and no client's."""
         try:
             raise error
-        except MethodFault:
-            raise
         except Exception:
             _log.exception("aggregation fails with every upload", method=self._method.name)
 
