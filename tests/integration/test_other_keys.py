@@ -40,7 +40,7 @@ def test_one_whose_keys_were_rotated_elsewhere_goes_and_says_what_to_do(tmp_path
         rotate_key(tmp_path / "rotated", new_root_key=True)
     announces(fleet, tmp_path / "rotated")
     with pytest.raises(SettingsError, match=r"keys of fleet 'tiny-fleet' were rotated \(root 3\).*restore --replace"):
-        fleet.run()
+        fleet.run(for_s=5)
     fleet.close()
 
 
@@ -68,7 +68,7 @@ def test_one_that_begins_goes_if_another_fleet_has_its_name(tmp_path: Path, clai
     announces(fleet, tmp_path / "stranger", state)
     if (claim, state) == (Claim.ASK, "open"):
         with pytest.raises(SettingsError, match="is announced at this broker already; choose another --fleet"):
-            fleet.run()
+            fleet.run(for_s=5)
     else:
         fleet.run(until=lambda: fleet.rounds.index == 1)
     fleet.close()
