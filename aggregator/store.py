@@ -22,7 +22,7 @@ from replayfleet.aggregator.records.roll import Exclusion, Roll, make_members_ta
 from replayfleet.aggregator.records.versions import VERSIONS_TABLE, Versions
 from replayfleet.aggregator.rounds.machine import MAX_LATE_ROUNDS, Course, Phase
 from replayfleet.federation.errors import ReplayfleetError, SettingsError
-from replayfleet.federation.service.disk import disk_errno
+from replayfleet.federation.service.disk import disk_errno, is_damage
 from replayfleet.federation.wire.protocol.limits import MAX_EPOCH
 from replayfleet.federation.wire.protocol.messages import COUNTER_BITS, BlobEntry, FleetSpec, Manifest, epoch_of
 
@@ -106,13 +106,14 @@ class AggregatorStore:
             elif not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
                 self._db.close()
                 raise SettingsError(
-                    f"{path}: holds nothing of a fleet, it was cut off or is damaged; restore a backup, or move it "
-                    "away if this fleet never began"
+                    f"{path}: is damaged; restore a backup: it holds nothing of a fleet. If this fleet never began, "
+                    "move it away"
                 )
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
-            raise kind(f"{path}: can't be opened ({error})") from error
+            what = "is damaged; restore a backup" if is_damage(error) else "can't be opened"
+            raise kind(f"{path}: {what} ({error})") from error
         self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
         if not read_only:

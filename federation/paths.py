@@ -29,6 +29,10 @@ def given_path(text: str) -> Path:
         raise ValueError("expected a path, which has no zero bytes")
     path = Path(text)
     try:
+        path.absolute()
+    except FileNotFoundError:
+        raise ValueError(f"{text}: the current folder is gone; go to another one, or give the whole path") from None
+    try:
         path.exists()
     except OSError as error:  # a name of 300 letters, for example
         raise ValueError(f"{text[:40]!r}...: {error.strerror}") from error

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -136,14 +136,17 @@ def simulate(
 
     if not isinstance(set or {}, Mapping):
         raise SettingsError(f"set is a {type(set).__name__}, expected settings by name")
-    overrides = tuple(f"{key}={value}" for key, value in (set or {}).items())
-    out, known = _path("out", out), [field.name for field in dataclasses.fields(RunSpec)]
+    overrides = tuple(f"{key}={_written(value)}" for key, value in (set or {}).items())
+    out, ours = _path("out", out), {"preset", "overrides"}  # settings and set, here
+    known = [field.name for field in dataclasses.fields(RunSpec) if field.name not in ours]
     for name in more:
         if name not in known:
             raise SettingsError(f"simulate has no argument {name!r}{nearest(name, known)}")
     more |= {name: _path(name, more[name]) for name in ("data_root", "initial") if more.get(name) is not None}
     compared = more.get("compare", ())
     several = [compared] if isinstance(compared, (str, os.PathLike)) else compared
+    if not isinstance(several, Iterable):
+        raise SettingsError(f"compare is a {type(several).__name__}, expected paths of other runs")
     spec = RunSpec(
         method=method,
         out=out,
@@ -179,6 +182,11 @@ def open_run(path: Path | str) -> Run:
             if role == "client":
                 return _client(folder)
     raise SettingsError(f"{path} holds no run; expected --out of fleet-sim, or --data-dir of aggregator or edge-client")
+
+
+def _written(value: Any) -> str:
+    """Return a setting as ``--set`` takes it."""
+    return "null" if value is None else str(value)
 
 
 def _path(name: str, value: Any) -> Path:
@@ -362,5 +370,13 @@ def _refusing_damage(path: Path) -> Iterator[None]:
     """Tell of a folder whose files don't say what ours say; it may come from anywhere."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, sqlite3.Error, msgspec.MsgspecError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        IsADirectoryError,
+        sqlite3.Error,
+        msgspec.MsgspecError,
+    ) as error:
         raise SettingsError(f"{path} is damaged, or of another version ({type(error).__name__}: {error})") from error

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ def check_engine(text: str) -> str:
     """
     if text == HERE:
         return text
-    if text != "ray" and not text.startswith("ray://"):
+    if text != "ray" and not re.fullmatch(r"ray://[^/\s]+:[0-9]{1,5}", text):  # without a port Ray tries for minutes
         raise SettingsError(f"engine {text!r}: expected here, ray, or ray://HOST:PORT, a cluster that runs")
     if importlib.util.find_spec("ray") is None:
         raise SettingsError(f"engine {text}: needs Ray: pip install 'replayfleet[ray]'")

@@ -155,7 +155,7 @@ def test_when_the_whole_cluster_is_gone_the_work_is_done_here(caplog: pytest.Log
     assert "done in this process" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "there"])
+@pytest.mark.parametrize("text", ["dask", "ray:/1.2.3.4", "ray://1.2.3.4", "there"])
 def test_an_engine_that_isnt_known_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="expected here, ray"):
         check_engine(text)

@@ -164,7 +164,7 @@ def test_an_aggregator_without_its_tables_is_refused(database: bytes, data_dirs:
     for path in (data_dirs / "aggregator").glob("aggregator.sqlite*"):
         path.unlink()
     (data_dirs / "aggregator" / "aggregator.sqlite").write_bytes(database)
-    with pytest.raises(replayfleet.SettingsError, match="is damaged, or of another version"):
+    with pytest.raises(replayfleet.SettingsError, match="is damaged; restore a backup"):
         open_run(data_dirs)
 
 
@@ -214,6 +214,14 @@ def test_importing_the_package_and_naming_its_parts_loads_nothing_heavy() -> Non
     assert done.stdout == "0.1.0 []\n"
 
 
+def test_a_path_from_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(replayfleet.SettingsError, match="out: runs: the current folder is gone; go to another one"):
+        replayfleet.simulate("fedavg", out="runs")
+
+
 @pytest.mark.parametrize("name", replayfleet.__all__)
 def test_every_public_name_is_there_and_explained(name: str) -> None:
     found = getattr(replayfleet, name)
@@ -237,6 +245,10 @@ def test_an_unknown_name_is_no_attribute() -> None:
         ({"compare": ["nowhere"]}, "--compare nowhere: can't be read"),
         ({"roudns": 1}, "simulate has no argument 'roudns'; did you mean 'rounds'"),
         ({"set": [1]}, "set is a list, expected settings by name"),
+        ({"preset": "tiny"}, "simulate has no argument 'preset'"),
+        ({"overrides": ()}, "simulate has no argument 'overrides'"),
+        ({"compare": 5}, "compare is a int, expected paths of other runs"),
+        ({"set": {"learning_rate": None}}, "--set learning_rate=null: expected"),
     ],
 )
 def test_what_can_t_be_simulated_is_said_and_nothing_is_written(
