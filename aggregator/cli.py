@@ -145,7 +145,7 @@ def rotate_key(data_dir: Path, root_key: Path | None, new_root_key: bool) -> Non
 
     version = rotate(data_dir / KEYS, root_key, new_root_key=new_root_key)
     click.echo(f"root {version} names a new key; start the aggregator again, and its clients follow by themselves")
-    if version > MAX_ROOTS:
+    if version > MAX_ROOTS + 1:
         last = version - MAX_ROOTS - 1
         click.echo(f"but for those that heard of none after root {last}: they need the new root.json")
     click.echo("backups and spares have the former key: take a new backup, and make spares from it")

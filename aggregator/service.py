@@ -302,12 +302,16 @@ class AggregatorService:
                 f"the keys of fleet {name!r} were rotated (root {root}), and another aggregator has the new ones; make "
                 "this one's data dir anew, from a backup of that (`aggregator restore --replace`)"
             )
-        elif parts.leadership.gives_way and parts.store.round().index == 0 and not parts.store.clients():
+        elif word.state != "finished" and parts.leadership.gives_way and self._has_nothing_to_lose():
             self._must_go = (
                 f"a fleet {name!r} with other keys is announced at this broker already; choose another --fleet, "
                 "restore its backup, or say --take-over if that one is gone"
             )
         parts.journal.add("other aggregator", reason=f"it announces itself as {name!r}, with other keys; one must go")
+
+    def _has_nothing_to_lose(self) -> bool:
+        store = self._parts.store
+        return store.round().index == 0 and not store.clients() and not store.is_enrolled()
 
     def _look(self, now: float) -> Waits:
         """See what keeps this aggregator from its work, and since when."""

@@ -158,7 +158,7 @@ def _check_replaceable(path: Path, kind: str) -> None:
     if not path.is_file():
         return
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.stat().st_size <= MAX_GRAPH_BYTES else b""
         facts = own_facts(inspect_graph(data).metadata) if path.suffix == ".onnx" else torchscript_facts(data)
     except ArtefactRejected:
         facts = {}

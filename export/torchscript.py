@@ -56,13 +56,20 @@ def load_torchscript(data: bytes, digest: str) -> torch.jit.ScriptModule:
 
 
 def torchscript_facts(data: bytes) -> dict[str, str]:
-    """Return the facts that ``torchscript_bytes`` stored, without the prefix; runs nothing."""
+    """Return the facts that ``torchscript_bytes`` stored, without the prefix; runs nothing.
+
+    Raises:
+        ArtefactRejected: (load-failed) It is no such file.
+    """
     facts = {}
-    with zipfile.ZipFile(io.BytesIO(data)) as file:
-        for entry in file.namelist():
-            folder, _, name = entry.rpartition("/")
-            if folder.endswith("/extra") and name.startswith(PREFIX):
-                facts[name.removeprefix(PREFIX)] = file.read(entry).decode()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            for entry in file.namelist():
+                folder, _, name = entry.rpartition("/")
+                if folder.endswith("/extra") and name.startswith(PREFIX):
+                    facts[name.removeprefix(PREFIX)] = file.read(entry).decode()
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise ArtefactRejected(Reason.LOAD_FAILED, f"not a TorchScript file: {error}") from error
     return facts
 
 

@@ -16,7 +16,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,13 +118,14 @@ def is_ours(kind: type[Any]) -> bool:
     return kind.__module__.startswith("replayfleet.")
 
 
-def code_of(group: str, name: str) -> dict[str, str]:
+def code_of(group: str, name: str, built_in: Container[str]) -> dict[str, str]:
     """Return what code another package has behind a name: the name of its distribution and a digest of its modules.
 
-    Empty if no other package adds it. Of a package that lies in one file, that file; else all of its ``.py`` files.
+    Empty if no other package adds it, or we have one of this name. Of a package that lies in one file, that file; else
+    all of its ``.py`` files.
     """
     points = added(group).get(name, ())
-    if not points:
+    if not points or name in built_in:
         return {}
     spec = importlib.util.find_spec(points[0].module.partition(".")[0])
     folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]

@@ -66,7 +66,7 @@ class Releases:
     """
 
     def __init__(self, keys: Path) -> None:
-        if not _numbers(keys) or any(keys.glob("*.next")):
+        if not _numbers(keys) or _is_half_done(keys):
             with _alone(keys):
                 if not _numbers(keys):
                     _found(keys)
@@ -232,11 +232,20 @@ def _appoint(root: Root, online: CryptoSigner, holder: CryptoSigner) -> None:
         root.add_key((holder if role == Root.type else online).public_key, role)
 
 
+def _is_half_done(keys: Path) -> bool:
+    return any(fresh.exists() and _names(keys, fresh) for fresh in map(_next, (keys / SIGNING_KEY, keys / ROOT_KEY)))
+
+
+def _names(keys: Path, key: Path) -> bool:
+    """Whether the newest root names this key."""
+    return CryptoSigner(read_key(key)).public_key.keyid in _read_root(keys).signed.keys
+
+
 def _finish_rotation(keys: Path, root_path: Path | None = None) -> None:
     """Put the next keys in place if the newest root names them: a rotation may have been interrupted there."""
     for place in (keys / SIGNING_KEY, root_path or keys / ROOT_KEY):
         fresh = _next(place)
-        if fresh.exists() and CryptoSigner(read_key(fresh)).public_key.keyid in _read_root(keys).signed.keys:
+        if fresh.exists() and _names(keys, fresh):
             fresh.replace(place)
 
 

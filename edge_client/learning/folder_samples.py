@@ -90,10 +90,11 @@ class FolderSamples:
         """
         entry = self._ledger / f"{round_index:08d}.json"
         begun = _names(entry)
-        loaded = self._load(begun, self._uri.per_round)
+        at_most = max(MIN_SAMPLES, self._uri.per_round)
+        loaded = self._load(begun, at_most)
         if len(loaded) < MIN_SAMPLES:
             unused = [name for name in self._files() if name not in self._used or name in begun]
-            loaded = self._load(unused, self._uri.per_round)
+            loaded = self._load(unused, at_most)
             if len(loaded) < MIN_SAMPLES:
                 return None
             write_atomic(entry, json.dumps([*loaded]).encode(), private=True)
@@ -113,6 +114,7 @@ class FolderSamples:
         files = (
             (folder, file)
             for folder in self._class_ids
+            if folder not in {".", ".."} and not {"/", "\0"} & {*folder}  # a class may have any name, a folder not
             for file in (self._uri.path / folder).glob("[!.]*")  # gone is empty
             if file.suffix.lower() in SUFFIXES
         )
@@ -134,14 +136,17 @@ class FolderSamples:
                     raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
                 images[name] = self._decode(file.read_bytes(), self._task)
                 del self._broken[name]
-            except (OSError, ValueError) as error:
+            except OSError as error:  # which may pass
+                self._broken.pop(name, None)
+                log.warning("image skipped", file=file, reason=error)
+            except ValueError as error:
                 log.warning("image skipped", file=file, reason=error)
             if len(images) == at_most:
                 break
         return images
 
     def _samples(self, images: Mapping[str, NDArray[np.float32]]) -> Samples:
-        labels = [self._class_ids[name.split("/", 1)[0]] for name in images]
+        labels = [self._class_ids[name.rpartition("/")[0]] for name in images]
         return Samples(np.stack([*images.values()]), np.array(labels, dtype=np.int64))
 
 

@@ -5,6 +5,7 @@ The exporter's own optimiser would fold parameters into each other; these only r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -183,8 +184,9 @@ def work_out_constants(graph: onnx.GraphProto) -> None:
         elif node.op_type == "CastLike":
             node.op_type = "Identity"
             del node.input[1:]
-        if all(name in known for name in node.input):
-            (value,) = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
-            known[node.output[0]] = np.asarray(value)
-            if node.op_type not in OPERATORS:
-                node.CopyFrom(_constant(node.output[0], known[node.output[0]]))
+        if all(name in known for name in node.input) and not node.op_type.startswith("Random"):
+            with contextlib.suppress(Exception):  # what can't be worked out stays, for the list to judge
+                (value,) = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
+                known[node.output[0]] = np.asarray(value)
+        if node.op_type not in OPERATORS and node.output[0] in known:
+            node.CopyFrom(_constant(node.output[0], known[node.output[0]]))

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,13 @@ from replayfleet.federation.simulator.result import (
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.settings import method_from, settings_of, stream_settings
 from replayfleet.federation.simulator.simulation import RoundOutcome, Simulation
-from replayfleet.federation.streams.datasets import AnyDataset, BoxDataset, default_image_size, load_any_dataset
+from replayfleet.federation.streams.datasets import (
+    DATASETS,
+    AnyDataset,
+    BoxDataset,
+    default_image_size,
+    load_any_dataset,
+)
 from replayfleet.federation.streams.opening import open_stream
 from replayfleet.federation.streams.stream import StreamSettings, plain_settings
 from replayfleet.federation.wire.protocol.tensors import digest
@@ -356,9 +362,12 @@ def identity_of(spec: RunSpec, simulation: Simulation) -> dict[str, Any]:
         identity["perturb_weights"] = simulation.perturbation
     if simulation.initial is not None:
         identity["initial"] = digest(encode_parameters(simulation.initial))
-    names = {METHODS_GROUP: spec.method, DATASETS_GROUP: spec.dataset}
-    names[MODELS_GROUP] = getattr(simulation.dataset.task, "architecture", "")
-    packages = {f"{group} {name}": code for group, name in names.items() if (code := code_of(group, name))}
+    used: list[tuple[str, str, Container[str]]] = [
+        (METHODS_GROUP, spec.method, METHODS),
+        (DATASETS_GROUP, spec.dataset, DATASETS),
+    ]
+    used.append((MODELS_GROUP, getattr(simulation.dataset.task, "architecture", ""), ARCHITECTURES))
+    packages = {f"{group} {name}": code for group, name, ours in used if (code := code_of(group, name, ours))}
     if packages:
         identity["packages"] = packages
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))

@@ -59,7 +59,10 @@ def test_strangers_keys_are_noted_and_end_no_fleet(tmp_path: Path) -> None:
     fleet.close()
 
 
-@pytest.mark.parametrize(("claim", "state"), [(Claim.ASK, "open"), (Claim.ASK, "offline"), (Claim.TAKE_OVER, "open")])
+@pytest.mark.parametrize(
+    ("claim", "state"),
+    [(Claim.ASK, "open"), (Claim.ASK, "offline"), (Claim.ASK, "finished"), (Claim.TAKE_OVER, "open")],
+)
 def test_one_that_begins_goes_if_another_fleet_has_its_name(tmp_path: Path, claim: Claim, state: str) -> None:
     fleet = TinyFleet(tmp_path / "fleet", num_rounds=None)
     fleet.kill_aggregator()
@@ -71,4 +74,16 @@ def test_one_that_begins_goes_if_another_fleet_has_its_name(tmp_path: Path, clai
             fleet.run(for_s=5)
     else:
         fleet.run(until=lambda: fleet.rounds.index == 1)
+    fleet.close()
+
+
+def test_a_stranger_stops_no_fleet_whose_members_are_enrolled_and_have_not_come_yet(tmp_path: Path) -> None:
+    fleet = TinyFleet(tmp_path / "fleet", ("cam-1",), num_rounds=None)
+    fleet.store.pin("cam-9", bytes(32))
+    fleet.kill_aggregator()
+    fleet.claim = Claim.ASK
+    fleet.new_service()
+    announces(fleet, tmp_path / "stranger")
+    fleet.run(until=lambda: others_noted(fleet) == 1, for_s=5)
+    fleet.run(until=lambda: fleet.service.coordinator.leads, for_s=5)
     fleet.close()

@@ -85,7 +85,7 @@ def evaluate(
     """Judge the images ``indices`` of ``part`` in batches, on the judge's device, and compare with their labels.
 
     Args:
-        judge: images -> (B, K), the greatest of which is the answer; where one isn't finite there is none.
+        judge: images -> (B, K), the greatest of which is the answer; where that isn't finite there is none.
         part: of a data set.
         indices: (M,) into it.
         device: the judge's.
@@ -97,7 +97,7 @@ def evaluate(
         batch = slice(start, start + BATCH_SIZE)
         data = round_data(part, indices[batch])
         answers = judge(data.images.to(device))
-        tells = answers.isfinite().all(dim=1)  # the greatest of what isn't finite is no answer
+        tells = answers.amax(dim=1).isfinite()  # also of NaN, which amax passes on: then nothing is the answer
         hits[batch] = ((answers.argmax(dim=1) == data.labels.to(answers.device)) & tells).cpu().numpy()
         if of_task is not None and hits_in_task is not None:
             others = torch.from_numpy(~of_task[batch]).to(answers.device)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -189,6 +190,35 @@ def test_a_file_that_is_still_written_keeps_no_round_from_the_others(
     then = source.round_samples(1)
     assert then is not None
     assert sorted(then.labels.tolist()) == [0, 1], "what is whole now is used"
+
+
+def test_what_could_not_be_read_for_a_moment_is_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tmp_path / "images"
+    for index in range(2):
+        _put(images, f"cat/{index}.png", index * 10)
+    source = folder_samples(FolderUri(images, per_round=1), tmp_path / "ledger")
+
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fails)
+        assert source.round_samples(0) is None
+    samples = source.round_samples(0)
+    assert samples is not None
+    assert len(samples) == 2, "fewer train no model, whatever per_round says"
+
+
+def test_a_class_with_the_name_of_another_folder_reads_none_beside_its_own(tmp_path: Path) -> None:
+    for name in ("images/cat/0.png", "images/cat/1.png", "images/dog/x/0.png", "beside.png", "images/in.png"):
+        _put(tmp_path, name, 9)
+    task = TaskSpec(1, 28, ("cat", "..", ".", "dog/x", "dog"))
+    source = FolderSamples(FolderUri(tmp_path / "images"), task, tmp_path / "ledger", lambda pictures: None)
+    samples = source.round_samples(0)
+    assert samples is not None
+    assert samples.labels.tolist() == [0, 0]
 
 
 def test_a_begun_round_whose_images_are_gone_takes_others_and_a_class_folder_may_go(tmp_path: Path) -> None:

@@ -215,6 +215,9 @@ def test_what_is_no_export_of_this_kind_is_not_replaced(tmp_path: Path):
     notes.unlink()
     for _ in range(2):  # its own it makes again
         assert CliRunner().invoke(main, task(raw, notes)).exit_code == 0
+    script = tmp_path / "notes.pt"
+    script.write_bytes(b"precious")
+    assert "is no export of a task" in fails(task(raw, script, format="torchscript"))
     generator = ["sub-generator", *SHAPE, "--width", "1", "--parameters", str(raw), "--out", str(notes)]
     assert "is no export of a sub-generator" in fails(generator)
 

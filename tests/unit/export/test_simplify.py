@@ -16,7 +16,7 @@ from torch import nn
 from replayfleet.export.graphs.graph import export_graph
 from replayfleet.export.graphs.join import join
 from replayfleet.export.graphs.precision import to_float16
-from replayfleet.export.graphs.simplify import project_latents
+from replayfleet.export.graphs.simplify import project_latents, work_out_constants
 from replayfleet.export.parity import eager_run
 from replayfleet.export.running.inspection import inspect_graph
 from replayfleet.models.build import build_generator
@@ -69,6 +69,15 @@ def test_other_transposed_convolutions_are_left_as_they_are(sides: tuple[int, ..
     )
     project_latents(graph)
     assert list(graph.node) == nodes
+
+
+def test_what_cannot_be_worked_out_stays_for_the_list_to_judge():
+    draws = helper.make_node("RandomNormal", [], ["r"], shape=[2])
+    halves = helper.make_node("Split", ["c"], ["a", "b"], num_outputs=2)
+    values = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.FLOAT, [2], [1.0, 2.0]))
+    graph = helper.make_graph([values, halves, draws], "graph", [], [])
+    work_out_constants(graph)
+    assert [node.op_type for node in graph.node] == ["Constant", "Split", "RandomNormal"]
 
 
 class Modern(nn.Module):

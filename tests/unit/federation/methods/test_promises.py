@@ -88,6 +88,12 @@ def test_what_is_as_promised_passes_also_where_it_is_not_finite() -> None:
     assert local_result(FedAvg(task=METHOD.task), None) is None, "tests hold of ours what is asked of others"
 
 
+def test_a_state_that_gives_a_model_of_another_kind_is_the_methods_fault_and_no_gpus() -> None:
+    for kept in (with_bias(MODEL[BIAS].double()), with_bias(torch.zeros(1)), with_bias(torch.zeros(3))):
+        with pytest.raises(MethodFault, match="isn't the download that aggregate returned"):
+            aggregated(METHOD, (TaskModels(common=kept), {"cam-1": INITIAL}), lambda: INITIAL)
+
+
 def test_what_is_changed_in_place_is_noticed_for_others_share_it() -> None:
     untouched = Untouched(METHOD, download := TaskDownload({BIAS: torch.zeros(2)}))
     _ = download.task_parameters[BIAS] + 1

@@ -26,6 +26,12 @@ def test_who_knows_the_task_names_only_its_classes() -> None:
     assert evaluate(judge, part, np.arange(4)).in_task is None
 
 
+def test_a_model_that_rules_classes_out_is_judged_by_the_others() -> None:
+    part = LabelledImages(np.zeros((2, 28, 28, 1), dtype=np.uint8), np.array([0, 1]), NAMES)
+    answers = torch.tensor([[1.0, 0.0, -torch.inf, -torch.inf]])
+    assert evaluate(lambda images: answers.expand(len(images), 4), part, np.arange(2)).accuracy == 0.5
+
+
 def test_a_model_that_is_not_finite_is_right_about_nothing() -> None:
     part = LabelledImages(np.zeros((4, 28, 28, 1), dtype=np.uint8), np.array([0, 0, 0, 0]), NAMES)
     for value in (torch.nan, torch.inf):
