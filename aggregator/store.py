@@ -106,14 +106,14 @@ class AggregatorStore:
             elif not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
                 self._db.close()
                 raise SettingsError(
-                    f"{path}: is damaged; restore a backup: it holds nothing of a fleet. If this fleet never began, "
+                    f"{path} is damaged; restore a backup: it holds nothing of a fleet. If this fleet never began, "
                     "move it away"
                 )
         except sqlite3.Error as error:
             passes = not read_only and disk_errno(error) is not None
             kind = ReplayfleetError if passes else SettingsError
-            what = "is damaged; restore a backup" if is_damage(error) else "can't be opened"
-            raise kind(f"{path}: {what} ({error})") from error
+            what = " is damaged; restore a backup" if is_damage(error) else ": can't be opened"
+            raise kind(f"{path}{what} ({error})") from error
         self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)
         if not read_only:

@@ -219,7 +219,7 @@ class Desk:
             releases=cast(
                 "Any", SimpleNamespace(roots=(), signed=lambda manifest: manifest, forget=lambda client: None)
             ),
-            ring=cast("Any", SimpleNamespace(keep=lambda client: None)),
+            ring=cast("Any", SimpleNamespace(keep=lambda client: None, turned_away=list)),
             wall_clock=lambda: 0.0,
         )
         self.coordinator = Coordinator(parts, 0.0)
