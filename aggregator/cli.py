@@ -57,15 +57,21 @@ def serve(settings: AggregatorSettings) -> None:
 def status(data_dir: Path, as_json: bool) -> None:
     """Show the round, its uploads and every client's download, and what a running aggregator waits for."""
     from replayfleet.aggregator.control.listing import current_waits
+    from replayfleet.aggregator.control.verbs import VerbRefused
     from replayfleet.aggregator.operator.status import read_status
 
-    found, waits = read_status(data_dir), current_waits(data_dir)
+    found, silent = read_status(data_dir), ""
+    try:
+        waits = current_waits(data_dir)
+    except VerbRefused as error:
+        waits, silent = (), str(error)
     if as_json:
-        told = None if waits is None else [dataclasses.asdict(wait) for wait in waits]
+        told = None if waits is None or silent else [dataclasses.asdict(wait) for wait in waits]
         click.echo(json.dumps({**dataclasses.asdict(found), "running": waits is not None, "waits": told}, indent=1))
         return
     lines = [f"{wait.reason.value}: {wait.text}" for wait in waits or ()]
-    click.echo("\n".join([*found.lines(), *map(visible, lines), *(["no aggregator runs"] if waits is None else [])]))
+    lines += ["no aggregator runs"] if waits is None else [f"one runs, and doesn't answer: {silent}"] * bool(silent)
+    click.echo("\n".join([*found.lines(), *map(visible, lines)]))
 
 
 @cli.command()

@@ -127,7 +127,8 @@ class Coordinator:
     def tick(self, now: float) -> None:
         """Let time pass; call at least every 0.2 s."""
         parts = self._parts
-        self._do(parts.leadership.tick(now), now)
+        if not (parts.disk.problem and parts.leadership.stands_by):  # who can't raise the epoch can't take over
+            self._do(parts.leadership.tick(now), now)
         if now - self._listed_at >= LIST_EVERY_S:
             self._list_members(now)
             self._forget_ghosts(now)
@@ -228,8 +229,15 @@ class Coordinator:
     def _lead(self, now: float) -> None:
         """Tell the fleet where the run stands, provide for who is there, and finish what a crash interrupted."""
         parts, before = self._parts, self._parts.store.epoch()
+        if not parts.leadership.leads:
+            return  # somebody else does since the disk failed
         if parts.leadership.epoch > before:
-            parts.store.raise_epoch(parts.leadership.epoch)
+            try:
+                parts.store.raise_epoch(parts.leadership.epoch)
+            except sqlite3.Error as error:
+                if parts.disk.takes(error) and parts.leadership.stand_back():
+                    return  # it is decided anew when the disk takes it again
+                raise
             parts.checkpoint(Step.EPOCH_RAISED)
             detail = (
                 f"leading from round {self.rounds.index} in epoch {parts.leadership.epoch}; clients go on from there"

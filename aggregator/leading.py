@@ -81,6 +81,10 @@ class Leadership:
         return self.standing is Standing.LEADING
 
     @property
+    def stands_by(self) -> bool:
+        return self.standing is Standing.STANDING_BY
+
+    @property
     def must_ask(self) -> bool:
         """Whether somebody else may lead."""
         return self.standing is Standing.ASKING and self._claim is not Claim.SOLE
@@ -137,6 +141,13 @@ class Leadership:
             if gone_s >= PATIENCE_S or now - self._heard_at >= SILENT_S:
                 return self._lead()
         return Deed.NOTHING
+
+    def stand_back(self) -> bool:
+        """Our epoch can't be made durable, so nobody would follow: stand by again, if there is a rival; else False."""
+        if self.rival is None:
+            return False
+        self.standing = Standing.STANDING_BY
+        return True
 
     def _told_who_led(self, word: Announcement, now: float) -> Deed:
         if self._is_ours(word):  # an earlier process of this data dir, which is dead: we hold its lock

@@ -103,10 +103,14 @@ def history(  # one for each option
 
 
 def current_waits(data_dir: Path) -> tuple[Wait, ...] | None:
-    """Return what the aggregator on a data dir waits for; None if none runs there, or it doesn't answer."""
+    """Return what the aggregator on a data dir waits for; None if none runs there.
+
+    Raises:
+        VerbRefused: One does, and doesn't answer.
+    """
     try:
         return LocalControl(data_dir).look().waits
-    except (ConnectionError, VerbRefused):
+    except ConnectionError:
         return None
 
 

@@ -155,3 +155,14 @@ def test_only_its_owner_reaches_the_socket_and_no_bytes_end_it(fleet: TinyFleet)
     assert LocalControl(folder).do(Pause()).undo == "aggregator resume"
     assert fleet.rounds.is_paused
     assert fleet.service.health()["broker"], "the loop lives"
+
+
+def test_status_of_an_aggregator_that_hangs_is_not_that_none_runs(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(data_dir: Path) -> None:
+        raise VerbRefused("the aggregator broke off (timed out); see its log")
+
+    monkeypatch.setattr("replayfleet.aggregator.control.listing.current_waits", hangs)
+    assert "one runs, and doesn't answer: the aggregator broke off" in run(fleet, "status").output
+    assert json.loads(run(fleet, "status", "--json").output)["running"] is True

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.tiny_fleet import TinyFleet
 
-from replayfleet.aggregator.control.caller import SOCKET
+from replayfleet.aggregator.control.caller import LocalControl
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     serving = threading.Thread(target=lambda: made.new_service().run(stop))
     serving.start()
     end = time.monotonic() + 10
-    while not (folder / "aggregator" / SOCKET).exists():
+    while not _answers(folder / "aggregator"):
         assert time.monotonic() < end
         time.sleep(0.01)
     try:
@@ -33,3 +33,12 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     finally:
         stop.set()
         serving.join()
+
+
+def _answers(data_dir: Path) -> bool:
+    """Whether an aggregator listens there: a socket has a name before anybody does."""
+    try:
+        LocalControl(data_dir).look()
+    except ConnectionError:
+        return False
+    return True

@@ -7,6 +7,7 @@ An idx file begins with two zero bytes, the type (8 = uint8), the number of axes
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import importlib
 import io
@@ -112,6 +113,8 @@ def _read_idx(path: Path, num_axes: int) -> tuple[NDArray[np.uint8], mmap.mmap |
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
             return _parse(stream, path, num_axes)
     except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}:
+            raise SettingsError(f"{path} can't be unpacked: {error.strerror}; free space") from error
         raise SettingsError(f"{path} is damaged or unreadable ({error}); fetch it again") from error
 
 

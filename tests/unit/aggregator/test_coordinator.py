@@ -606,6 +606,39 @@ def test_a_step_of_a_round_that_cant_be_written_is_done_when_there_is_room_and_o
     assert desk.restarted().coordinator.rounds.index == 1
 
 
+def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_well_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It led in memory, ignored the leader that was back, and took over from round 0 as soon as it could write."""
+    spare = Desk(tmp_path, Claim.ASK)
+
+    def leader(state: Any, now: float) -> None:
+        spare.hears(Received(EVERYBODY, Announcement("other-0", 60, state, 60.0, SPEC, epoch=3)), now=now)
+
+    def full(epoch: int) -> None:
+        raise FULL
+
+    spare.coordinator.on_connected(0.0)
+    leader("open", 0.5)
+    leader("open", 1.0)
+    assert spare.leadership.stands_by
+    with monkeypatch.context() as patched:
+        patched.setattr(spare.store, "raise_epoch", full)
+        leader("offline", 2.0)
+        spare.coordinator.tick(5.5)
+        assert not spare.leadership.leads
+        spare.coordinator.tick(5.7)
+        leader("open", 6.0)
+    for now in (7.0, 20.0, 40.0):  # its disk is well
+        leader("open", now)
+        spare.coordinator.tick(now)
+        assert not spare.leadership.leads
+    assert {one.state for one in spare.announced} == {"standby"}
+    leader("offline", now)
+    spare.coordinator.tick(now + 3.5)
+    assert (spare.leadership.leads, spare.store.epoch()) == (True, 4)
+
+
 def test_an_aggregation_that_the_disk_refused_is_done_again_and_the_round_stays_closed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
