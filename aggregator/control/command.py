@@ -88,8 +88,10 @@ def perform(verb: Verb, data_dir: Path, *, yes: bool, dry_run: bool) -> None:
             if not sys.stdin.isatty():
                 raise SettingsError("nobody is here to say yes; add --yes, or --dry-run to see what would happen")
             click.confirm("Go on?", abort=True)
-        undo = do().undo
-    click.echo("done" + (f"; `{visible(undo)}` takes it back" if undo else ""))
+        done = do()
+    if done.text != plan.text:
+        click.echo(visible(f"the fleet had changed meanwhile: {done.text}"))
+    click.echo("done" + (f"; `{visible(done.undo)}` takes it back" if done.undo else ""))
 
 
 @contextlib.contextmanager

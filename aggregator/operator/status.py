@@ -67,9 +67,8 @@ class Status:
             version = spoken(client.version)
             rounded = "" if client.precision == FP32 else f", {client.precision}"
             stands = f", {client.stands}" if client.stands else ""
-            lines.append(
-                f"{client.client}: download for round {client.download_round}, v{version}{rounded}, {state}{stands}"
-            )
+            download = f"download for round {client.download_round}, v{version}{rounded}, {state}"
+            lines.append(f"{client.client}: {download if client.version else 'no download yet'}{stands}")
             if client.quarantined_because:
                 lines.append(f"  upload of round {client.quarantined_round} not used: {client.quarantined_because}")
             elif client.notice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,6 +24,7 @@ from support.waiting_fleet import waiting_fleet
 from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.control.caller import SOCKET, LocalControl
 from replayfleet.aggregator.control.local import MAX_REQUEST_BYTES
+from replayfleet.aggregator.control.membership import Plan
 from replayfleet.aggregator.control.verbs import Exclude, Pause, VerbRefused
 from replayfleet.aggregator.operator.journal import read_journal
 
@@ -166,3 +169,14 @@ def test_status_of_an_aggregator_that_hangs_is_not_that_none_runs(
     monkeypatch.setattr("replayfleet.aggregator.control.listing.current_waits", hangs)
     assert "one runs, and doesn't answer: the aggregator broke off" in run(fleet, "status").output
     assert json.loads(run(fleet, "status", "--json").output)["running"] is True
+
+
+def test_what_changed_between_the_plan_and_the_deed_is_told(fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = LocalControl.plan
+
+    def outdated(control: LocalControl, verb: Any) -> Plan:
+        return dataclasses.replace(plans(control, verb), text="cam-3 and cam-4 take no part")
+
+    monkeypatch.setattr(LocalControl, "plan", outdated)
+    told = run(fleet, "exclude", "cam-3", "--yes").output.splitlines()
+    assert told[1].startswith("the fleet had changed meanwhile: cam-3 takes no part from now on")

@@ -33,7 +33,7 @@ from replayfleet.edge_client.learning.training.job import (
 from replayfleet.edge_client.learning.training.trainer import run_job
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.backoff import Backoff
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit.records import RoundData
 from replayfleet.federation.methods.kit.seeding import seeded_generator
@@ -128,6 +128,13 @@ def test_a_gpu_that_fails_costs_no_round(tmp_path: Path, monkeypatch: pytest.Mon
     with virtual_device():
         run_job(msgspec.structs.replace(job(tmp_path, agreed), torch_device=NAME))
     assert committed(tmp_path).upload == simulate(agreed, 1)[1].blobs
+
+
+def test_a_file_of_the_downloaded_model_that_is_gone_is_told(tmp_path: Path) -> None:
+    wanted = job(tmp_path, spec("fedavg"))
+    DiskBlobStore(tmp_path / BLOBS).collect(set())
+    with pytest.raises(ReplayfleetError, match=r"a file of the downloaded model is gone .*; the next start fetches it"):
+        run_job(wanted)
 
 
 def test_a_device_that_this_machine_has_not_is_named(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     blobs, records = DiskBlobStore(data_dir / BLOBS), StateStore(data_dir)
     method: Any = method_of(job.spec)
     data = samples_of(job.round_data)
-    download = method.Download.unpack(open_artefacts(parameter_sets_of(manifest), manifest.facts, blobs))
+    download = method.Download.unpack(_opened(manifest, blobs))
     held, owed, note = load_state(method, records, blobs, job.spec)
     known = records.pace(spec_digest(job.spec), job.num_threads)
     began = time.monotonic()
@@ -151,6 +151,16 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
     with contextlib.suppress(OSError):  # the round is on disk, and that is what counts
         records.keep_pace(msgspec.structs.replace(known, speed=speed, max_batch_size=max_batch_size))
     return TrainDone(manifest.round, "; ".join(filter(None, (note, paced.note))))
+
+
+def _opened(manifest: Manifest, blobs: DiskBlobStore) -> Any:
+    """Return what was downloaded; raises ReplayfleetError if a file of it is gone."""
+    try:
+        return open_artefacts(parameter_sets_of(manifest), manifest.facts, blobs)
+    except KeyError as error:
+        raise ReplayfleetError(
+            f"a file of the downloaded model is gone ({str(error)[1:13]}); the next start fetches it again"
+        ) from error
 
 
 def _else_on_the_cpu(work: Callable[[Any], T], device: Any) -> T:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from support.tiny_fleet import tiny_spec
 
 from replayfleet.aggregator.cli import main
-from replayfleet.aggregator.operator.status import read_status
+from replayfleet.aggregator.operator.status import ClientStatus, read_status
 from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.federation.service.data_dir import claim_data_dir
 
@@ -157,6 +158,14 @@ def test_status_of_a_damaged_database_is_one_line(
     code, line = answered(monkeypatch, capsys, "status", "--data-dir", str(tmp_path))
     assert code == 2
     assert "aggregator.sqlite is damaged" in line
+
+
+def test_a_client_without_a_download_has_none_and_no_round(tmp_path: Path):
+    store = AggregatorStore(tmp_path)
+    store.found(tiny_spec(), 0.0)
+    store.close()
+    status = dataclasses.replace(read_status(tmp_path), clients=(ClientStatus("cam-1", -1, 0, 0),))
+    assert status.lines()[-1] == "cam-1: no download yet"
 
 
 def test_status_says_that_clients_keep_real_samples(tmp_path: Path):
