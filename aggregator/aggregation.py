@@ -194,9 +194,9 @@ class Aggregation:
             lambda some: self._rehearsed(round_index, some, before, former),
         )
         quarantined |= culprits
-        if result is None and errors:
-            self._tell_of_the_method(errors[-1])
         if result is None:
+            if errors:  # not even alone: it may be the method's mistake, and no client's
+                _log.exception("aggregation fails with every upload", errors[-1], method=self._method.name)
             result = self._unchanged(round_index, uploads, before, former)
         missing = {
             client_id: self._method.download_for(result.new_state, client_id, self._initial)
@@ -219,13 +219,6 @@ class Aggregation:
             aggregate_s=result.aggregate_s,
             publish_s=result.publish_s + time.perf_counter() - published_at,
         )
-
-    def _tell_of_the_method(self, error: Exception) -> None:
-        """Nobody's upload can be aggregated, not even alone: it may be the method's mistake, and no client's."""
-        try:
-            raise error
-        except Exception:
-            _log.exception("aggregation fails with every upload", method=self._method.name)
 
     def _rounded(
         self, drafts: dict[str, Manifest], wishes: Mapping[str, Wish], state: StoredArtefacts | None

@@ -16,7 +16,7 @@ import numpy as np
 from replayfleet.export.files import read_file
 from replayfleet.export.latency import median_latencies_s
 from replayfleet.export.parameters import ParameterFile, read_parameter_file
-from replayfleet.export.running.artefact import Run
+from replayfleet.export.running.artefact import Array, Run
 from replayfleet.export.running.facts import own_facts
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.errors import ArtefactRejected, Reason
@@ -51,7 +51,7 @@ def check_onnx(path: Path, parameters: Path | None, sha256: str | None, threads:
 
 def _check_facts(path: Path, facts: Mapping[str, str], loaded: OnnxModel) -> None:
     """Raise ArtefactRejected if a file says of itself what its graph isn't."""
-    answers = loaded.run(np.zeros((1, *loaded.input_shape), np.float32)).shape[1:]
+    answers = loaded.run(_inputs(1, loaded.input_shape)).shape[1:]
     found = {"input": [*loaded.input_shape], "output": [*answers]}
     for key, shape in found.items():
         if key in facts and facts[key] != json.dumps(shape):
@@ -99,13 +99,17 @@ def _said(facts: Mapping[str, str]) -> Iterator[str]:
         yield f"{key if key.isprintable() else ascii(key):<17} {said}"
 
 
-def _latencies(run: Run, input_shape: Sequence[int], kind: str, threads: int) -> Iterator[str]:
-    values = math.prod(input_shape)
-    if min(input_shape, default=0) < 1 or values > _MAX_VALUES:
-        sides = " x ".join(map(str, input_shape))
+def _inputs(batch_size: int, shape: Sequence[int]) -> Array:
+    """Return inputs to try a model with, whose shape a file says; none that takes more room than a picture may."""
+    if min(shape, default=0) < 1 or math.prod(shape) > _MAX_VALUES:
+        sides = " x ".join(map(str, shape))
         raise ArtefactRejected(Reason.TOO_LARGE, f"its input is {sides}, expected 1 to {_MAX_VALUES} values")
+    return np.zeros((batch_size, *shape), dtype=np.float32)
+
+
+def _latencies(run: Run, input_shape: Sequence[int], kind: str, threads: int) -> Iterator[str]:
     # A sampler runs its network once for each of its steps: 64 images would take minutes.
     for batch_size in (1,) if kind == "sampler" else (1, 64):
-        x = np.zeros((batch_size, *input_shape), dtype=np.float32)
+        x = _inputs(batch_size, input_shape)
         seconds = median_latencies_s({"model": functools.partial(run, x)}, repeats=_REPEATS)["model"]
         yield f"{f'batch {batch_size}':<17} {seconds * 1e3:.2f} ms with {threads} threads"

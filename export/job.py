@@ -30,7 +30,7 @@ from replayfleet.export.running.inspection import MAX_GRAPH_BYTES, inspect_graph
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.export.subject import Architecture, Subject, build_subject
 from replayfleet.export.torchscript import load_torchscript, torchscript_bytes, torchscript_facts
-from replayfleet.federation.atomic import write_atomic
+from replayfleet.federation.atomic import sync_folder, write_atomic
 from replayfleet.federation.errors import ArtefactRejected, SettingsError
 
 
@@ -132,6 +132,7 @@ def run_export(request: Request, parameters: Mapping[str, Array]) -> Exported:
             write_atomic(parts[path], data)
         for path, part in parts.items():  # all of them, or none
             part.replace(path)
+            sync_folder(path.parent)
     except OSError as error:
         for part in parts.values():
             with suppress(OSError):

@@ -95,9 +95,10 @@ class Releases:
     def replaced_by(self, roots: Sequence[bytes], key: bytes) -> int:
         """Return the version of the newest of these roots if ours lead to it and it names this public key; else 0."""
         newest = follow_on(roots, self.roots[-1])
-        ids = set() if newest is None else newest.signed.roles[Timestamp.type].keyids
-        named = newest is not None and any(newest.signed.keys[each].keyval.get("public") == key.hex() for each in ids)
-        return newest.signed.version if newest is not None and named else 0
+        if newest is None:
+            return 0
+        online = (newest.signed.keys[each] for each in newest.signed.roles[Timestamp.type].keyids)
+        return newest.signed.version if any(one.keyval.get("public") == key.hex() for one in online) else 0
 
     def forget(self, client_id: str) -> None:
         """Keep nothing of a client."""

@@ -190,11 +190,9 @@ def _camera_settings(scheme: str, uri: str, rest: str) -> Any:
         return _typed(settings_type, _query(fragment, f"{scheme}://..."), {"url": address})
     place, query = _place_and_query(uri)
     if not kind.place and place.rstrip("/") not in ("", _STREET):
-        expected = f"unknown scene {place!r}; expected '{scheme}://{_STREET}'"
-        raise SettingsError(
-            f"source {uri!r}: "
-            + (expected if scheme in CAMERAS else f"{scheme}:// takes no place, leave {place!r} out")
-        )
+        if scheme not in CAMERAS:
+            raise SettingsError(f"source {uri!r}: {scheme}:// takes no place, leave {place!r} out")
+        raise SettingsError(f"source {uri!r}: unknown scene {place!r}; expected '{scheme}://{_STREET}'")
     if kind.place == "host":
         host, _, port = place.rstrip("/").partition(":")
         fixed: dict[str, Any] = {"host": host} if host else {}

@@ -65,9 +65,6 @@ METHODS: dict[str, type[Any]] = {
 }
 
 
-_MISSING = dataclasses.MISSING
-
-
 def _fault(name: str, kind: Any) -> str:
     """Return why something can't be the method of this name, or ""."""
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
@@ -90,9 +87,10 @@ def _fault_of_settings(kind: Any) -> str:
         typing.get_type_hints(kind)
     except Exception as error:  # whatever the annotation says
         return f"an annotation of {kind.__name__} can't be resolved where methods are read ({error})"
-    defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.default_factory is _MISSING}
     try:
-        msgspec.json.encode({name: value for name, value in defaults.items() if value is not _MISSING})
+        msgspec.json.encode(
+            [each.default for each in dataclasses.fields(kind) if each.default is not dataclasses.MISSING]
+        )
     except (TypeError, ValueError) as error:
         return f"JSON can't hold a default of its settings ({error})"
     return ""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from replayfleet.federation.methods import fedcurv_records as curv
+from replayfleet.federation.methods.fedcurv_records import Terms
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.task_records import NoState
@@ -88,10 +89,6 @@ def pull(
     return lambda module: importance * curvature_penalty(module, u, v)
 
 
-Terms: TypeAlias = tuple[Parameters, Parameters]
-"""Sums over clients of diag(I_j) and of diag(I_j) theta_j; both empty over none."""
-
-
 class Sharp(Protocol):
     """An upload that says how sharp its loss is."""
 
@@ -118,17 +115,19 @@ def check_fisher(fisher: Parameters) -> None:
 def _terms(upload: Sharp) -> Terms:
     """Return one client's, in float64: products of large numbers stay finite."""
     fisher = {name: tensor.to(torch.float64) for name, tensor in upload.fisher.items()}
-    return fisher, {name: tensor * upload.task_parameters[name].to(torch.float64) for name, tensor in fisher.items()}
+    return Terms(
+        fisher, {name: tensor * upload.task_parameters[name].to(torch.float64) for name, tensor in fisher.items()}
+    )
 
 
 def _sum(terms: list[Terms]) -> Terms:
     if not terms:
-        return {}, {}
+        return Terms()
     weights, targets = (
-        {name: _finite(torch.stack([one[place][name] for one in terms]).sum(dim=0)) for name in terms[0][0]}
-        for place in (0, 1)
+        {name: _finite(torch.stack([one[name] for one in each]).sum(dim=0)) for name in each[0]}
+        for each in ([one.weights for one in terms], [one.targets for one in terms])
     )
-    return weights, targets
+    return Terms(weights, targets)
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -163,7 +162,8 @@ class FedCurv(TaskMethod):
         return curv.Download(initialise(build_task_model(self.task), rng).state_dict())
 
     def download_for(self, state: curv.AggregatorState, client_id: ClientId, initial: curv.Download) -> curv.Download:
-        return curv.Download(state.average, state.weights, state.targets) if state.average else initial
+        held = state.clients.get(client_id, state)
+        return curv.Download(state.average, held.weights, held.targets) if state.average else initial
 
     def upload_layout(self, name: str) -> Parameters | None:
         return gradient_layout(self.task) if name == "fisher" else TaskMethod.upload_layout(self, name)
@@ -199,6 +199,6 @@ class FedCurv(TaskMethod):
         ordered, shares = in_order_with_shares(uploads)
         average = weighted_average([upload.task_parameters for upload in ordered], shares)
         every, of_others = summed_terms(uploads)
-        known = tuple(sorted({*state.clients, *uploads}))
-        downloads = {client: curv.Download(average, *of_others.get(client, every)) for client in known}
-        return curv.AggregatorState(known, average, *every), downloads
+        known = {client: of_others.get(client, every) for client in sorted({*state.clients, *uploads})}
+        new_state = curv.AggregatorState(known, average, every.weights, every.targets)
+        return new_state, {client: self.download_for(new_state, client, curv.Download(average)) for client in known}

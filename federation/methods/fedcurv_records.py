@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from replayfleet.federation.methods.kit.packing import CLIENT_IDS, COUNT, OneSet, Record
+from replayfleet.federation.methods.kit.packing import COUNT, ByClient, Inline, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
 
@@ -40,17 +41,30 @@ class Download(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Terms(Record):
+    """Sums over clients, by parameter name; empty over none.
+
+    Attributes:
+        weights: of diag(I_j).
+        targets: of diag(I_j) theta_j.
+    """
+
+    weights: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
+    targets: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class AggregatorState(Record):
     """What the aggregator remembers between rounds.
 
     Attributes:
-        clients: ids of all clients that ever uploaded, sorted.
+        clients: client id -> what its last download held it to, of all clients that ever uploaded.
         average: the average model of the last round; empty before round 0's end.
-        weights: of the last round, over all who uploaded: for those who didn't.
+        weights: of the last round, over all who uploaded: for who comes anew.
         targets: likewise.
     """
 
-    clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()
+    clients: Annotated[Mapping[ClientId, Terms], ByClient(part=Inline(kind=Terms))] = field(default_factory=dict)
     average: Annotated[Parameters, OneSet()] = field(default_factory=dict)
     weights: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     targets: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)

@@ -31,7 +31,8 @@ from replayfleet.federation.methods import fedgp_records as fleet
 from replayfleet.federation.methods.agem import against_the_buffer
 from replayfleet.federation.methods.buffered_method import BufferedMethod, BufferUse, Drawn
 from replayfleet.federation.methods.der import TARGETS, dark_experience, refreshed
-from replayfleet.federation.methods.fedcurv import Terms, check_fisher, diagonal_fisher, pull, summed_terms
+from replayfleet.federation.methods.fedcurv import check_fisher, diagonal_fisher, pull, summed_terms
+from replayfleet.federation.methods.fedcurv_records import Terms
 from replayfleet.federation.methods.fedprox import squared_distance
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
@@ -102,7 +103,8 @@ class FedGP(BufferedMethod):
     ) -> fleet.Download:
         if not state.average:
             return initial
-        return fleet.Download(state.average, state.reference, state.weights, state.targets, state.asks)
+        held = state.clients.get(client_id, state)
+        return fleet.Download(state.average, state.reference, held.weights, held.targets, state.asks)
 
     def upload_layout(self, name: str) -> Parameters | None:
         return gradient_layout(self.task) if name in ("gradient", "fisher") else TaskMethod.upload_layout(self, name)
@@ -169,10 +171,10 @@ class FedGP(BufferedMethod):
         gradients = [upload.gradient for upload in ordered if upload.gradient]
         evenly = torch.full((len(gradients),), 1 / max(1, len(gradients)), dtype=torch.float64)
         reference = weighted_average(gradients, evenly) if gradients else state.reference
-        every, of_others = (state.weights, state.targets), dict[ClientId, Terms]()
+        every, of_others = Terms(state.weights, state.targets), dict[ClientId, Terms]()
         if not state.asks:
             every, of_others = summed_terms(uploads)
-        known, asks = tuple(sorted({*state.clients, *uploads})), self.two_messages and not state.asks
-        new_state = fleet.AggregatorState(known, average, reference, *every, asks)
-        downloads = {name: fleet.Download(average, reference, *of_others.get(name, every), asks) for name in known}
-        return new_state, downloads
+        known = {name: of_others.get(name, every) for name in sorted({*state.clients, *uploads})}
+        asks = self.two_messages and not state.asks
+        new_state = fleet.AggregatorState(known, average, reference, every.weights, every.targets, asks)
+        return new_state, {name: self.download_for(new_state, name, fleet.Download(average)) for name in known}

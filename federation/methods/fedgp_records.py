@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from replayfleet.federation.methods.kit.packing import CLIENT_IDS, COUNT, OPTIONAL_FLAG, OneSet, Record
+from replayfleet.federation.methods.fedcurv_records import Terms
+from replayfleet.federation.methods.kit.packing import COUNT, OPTIONAL_FLAG, ByClient, Inline, OneSet, Record
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
 
@@ -51,7 +53,7 @@ class AggregatorState(Record):
     """What the aggregator remembers between rounds; it never sees a sample.
 
     Attributes:
-        clients: ids of all clients that ever uploaded, sorted.
+        clients: as ``fedcurv_records.AggregatorState.clients``; nothing but ids with another base.
         average: the average model of the last round; empty before round 0's end.
         reference: the last g_ref; empty before there was one.
         weights: as ``fedcurv_records.AggregatorState.weights``, with base ``fedcurv``; otherwise empty.
@@ -59,7 +61,7 @@ class AggregatorState(Record):
         asks: as the last downloads.
     """
 
-    clients: Annotated[tuple[ClientId, ...], CLIENT_IDS] = ()
+    clients: Annotated[Mapping[ClientId, Terms], ByClient(part=Inline(kind=Terms))] = field(default_factory=dict)
     average: Annotated[Parameters, OneSet()] = field(default_factory=dict)
     reference: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)
     weights: Annotated[Parameters, OneSet(gradient=True)] = field(default_factory=dict)

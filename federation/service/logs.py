@@ -53,11 +53,13 @@ class EventLogger:
         """Log a failure that needs an operator."""
         self._log(logging.ERROR, event, fields)
 
-    def exception(self, event: str, /, **fields: object) -> None:
-        """Log a failure with the traceback of the exception being handled."""
-        self._log(logging.ERROR, event, fields, exc_info=True)
+    def exception(self, event: str, /, error: BaseException | None = None, **fields: object) -> None:
+        """Log a failure with the traceback of ``error``; without one, of the exception being handled."""
+        self._log(logging.ERROR, event, fields, exc_info=error or True)
 
-    def _log(self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False) -> None:
+    def _log(
+        self, level: int, event: str, fields: dict[str, object], *, exc_info: bool | BaseException = False
+    ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=exc_info, extra={"fields": fields})
 

@@ -34,6 +34,7 @@ from replayfleet.federation.methods import METHODS
 from replayfleet.federation.methods.kit import travel
 from replayfleet.federation.methods.kit.each import Map
 from replayfleet.federation.methods.kit.records import Method, Sampler
+from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps import serving
 from replayfleet.federation.methods.steps.memory import kind_of, sampler_of
 from replayfleet.federation.methods.steps.serving import BEST, Served
@@ -179,6 +180,9 @@ def outcome(
         num_workers=1 if where == HERE else 2,
         engine=where,
     ).run(on_round=last.append)
+    initial = built.initial_download(seeded_generator(run_seed, 0, "initial"))
+    for name, download in last[-1].downloads.items():  # after a restart or a resumed run that is what a client gets
+        assert digests_of(built.download_for(last[-1].aggregator_state, name, initial)) == digests_of(download)
     return last[-1]
 
 

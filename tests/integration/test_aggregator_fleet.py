@@ -429,3 +429,19 @@ def test_a_blob_that_is_being_received_is_not_collected(fleet: TinyFleet):
     fleet.service._parts.arriving.let_go("cam-9")
     fleet.service.coordinator._collect()
     assert not blobs.has(digest)
+
+
+def test_a_mistake_of_the_method_itself_is_in_the_log_and_every_client_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    fleet = TinyFleet(tmp_path, num_rounds=1)
+    monkeypatch.setattr(TinyMethod, "aggregate", lambda *arguments, **more: None)
+    try:
+        fleet.run()
+        (record,) = [one for one in caplog.records if "aggregation fails with every upload" in one.getMessage()]
+        assert record.exc_info is not None
+        assert "aggregate returned None, expected" in str(record.exc_info[1])
+        assert list(fleet.store.quarantined()) == ["cam-1", "cam-2", "cam-3"]
+        assert fleet.rounds.index == 1
+    finally:
+        fleet.close()

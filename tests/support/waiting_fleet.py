@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.mortal_verbs import listens
 from support.tiny_fleet import TinyFleet
-
-from replayfleet.aggregator.control.caller import LocalControl
 
 
 @contextlib.contextmanager
@@ -25,7 +24,7 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     serving = threading.Thread(target=lambda: made.new_service().run(stop))
     serving.start()
     end = time.monotonic() + 10
-    while not _answers(folder / "aggregator"):
+    while not listens(folder / "aggregator"):
         assert time.monotonic() < end
         time.sleep(0.01)
     try:
@@ -33,12 +32,3 @@ def waiting_fleet(folder: Path, **rules: Any) -> Iterator[TinyFleet]:
     finally:
         stop.set()
         serving.join()
-
-
-def _answers(data_dir: Path) -> bool:
-    """Whether an aggregator listens there: a socket has a name before anybody does."""
-    try:
-        LocalControl(data_dir).look()
-    except ConnectionError:
-        return False
-    return True

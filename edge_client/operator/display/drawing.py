@@ -16,9 +16,9 @@ from replayfleet.edge_client.flow import Shown
 from replayfleet.federation.wire.protocol.messages import spoken
 
 MIN_WIDTH = 480
-MAX_ENLARGED = 1920
-"""No picture is enlarged beyond this; a thin one isn't as wide as that."""
 """Smaller pictures are enlarged, so that there is room for words."""
+MAX_ENLARGED = 1920
+"""Pixels of a side that none is enlarged beyond: a thin picture would become gigabytes."""
 
 _PALETTE = (
     (230, 159, 0),

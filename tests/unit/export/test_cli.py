@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -151,6 +152,8 @@ def test_an_onnx_file_of_another_digest_is_not_loaded(parameters: Path):
 def test_an_input_of_no_or_too_many_values_is_refused_before_room_is_made_for_it(side: int):
     with pytest.raises(ArtefactRejected, match=rf"its input is 3 x {side} x {side}, expected 1 to"):
         list(checking._latencies(lambda x: x, (3, side, side), "", 1))
+    with pytest.raises(ArtefactRejected, match=rf"its input is 3 x {side} x {side}, expected 1 to"):
+        checking._check_facts(Path("m.onnx"), {}, cast(Any, SimpleNamespace(input_shape=(3, side, side), run=None)))
 
 
 def test_what_a_file_says_of_itself_is_shown_and_obeyed_by_no_terminal():

@@ -69,6 +69,11 @@ def test_a_client_is_held_to_the_others_alone() -> None:
     _, alone = method.aggregate(state, {"a": uploads["a"]}, torch.Generator(), sampler=eager_sampler(TASK))
     assert alone["a"].weights == {}
     assert alone["b"].weights["head.bias"].tolist() == [1.0] * 4
+    kept = AggregatorState.unpack(state.pack())
+    for name, download in downloads.items():
+        again = method.download_for(kept, name, download)
+        assert same_bits(again.weights, download.weights), "a resumed run held it to itself too"
+        assert same_bits(again.targets, download.targets)
 
 
 def test_without_importance_it_is_fedavg_to_the_bit() -> None:
