@@ -50,8 +50,8 @@ BOUNDS = {
 }
 
 
-def fleet(seconds: float, rate_hz: float, method: str) -> dict[str, Any]:
-    """Run the three phases; returns the numbers and which bounds they meet."""
+def fleet(seconds: float, rate_hz: float, method: str, device: str = "cpu") -> dict[str, Any]:
+    """Run the three phases; returns the numbers and which bounds they meet. ``device``: that serves and trains."""
     cores = sorted(os.sched_getaffinity(0))[:NUM_CORES]
     os.sched_setaffinity(0, cores)  # inherited by all that is started here
     with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
@@ -61,10 +61,11 @@ def fleet(seconds: float, rate_hz: float, method: str) -> dict[str, Any]:
             children.start("aggregator", aggregator_command(broker.url, folder, seconds, method))
             with socket.create_server(("127.0.0.1", 0)) as listener:  # free again at the end of the block
                 port = int(listener.getsockname()[1])
-            child = children.start("client", client_command(broker.url, folder, rate_hz, port))
+            child = children.start("client", client_command(broker.url, folder, rate_hz, port, device))
             client = Observed(child, port)
             found = phases(client, seconds)
-    return {"cores": cores, "seconds": seconds, "rate_hz": rate_hz, "method": method} | found
+    told = {"cores": cores, "seconds": seconds, "rate_hz": rate_hz, "method": method, "device": device}
+    return told | found
 
 
 def phases(client: Observed, seconds: float) -> dict[str, Any]:
@@ -172,10 +173,13 @@ def aggregator_command(broker: str, folder: Path, seconds: float, method: str) -
     return [*command, *(word for key, value in overrides.items() for word in ("--set", f"{key}={value}"))]
 
 
-def client_command(broker: str, folder: Path, rate_hz: float, port: int) -> list[str]:
+def client_command(broker: str, folder: Path, rate_hz: float, port: int, device: str) -> list[str]:
     """Return the public command."""
     source = f"dataset://fashion-mnist?clients=1&client=0&rounds=2&samples={SAMPLES}&rate={rate_hz:g}"
-    command = ["edge-client", "start", "--device", "cpu", "--broker", broker, "--client-id", "bench"]
+    command = ["edge-client", "start", "--device", device, "--broker", broker, "--client-id", "bench"]
+    command += ["--training-device", device]
+    if device != "cpu":
+        command += ["--require-provider", device]
     command += ["--source", source, "--data-dir", str(folder / "client"), "--data-root", str(folder / "data")]
     return [*command, "--health-port", str(port)]
 
@@ -198,7 +202,7 @@ def _name(words: list[str]) -> str:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    result = fleet(options.seconds, options.rate, options.method)
+    result = fleet(options.seconds, options.rate, options.method, options.device)
     for phase in ("training", "idle"):
         found = result[phase]
         print(f"{phase:>10}: p95 {1e3 * found['latency_p95_s']:.1f} ms, p99 {1e3 * found['latency_p99_s']:.1f} ms")
@@ -212,4 +216,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, seconds=60.0, rate=30.0, method=("pfedgrp", "of the fleet"))
+    run(measure, __doc__, seconds=60.0, rate=30.0, method=("pfedgrp", "of the fleet"), device=("cpu", "or cuda"))

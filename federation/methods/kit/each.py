@@ -29,7 +29,7 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return _MAP.get()(function, items)
 
 
-def by_groups(items: Sequence[T], key: Callable[[T], int], together: Callable[[list[T]], Sequence[R]]) -> list[R]:
+def by_groups(items: Sequence[T], key: Callable[[T], Any], together: Callable[[list[T]], Sequence[R]]) -> list[R]:
     """Return what ``together`` makes of the items, group by group of equal keys, in the order of the items."""
     made: dict[int, R] = {}
     for value in sorted({key(item) for item in items}):

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from replayfleet.federation.methods.kit.each import each
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.kit.seeding import split_generator
 from replayfleet.federation.methods.steps.averaging import check_equal_layouts, project_to_simplex
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import computing_in, portions
@@ -26,6 +24,9 @@ from replayfleet.models.specs import TaskSpec
 
 MIN_IMPROVEMENT = 0.01
 """Share of the best epoch's loss by which an epoch must be better to count as progress."""
+
+CANDIDATES = ("optimised", "own", "average")
+"""Where the descent ended, a client's own model and everybody's average: the best of them is the answer."""
 
 TAIL_EPOCHS = 3
 """Epochs at the descent's end whose points are averaged: one mini-batch's noise weighs less in their mean."""
@@ -61,7 +62,10 @@ class StackedParameters:
 
     def mix(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``sum_n weights[n] * parameters[n]`` as views of one vector; differentiable. ``weights``: (N,)."""
-        flat = weights @ self.matrix
+        return self.named(weights @ self.matrix)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return one row of the matrix, or a mixture of rows, as parameters: views of it. ``flat``: (P,)."""
         pieces = flat.split(self._sizes)
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
@@ -169,69 +173,14 @@ def personalised_weights(
     own = F.one_hot(torch.tensor(own_index), num_sets).to(uniform)
     tail = TAIL_EPOCHS * math.ceil(len(replay.labels) / search.batch_size)
     optimised = torch.stack(trail[-tail:]).mean(dim=0) if trail else uniform
-    candidates = {"optimised": optimised, "own": own, "average": uniform}
-    losses = {name: _total_loss(loss_of, point, replay) for name, point in candidates.items()}
-    chosen = min(candidates, key=lambda name: (not math.isfinite(losses[name]), losses[name]))
-    return Mixture(candidates[chosen].cpu(), losses[chosen], chosen)
+    points = (optimised, own, uniform)
+    return best_of([point.cpu() for point in points], [_total_loss(loss_of, point, replay) for point in points])
 
 
-def personalise_all(
-    spec: TaskSpec,
-    stacked: StackedParameters,
-    replays: Sequence[tuple[int, Replay]],
-    search: WeightSearch,
-    rng: torch.Generator,
-    trusted: Sequence[int] | None = None,
-    near: Sequence[Sequence[int]] | None = None,
-) -> list[Mixture]:
-    """Return Eq. 3's mixture for each of M (own index, replay); the N models are stacked once for all.
-
-    Every client gets a generator of its own split off ``rng``, so one client's replay never changes another's weights.
-
-    Args:
-        spec: the task.
-        stacked: the N models to mix.
-        replays: (which of them is the client's own, labelled images that stand for its distribution), for M clients.
-        search: length and step size of the descents.
-        rng: draws the order of samples.
-        trusted: which of the N may take part in everybody's mixture, rising; None means all. In its own client's a
-            model always may: that harms nobody else. The others' weights are 0.
-        near: for each of the N clients those of whom its mixture may take; None means all.
-    """
-    shared_places = tuple(trusted if trusted is not None else range(len(stacked)))
-    shared = stacked.only(shared_places)
-
-    def weights(client: tuple[int, Replay, torch.Generator]) -> Mixture:
-        own_index, replay, own_rng = client
-        allowed = shared_places if near is None else set(shared_places).intersection(near[own_index])
-        places = tuple(sorted({*allowed, own_index}))
-        members = shared if places == shared_places else stacked.only(places)
-        mixture = personalised_weights(spec, members, places.index(own_index), replay, search, own_rng)
-        spread = torch.zeros(len(stacked))
-        spread[list(places)] = mixture.weights
-        return replace(mixture, weights=spread)
-
-    return each(weights, [(own_index, replay, split_generator(rng)) for own_index, replay in replays])
-
-
-def nearest(counts: Sequence[Mapping[int, int]], number: int) -> list[tuple[int, ...]]:
-    """Return for each client the others whose classes are most alike, rising: by total variation of their shares.
-
-    Eq. 3 asks for a model that is good at the client's own classes, so those who met the same have most to give.
-
-    Args:
-        counts: class id -> samples, of N clients.
-        number: how many others; of clients equally near the first.
-    """
-    classes = sorted({class_id for own in counts for class_id in own})
-    met = torch.tensor([[own.get(class_id, 0) for class_id in classes] for own in counts], dtype=torch.float64)
-    shares = met / met.sum(dim=1, keepdim=True).clamp_min(1)
-    found = []
-    for place, own in enumerate(shares):
-        apart = (shares - own).abs().sum(dim=1)
-        apart[place] = math.inf
-        found.append(tuple(sorted(apart.argsort(stable=True)[: min(number, len(counts) - 1)].tolist())))
-    return found
+def best_of(points: Iterable[Tensor], losses: Sequence[float]) -> Mixture:
+    """Return the best of ``CANDIDATES``, from the weights and the loss of each."""
+    found = (Mixture(weights, loss, name) for weights, loss, name in zip(points, losses, CANDIDATES, strict=True))
+    return min(found, key=lambda one: (not math.isfinite(one.loss), one.loss))
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
-from replayfleet.federation.methods.steps.personalise import (
-    StackedParameters,
-    WeightSearch,
-    nearest,
-    personalise_all,
-    personalised_weights,
-)
+from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalised_weights
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
@@ -252,3 +247,39 @@ def test_having_everybody_near_changes_no_bit(experts: list[dict[str, torch.Tens
         for near in (None, all_near)
     ]
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("search", [SEARCH, replace(SEARCH, num_epochs=12, patience=2), replace(SEARCH, num_epochs=0)])
+@pytest.mark.parametrize("near", [None, [(2,), (0,), (1,)]])
+def test_clients_at_once_get_what_each_gets_alone(
+    experts: list[dict[str, torch.Tensor]], search: WeightSearch, near: list[tuple[int, ...]] | None
+) -> None:
+    known = [{0: 20, 1: 20}, {2: 20, 3: 20}, {1: 15, 2: 15}]  # the third has fewer
+    replays = [(place, replay_of(counts, seed=place)) for place, counts in enumerate(known)]
+    replays.append((2, replay_of({0: 20, 3: 20}, seed=9)))
+    once, alone = (
+        personalise_all(
+            TOY, StackedParameters(experts), replays, search, torch.Generator().manual_seed(0), None, near, together=way
+        )
+        for way in (True, False)
+    )
+    for one, other in zip(once, alone, strict=True):
+        assert torch.allclose(one.weights, other.weights, atol=1e-3)
+        assert one.loss == pytest.approx(other.loss, rel=1e-2)
+
+
+def test_a_client_whose_replay_is_nan_spoils_nobody_who_is_solved_for_with_it(
+    experts: list[dict[str, torch.Tensor]],
+) -> None:
+    spoilt = replay_of({0: 20, 1: 20})
+    spoilt.images[3, 0, 0, 0] = torch.nan
+    replays = [(0, replay_of({2: 20, 3: 20})), (1, spoilt)]
+    once, alone = (
+        personalise_all(
+            TOY, StackedParameters(experts), replays, SEARCH, torch.Generator().manual_seed(0), together=way
+        )
+        for way in (True, False)
+    )
+    assert torch.allclose(once[0].weights, alone[0].weights, atol=1e-3)
+    assert bool(once[1].weights.isfinite().all())
+    assert once[1].weights.sum().item() == pytest.approx(1)

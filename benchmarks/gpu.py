@@ -1,0 +1,291 @@
+"""What a GPU is worth, and whether it computes what the CPU does: methods, Eq. 3, networks as one, serving, a fleet.
+
+``parity``: two rounds of every method on both; the largest distance of a parameter set, relative to its length, and
+the share of answers that agree. ``grouped``: training ten sub-generators, or task models, as one and one by one.
+``mixing``: Eq. 3 for many clients, as one and one by one. ``rounds``: ``fleet-sim`` at ``small``, on a GPU and on one
+core. ``latency``: ONNX Runtime on the GPU against the CPU. ``serving``: answers of ``edge-client start --device cuda
+--training-device cuda`` beside its training (``benchmarks.camera.serving_while_training``). ``fleet``: a deployed fleet
+whose aggregator and clients all compute on it, over a real broker. A part that fails is told as such; the others go on.
+
+    python -m benchmarks.gpu [--parts parity mixing] [--out benchmarks/results/gpu.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import aggregation
+from benchmarks.camera import latency, serving_while_training
+from benchmarks.harness import in_turns, run
+from benchmarks.simulation import grouped_training
+from replayfleet.devices.profiles import CUDA
+from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
+from replayfleet.export.parity import check_parity, eager_run
+from replayfleet.export.running.runtime import OnnxModel
+from replayfleet.federation.methods.kit.placement import CPU, proved_device
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
+from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
+from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.streams.datasets import load_dataset, task_for
+from replayfleet.federation.wire.transport.broker import open_broker
+from replayfleet.models.build import build_generator, build_task_model, initialise
+from replayfleet.models.specs import LATENT_SIZE
+from replayfleet.scripts.launch.plan import stream_source
+from replayfleet.scripts.launch.processes import Children
+from replayfleet.scripts.launch.record import JOURNAL, FleetRecord, JournalTail
+from tests.support.method_rounds import VARIANTS, method_named, on_the_cpu, rounds_on, toy_rounds
+
+GPU = torch.device("cuda")
+SIMULATED = ("fedavg", "pfedgrp", "pfedgrp-plus", "mfcl", "lander", "fedcil")
+CLIENTS, ROUNDS = 3, 2
+LIMIT_S = 150.0
+
+
+def parity(_options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for name in VARIANTS:
+        try:
+            seconds, held = {}, {}
+            for device in (GPU, CPU):
+                began = time.perf_counter()
+                held[device.type] = [on_the_cpu(one) for one in rounds_on(device, method_named(name), toy_rounds())]
+                seconds[device.type] = time.perf_counter() - began
+        except Exception as error:  # another method may do better
+            found[name] = {"failed": _why(error)}
+        else:
+            there, here = held["cuda"], held["cpu"]
+            answers = [one[-1].parameter_sets["answers"][""].argmax(dim=1) for one in (there, here)]
+            apart = max(_apart(one, other) for one, other in zip(there[:-1], here[:-1], strict=True))
+            agree = float((answers[0] == answers[1]).double().mean())
+            found[name] = {"apart": apart, "agree": agree, "seconds": seconds}
+        print(f"parity, {name}: {found[name]}", flush=True)
+    return found
+
+
+def _apart(one: Artefacts, other: Artefacts) -> float:
+    """Return the largest distance of two parameter sets, of the second's length."""
+    largest = 0.0
+    for name, parameters in other.parameter_sets.items():
+        mine = torch.cat([one.parameter_sets[name][key].double().flatten() for key in parameters])
+        theirs = torch.cat([tensor.double().flatten() for tensor in parameters.values()])
+        largest = max(largest, float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12)))
+    return largest
+
+
+def grouped(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    spec = task_for("fashion-mnist")
+    for kind in ("sub-generators", "task-models"):
+        ways = grouped_training.both_ways(kind, spec, 10, GPU)
+        times = in_turns(ways, options.repeats, warm_ups=1, after=torch.cuda.synchronize)
+        one_by_one = grouped_training.both_ways(kind, spec, 10, CPU)["one by one"]
+        times["one by one on one core"] = in_turns({"": one_by_one}, 1)[""]
+        found[kind] = times
+        print(
+            f"ten {kind}: " + ", ".join(f"{way} {statistics.median(s):.2f} s" for way, s in times.items()), flush=True
+        )
+    return found
+
+
+def mixing(options: argparse.Namespace) -> dict[str, Any]:
+    spec, models, replays = aggregation.make_problem(load_dataset("fashion-mnist", data_root=options.data_root))
+    rng = torch.Generator().manual_seed(3)
+    found: dict[str, Any] = {}
+    for fleet in (10, 100, 1000):
+        noisy = [
+            {name: _near(tensor, rng) for name, tensor in models[place % len(models)].items()} for place in range(fleet)
+        ]
+        solved = min(fleet, 100)
+        counts = [{class_id % 10: 50, (class_id + 1) % 10: 50} for class_id in range(fleet)]
+        near = nearest(counts, aggregation.NEAREST - 1)
+        for precision in ("float32", "bfloat16"):
+            search = WeightSearch(
+                num_epochs=aggregation.EPOCHS,
+                batch_size=aggregation.BATCH_SIZE,
+                learning_rate=aggregation.PRESET_STEP,
+                momentum=aggregation.PRESET_MOMENTUM,
+                precision=precision,
+            )
+            for device, together, number in ((GPU, True, solved), (GPU, False, 10), (CPU, False, 2)):
+                stacked = StackedParameters([{k: t.to(device) for k, t in one.items()} for one in noisy])
+                asked = [(place, _on(replays[place % len(replays)][1], device)) for place in range(number)]
+                solve = functools.partial(personalise_all, spec, stacked, asked, search, near=near, together=together)
+                solve(torch.Generator().manual_seed(7))  # warms up
+                began = time.perf_counter()
+                mixtures = solve(torch.Generator().manual_seed(7))
+                seconds = (time.perf_counter() - began) / number
+                loss = statistics.mean(mixture.loss for mixture in mixtures[:2])
+                name = f"{fleet} clients, {precision}, {device.type}, {'as one' if together else 'one by one'}"
+                found[name] = {"seconds_a_client": seconds, "solved": number, "mean_loss_of_two": loss}
+                print(f"Eq. 3, {name}: {1e3 * seconds:.1f} ms a client, mean loss of two {loss:.4f}", flush=True)
+    return found
+
+
+def _near(tensor: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    return tensor + 1e-4 * torch.randn(tensor.shape, generator=rng) if tensor.is_floating_point() else tensor
+
+
+def _on(replay: Replay, device: torch.device) -> Replay:
+    return Replay(replay.images.to(device), replay.labels.to(device), replay.num_tries, replay.num_filled)
+
+
+def rounds(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, Children(Path(folder)) as children:
+        running = {}
+        for method in SIMULATED:
+            out = Path(folder) / method
+            command = ["fleet-sim", method, "--settings", "small", "--rounds", "2", "--workers", "1", "--threads", "1"]
+            command += ["--data-root", str(options.data_root)] if options.data_root else []
+            # One after the other on the GPU, beside which the cores compute theirs.
+            running[method] = children.start(f"{method}-cpu", [*command, "--out", f"{out}-cpu"]), time.monotonic()
+            began = time.monotonic()
+            child = children.start(f"{method}-cuda", [*command, "--torch-device", "cuda", "--out", f"{out}-cuda"])
+            child.process.wait(LIMIT_S)
+            found[method] = {"cuda": _simulated(Path(f"{out}-cuda"), time.monotonic() - began, child.log)}
+            print(f"rounds, {method}: {found[method]}", flush=True)
+        for method, (child, began) in running.items():
+            child.process.wait(LIMIT_S)
+            found[method]["cpu"] = _simulated(Path(folder) / f"{method}-cpu", time.monotonic() - began, child.log)
+            print(f"rounds, {method}: {found[method]}", flush=True)
+    return found
+
+
+def _simulated(out: Path, seconds: float, log: Path) -> dict[str, Any]:
+    try:
+        (path,) = out.rglob("result.json")
+    except ValueError:
+        return {"failed": log.read_text()[-500:]}
+    told = ("accuracy", "round_s", "aggregate_s")
+    found = {name: [one[name] for one in json.loads(path.read_text())["rounds"]] for name in told}
+    return {"seconds_with_start": seconds, **found}
+
+
+def compared_latency(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    spec, rng = latency.SPEC, torch.Generator().manual_seed(0)
+    models = {
+        "task model": (build_task_model(spec), task_graph(spec), spec.image_shape),
+        "sub-generator": (build_generator(spec), sub_generator_graph(spec), (LATENT_SIZE,)),
+    }
+    for name, (module, graph, shape) in models.items():
+        initialise(module, rng)
+        arrays = {key: tensor.numpy() for key, tensor in module.state_dict().items()}
+        began = time.perf_counter()
+        on_gpu = OnnxModel(graph, arrays, num_threads=1, providers=((CUDA, {}), "CPUExecutionProvider"))
+        load_s = time.perf_counter() - began
+        check_parity("cuda", on_gpu.run, eager_run(module), shape)
+        again = in_turns({"": lambda: OnnxModel(graph, arrays, num_threads=1, providers=(CUDA,))}, 3)[""]  # noqa: B023
+        found[name] = {"providers": on_gpu.active_providers, "first_load_s": load_s, "load_s": again}
+        on_cpu = OnnxModel(graph, arrays, num_threads=1)
+        for batch in (1, 16, 64):
+            x = np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
+            calls: dict[str, Callable[[], object]] = {
+                "cuda": functools.partial(on_gpu.run, x),
+                "cpu": functools.partial(on_cpu.run, x),
+            }
+            turns = latency.timed_turns(calls, 20)
+            found[name][f"batch {batch}"] = {way: statistics.median(seconds) for way, seconds in turns.items()}
+        print(f"latency, {name}: {found[name]}", flush=True)
+    return found
+
+
+def serving(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        device: serving_while_training.fleet(options.seconds, 30.0, "pfedgrp", device) for device in ("cuda", "cpu")
+    }
+
+
+def fleet(options: argparse.Namespace) -> dict[str, Any]:
+    return {device: _fleet_on(device, options.data_root) for device in ("cuda", "cpu")}
+
+
+def _fleet_on(device: str, data_root: Path | None) -> dict[str, Any]:
+    """Run a fleet with a round's rehearsal for each of its processes' device; returns rounds and accuracies."""
+    with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
+        folder = Path(name)
+        with Children(folder) as children:
+            command = ["aggregator", "serve", "--broker", broker.url, "--data-dir", str(folder / "aggregator")]
+            command += ["--clients", str(CLIENTS), "--min-clients", str(CLIENTS), "--rounds", str(ROUNDS)]
+            command += ["--method", "pfedgrp", "--settings", "demo", "--threads", "1", "--torch-device", device]
+            aggregator = children.start("aggregator", command)
+            for index in range(CLIENTS):
+                source = stream_source("demo", index, clients=CLIENTS, rounds=ROUNDS, seed=0, rate=100.0)
+                command = ["edge-client", "start", "--device", device, "--training-device", device, "--threads", "1"]
+                command += ["--broker", broker.url, "--client-id", f"c{index}", "--source", source]
+                command += ["--data-dir", str(folder / f"c{index}")]
+                command += ["--data-root", str(data_root)] if data_root else []
+                children.start(f"c{index}", command)
+            began = time.monotonic()
+            while not aggregator.is_over and time.monotonic() - began < LIMIT_S:
+                time.sleep(0.5)
+            seconds = time.monotonic() - began
+            record = FleetRecord(JournalTail(folder / "aggregator" / JOURNAL).new_events())
+            logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    found = {
+        "seconds": seconds,
+        "over": aggregator.process.returncode,
+        "round_s": [one.round_s for one in record.committed_rounds()],
+        "mean_accuracy": [one.mean_accuracy for one in record.committed_rounds()],
+        "log": [line for line in logs.splitlines() if "INFO" not in line.upper()[:60]][:30],
+    }
+    print(f"fleet on {device}: {found}", flush=True)
+    return found
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "parity": parity,
+    "latency": compared_latency,
+    "mixing": mixing,
+    "grouped": grouped,
+    "fleet": fleet,
+    "serving": serving,
+    "rounds": rounds,
+}
+
+
+def _why(error: Exception) -> str:
+    lines = traceback.format_exception(error)
+    return "".join(lines)[-1500:]
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    device, why = proved_device("auto")
+    print(f"auto: {device} {why}", flush=True)
+    result: dict[str, Any] = {"auto": str(device)}
+    if torch.cuda.is_available():
+        result["gpu"] = {
+            "name": torch.cuda.get_device_name(),
+            "bytes": torch.cuda.get_device_properties(0).total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    for part in options.parts:
+        began = time.monotonic()
+        try:
+            result[part] = PARTS[part](options)
+        except Exception as error:  # the machine is lent: what else can be measured is
+            result[part] = {"failed": _why(error)}
+            print(f"{part} failed: {_why(error)}", flush=True)
+        print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
+        if options.out is not None:  # whatever ends us later
+            Path(f"{options.out}.part").write_text(json.dumps(result))
+    return result
+
+
+if __name__ == "__main__":
+    run(measure, __doc__, parts=(list(PARTS), "what to measure"), repeats=3, seconds=40.0, threads=1, data_root=None)

@@ -1,0 +1,112 @@
+"""Mixtures for a whole fleet (Eq. 3 of pFedGRP): whose models each takes, and which clients are solved for at once.
+
+Axes: N clients that mix, M clients that are mixed for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from replayfleet.federation.methods.kit.each import by_groups, each
+from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.steps.personalise import (
+    Mixture,
+    StackedParameters,
+    WeightSearch,
+    personalised_weights,
+)
+from replayfleet.federation.methods.steps.personalise_together import MixtureJob, mixtures_together
+from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.models.specs import TaskSpec
+
+AT_ONCE = 32
+"""Clients whose descents run as one: more fill no GPU that we know any better, and bound its memory."""
+
+
+def personalise_all(  # noqa: PLR0913  # the last three have defaults
+    spec: TaskSpec,
+    stacked: StackedParameters,
+    replays: Sequence[tuple[int, Replay]],
+    search: WeightSearch,
+    rng: torch.Generator,
+    trusted: Sequence[int] | None = None,
+    near: Sequence[Sequence[int]] | None = None,
+    *,
+    together: bool | None = None,
+) -> list[Mixture]:
+    """Return Eq. 3's mixture for each of M (own index, replay); the N models are stacked once for all.
+
+    Every client gets a generator of its own split off ``rng``, so one client's replay never changes another's weights.
+
+    Args:
+        spec: the task.
+        stacked: the N models to mix.
+        replays: (which of them is the client's own, labelled images that stand for its distribution), for M clients.
+        search: length and step size of the descents.
+        rng: draws the order of samples.
+        trusted: which of the N may take part in everybody's mixture, rising; None means all. In its own client's a
+            model always may: that harms nobody else. The others' weights are 0.
+        near: for each of the N clients those of whom its mixture may take; None means all.
+        together: solve for several clients as one, which differs in rounding. None does so on a GPU.
+    """
+    shared_places = tuple(trusted if trusted is not None else range(len(stacked)))
+    shared = stacked.only(shared_places)
+    places_of: list[tuple[int, ...]] = []
+    jobs: list[MixtureJob] = []
+    for own_index, replay in replays:
+        allowed = shared_places if near is None else set(shared_places).intersection(near[own_index])
+        places = tuple(sorted({*allowed, own_index}))
+        members = shared if places == shared_places else stacked.only(places)
+        places_of.append(places)
+        jobs.append(MixtureJob(members, places.index(own_index), replay, split_generator(rng)))
+
+    def alone(job: MixtureJob) -> Mixture:
+        return personalised_weights(spec, job.members, job.own_index, job.replay, search, job.rng)
+
+    def as_one(alike: list[MixtureJob]) -> list[Mixture]:
+        if len(alike) == 1:
+            return [alone(alike[0])]
+        portions = [alike[first : first + AT_ONCE] for first in range(0, len(alike), AT_ONCE)]
+        return [mixture for portion in portions for mixture in mixtures_together(spec, portion, search)]
+
+    if together is None:
+        together = any(replay.images.device.type != "cpu" for _, replay in replays)
+    found = (
+        by_groups(jobs, lambda job: (len(job.replay.labels), len(job.members)), as_one)
+        if together
+        else each(alone, jobs)
+    )
+    return [
+        replace(mixture, weights=_spread(mixture, places, len(stacked)))
+        for mixture, places in zip(found, places_of, strict=True)
+    ]
+
+
+def _spread(mixture: Mixture, places: Sequence[int], num: int) -> torch.Tensor:
+    spread = torch.zeros(num)
+    spread[list(places)] = mixture.weights
+    return spread
+
+
+def nearest(counts: Sequence[Mapping[int, int]], number: int) -> list[tuple[int, ...]]:
+    """Return for each client the others whose classes are most alike, rising: by total variation of their shares.
+
+    Eq. 3 asks for a model that is good at the client's own classes, so those who met the same have most to give.
+
+    Args:
+        counts: class id -> samples, of N clients.
+        number: how many others; of clients equally near the first.
+    """
+    classes = sorted({class_id for own in counts for class_id in own})
+    met = torch.tensor([[own.get(class_id, 0) for class_id in classes] for own in counts], dtype=torch.float64)
+    shares = met / met.sum(dim=1, keepdim=True).clamp_min(1)
+    found = []
+    for place, own in enumerate(shares):
+        apart = (shares - own).abs().sum(dim=1)
+        apart[place] = math.inf
+        found.append(tuple(sorted(apart.argsort(stable=True)[: min(number, len(counts) - 1)].tolist())))
+    return found
