@@ -49,7 +49,7 @@ from replayfleet.scripts.launch.processes import Children
 from replayfleet.scripts.launch.record import JOURNAL, FleetRecord, JournalTail
 from tests.support.method_rounds import VARIANTS, method_named, on_the_cpu, rounds_on, toy_rounds
 
-GPU = torch.device("cuda")
+GPU = torch.device("cuda", 0)
 SIMULATED = ("fedavg", "pfedgrp", "pfedgrp-plus", "mfcl", "lander", "fedcil")
 CLIENTS, ROUNDS = 3, 2
 LIMIT_S = 150.0
@@ -211,7 +211,7 @@ def serving(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def fleet(options: argparse.Namespace) -> dict[str, Any]:
-    return {device: _fleet_on(device, options.data_root) for device in ("cuda", "cpu")}
+    return {device: _fleet_on(device, options.data_root) for device in options.devices}
 
 
 def _fleet_on(device: str, data_root: Path | None) -> dict[str, Any]:
@@ -288,4 +288,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(measure, __doc__, parts=(list(PARTS), "what to measure"), repeats=3, seconds=40.0, threads=1, data_root=None)
+    run(
+        measure,
+        __doc__,
+        parts=(list(PARTS), "what to measure"),
+        devices=(["cuda", "cpu"], "of the fleets"),
+        repeats=3,
+        seconds=40.0,
+        threads=1,
+        data_root=None,
+    )
