@@ -205,9 +205,8 @@ def compared_latency(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def serving(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        device: serving_while_training.fleet(options.seconds, 30.0, "pfedgrp", device) for device in ("cuda", "cpu")
-    }
+    measured = serving_while_training.fleet
+    return {device: measured(options.seconds, 30.0, "pfedgrp", device) for device in options.devices}
 
 
 def fleet(options: argparse.Namespace) -> dict[str, Any]:
