@@ -36,7 +36,6 @@ from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.placement import CPU, proved_device
-from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.replay import Replay
@@ -47,7 +46,7 @@ from replayfleet.models.specs import LATENT_SIZE
 from replayfleet.scripts.launch.plan import stream_source
 from replayfleet.scripts.launch.processes import Children
 from replayfleet.scripts.launch.record import JOURNAL, FleetRecord, JournalTail
-from tests.support.method_rounds import VARIANTS, method_named, on_the_cpu, rounds_on, toy_rounds
+from tests.support.method_rounds import VARIANTS, apart, method_named, on_the_cpu, rounds_on, toy_rounds
 
 GPU = torch.device("cuda", 0)
 SIMULATED = ("fedavg", "pfedgrp", "pfedgrp-plus", "mfcl", "lander", "fedcil")
@@ -69,21 +68,11 @@ def parity(_options: argparse.Namespace) -> dict[str, Any]:
         else:
             there, here = held["cuda"], held["cpu"]
             answers = [one[-1].parameter_sets["answers"][""].argmax(dim=1) for one in (there, here)]
-            apart = max(_apart(one, other) for one, other in zip(there[:-1], here[:-1], strict=True))
+            distance = max(apart(one, other) for one, other in zip(there[:-1], here[:-1], strict=True))
             agree = float((answers[0] == answers[1]).double().mean())
-            found[name] = {"apart": apart, "agree": agree, "seconds": seconds}
+            found[name] = {"apart": distance, "agree": agree, "seconds": seconds}
         print(f"parity, {name}: {found[name]}", flush=True)
     return found
-
-
-def _apart(one: Artefacts, other: Artefacts) -> float:
-    """Return the largest distance of two parameter sets, of the second's length."""
-    largest = 0.0
-    for name, parameters in other.parameter_sets.items():
-        mine = torch.cat([one.parameter_sets[name][key].double().flatten() for key in parameters])
-        theirs = torch.cat([tensor.double().flatten() for tensor in parameters.values()])
-        largest = max(largest, float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12)))
-    return largest
 
 
 def grouped(options: argparse.Namespace) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from replayfleet.federation.simulator.measures.metrics import LATE_ROUNDS
 from replayfleet.federation.simulator.records import ClientRecord, RoundRecord
 from replayfleet.federation.simulator.result import Part
 from replayfleet.federation.simulator.tables.paper import EXPERIMENTS
+from replayfleet.federation.simulator.tables.report import machine
 from replayfleet.scripts.experiments.raw_results import Raw, unpacked
 from replayfleet.scripts.experiments.reproduce import BLOCKS
 
@@ -40,8 +41,9 @@ didn't train its models to the end: [experiments](experiments.md).
 AA and AR: mean accuracy and mean regret against Centralized over all rounds, in percent ([metrics](metrics.md));
 AA{late} and AR{late}: over the last {late}. Unfinished runs count with the rounds that they made, and say how many.
 Just met and long ago: accuracy on classes that a client met in the round, and on those that it met last at least {old}
-rounds ago. CPU time is that of training and aggregation, without evaluation. Of everything: bytes that travelled, of
-those that sending all its models and sub-generators in every round as float32 would take.
+rounds ago. CPU time is that of training and aggregation, without evaluation; it and the samples are those of seeds that
+ran without a GPU. Of everything: bytes that travelled, of those that sending all its models and sub-generators in every
+round as float32 would take.
 """
 
 _T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
@@ -235,6 +237,12 @@ def _numbers(same: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
 
 
 def _costs(raws: Sequence[Raw]) -> list[str]:
+    """Return what runs took; minutes and steps are those of a processor: on a GPU clients train in step, uncounted."""
+    bare = [raw for raw in raws if "gpu" not in raw.hardware]
+    return [*(_work(bare) if bare else ["-"] * 3), *_traffic(raws)]
+
+
+def _work(raws: Sequence[Raw]) -> list[str]:
     everyone = [client for raw in raws for record in raw.rounds for client in record.clients.values()]
     share = 1 / len(raws)
 
@@ -244,10 +252,16 @@ def _costs(raws: Sequence[Raw]) -> list[str]:
     aggregation = share * sum(record.aggregate_cpu_s for raw in raws for record in raw.rounds) / 60
     total = sum(minutes(part) for part in {part for client in everyone for part in client.cpu_s}) + aggregation
     steps = share * sum(sum(client.sample_steps.values()) for client in everyone) / 1e6
+    parts = f"{minutes('task model'):.1f} / {minutes('sub-generators'):.1f} / {aggregation:.1f}"
+    return [f"{total:.1f}", parts, f"{steps:.2f}"]
+
+
+def _traffic(raws: Sequence[Raw]) -> list[str]:
+    everyone = [client for raw in raws for record in raw.rounds for client in record.clients.values()]
+    share = 1 / len(raws)
     up, down = (share * sum(getattr(client, f"bytes_{way}") for client in everyone) / 1e6 for way in ("up", "down"))
     whole = share * sum(client.bytes_up_everything + client.bytes_down_everything for client in everyone) / 1e6
-    parts = f"{minutes('task model'):.1f} / {minutes('sub-generators'):.1f} / {aggregation:.1f}"
-    return [f"{total:.1f}", parts, f"{steps:.2f}", f"{up:.1f}", f"{down:.1f}", f"{100 * (up + down) / whole:.1f} %"]
+    return [f"{up:.1f}", f"{down:.1f}", f"{100 * (up + down) / whole:.1f} %"]
 
 
 def _floors(runs: Sequence[Found]) -> list[str]:
@@ -373,7 +387,7 @@ def _commands(runs: Sequence[Found]) -> list[str]:
     ]
     lines += ["```sh", *dict.fromkeys(found.raw.spoken_command() for found in runs), "```", ""]
     makers = [part for found in runs for part in _makers(found.raw)]
-    machines = sorted({f"{hardware.get('processor')}, {hardware.get('num_cores')} cores" for hardware, _, _ in makers})
+    machines = sorted({machine(hardware) for hardware, _, _ in makers})
     versions = sorted({", ".join(f"{key} {value}" for key, value in sorted(own.items())) for _, own, _ in makers})
     commits = sorted({commit or "no checkout" for _, _, commit in makers})
     return [*lines, *(f"- {', '.join(texts)}" for texts in (machines, versions, commits))] if runs else []

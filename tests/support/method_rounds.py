@@ -88,3 +88,13 @@ def on_the_cpu(one: Artefacts) -> Artefacts:
 def toy_rounds() -> list[RoundData]:
     """Return the data of two clients in two rounds."""
     return [toy_data({c: 6, c + 1: 5}, seed=c) for c in (0, 1, 2, 0)]
+
+
+def apart(one: Artefacts, other: Artefacts) -> float:
+    """Return the largest distance of a parameter set from that of the same name, of the second's length."""
+    largest = 0.0
+    for name, parameters in other.parameter_sets.items():
+        mine = torch.cat([one.parameter_sets[name][key].double().flatten() for key in parameters])
+        theirs = torch.cat([tensor.double().flatten() for tensor in parameters.values()])
+        largest = max(largest, float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12)))
+    return largest

@@ -30,7 +30,7 @@ def device_type(name: str) -> str:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device ``name``.
+    """Return the device ``name``, as tensors on it call it: ``cuda`` is ``cuda:0``, which some of PyTorch insists on.
 
     Raises:
         SettingsError: PyTorch knows no such device, or this machine has none.
@@ -39,7 +39,7 @@ def torch_device(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "meta":
             raise RuntimeError("it computes nothing")
-        torch.empty(0, device=device)
+        device = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # PyTorch built without CUDA asserts
         raise _unusable(name, error) from error
     return device

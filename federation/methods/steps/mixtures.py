@@ -71,7 +71,13 @@ def personalise_all(  # noqa: PLR0913  # the last three have defaults
         if len(alike) == 1:
             return [alone(alike[0])]
         portions = [alike[first : first + AT_ONCE] for first in range(0, len(alike), AT_ONCE)]
-        return [mixture for portion in portions for mixture in mixtures_together(spec, portion, search)]
+        begun = [job.rng.get_state() for job in alike]
+        try:
+            return [mixture for portion in portions for mixture in mixtures_together(spec, portion, search)]
+        except RuntimeError:  # of a package's task model that vmap can't take, or of too little memory for so many
+            for job, state in zip(alike, begun, strict=True):
+                job.rng.set_state(state)
+            return [alone(job) for job in alike]
 
     if together is None:
         together = any(replay.images.device.type != "cpu" for _, replay in replays)

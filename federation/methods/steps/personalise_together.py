@@ -51,7 +51,13 @@ class MixtureJob:
 
 
 def mixtures_together(spec: TaskSpec, jobs: Sequence[MixtureJob], search: WeightSearch) -> list[Mixture]:
-    """Return the mixture of each job; all have equally many members and samples."""
+    """Return the mixture of each job; all have equally many members and samples.
+
+    Raises:
+        ValueError: A replay is empty.
+    """
+    if len(jobs[0].replay.labels) == 0:
+        raise ValueError("personalised weights need at least one replayed sample")
     clients = _Clients(spec, jobs)
     num_samples, num_sets = len(jobs[0].replay.labels), len(jobs[0].members)
     weights = clients.uniform

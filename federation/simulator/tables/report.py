@@ -286,7 +286,7 @@ class Report:
             return []
         makers = [maker for result in results for maker in _makers(result)]
         commits = sorted({maker.commit or "no checkout" for maker in makers})
-        machines = sorted({_machine(maker.hardware) for maker in makers})
+        machines = sorted({machine(maker.hardware) for maker in makers})
         versions = sorted({f"torch {m.versions.get('torch')}, Python {m.versions.get('python')}" for m in makers})
         return ["## Made with", "", *(f"- {', '.join(texts)}" for texts in (commits, machines, versions)), ""]
 
@@ -351,7 +351,8 @@ def _makers(result: Result) -> Sequence[Result | Part]:
     return [result]
 
 
-def _machine(hardware: Mapping[str, Any]) -> str:
+def machine(hardware: Mapping[str, Any]) -> str:
+    """Return in words what a run computed on."""
     text = f"{hardware.get('processor')}, {hardware.get('num_cores')} cores"
     return f"{text}, {hardware['gpu']} with CUDA {hardware.get('cuda')}" if "gpu" in hardware else text
 

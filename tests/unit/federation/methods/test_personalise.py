@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
+from replayfleet.federation.methods.steps import mixtures
 from replayfleet.federation.methods.steps.averaging import project_to_simplex, weighted_average
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
-from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch, personalised_weights
+from replayfleet.federation.methods.steps.personalise import (
+    Mixture,
+    StackedParameters,
+    WeightSearch,
+    personalised_weights,
+)
+from replayfleet.federation.methods.steps.personalise_together import MixtureJob, mixtures_together
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.federation.methods.steps.task_model import Optimisation, judge_with, train_task_model
 from replayfleet.models.build import build_task_model, initialise
@@ -195,9 +203,12 @@ def test_one_clients_replay_never_changes_anothers_weights(experts: list[dict[st
 
 
 def test_an_empty_replay_is_refused(experts: list[dict[str, torch.Tensor]]) -> None:
+    rng = torch.Generator()
     empty = Replay(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64), 0, 0)
     with pytest.raises(ValueError, match="at least one"):
-        personalised_weights(TOY, StackedParameters(experts), 0, empty, SEARCH, torch.Generator())
+        personalised_weights(TOY, StackedParameters(experts), 0, empty, SEARCH, rng)
+    with pytest.raises(ValueError, match="at least one"):
+        personalise_all(TOY, StackedParameters(experts), [(0, empty), (1, empty)], SEARCH, rng, together=True)
 
 
 def test_a_model_that_is_not_trusted_takes_part_in_its_own_client_s_mixture_alone(
@@ -271,15 +282,31 @@ def test_clients_at_once_get_what_each_gets_alone(
 def test_a_client_whose_replay_is_nan_spoils_nobody_who_is_solved_for_with_it(
     experts: list[dict[str, torch.Tensor]],
 ) -> None:
-    spoilt = replay_of({0: 20, 1: 20})
+    stacked, good, spoilt = StackedParameters(experts), replay_of({2: 20, 3: 20}), replay_of({0: 20, 1: 20})
     spoilt.images[3, 0, 0, 0] = torch.nan
-    replays = [(0, replay_of({2: 20, 3: 20})), (1, spoilt)]
+    jobs = [
+        MixtureJob(stacked, place, own, torch.Generator().manual_seed(0)) for place, own in enumerate((good, spoilt))
+    ]
+    first, second = mixtures_together(TOY, jobs, SEARCH)
+    alone = personalised_weights(TOY, stacked, 0, good, SEARCH, torch.Generator().manual_seed(0))
+    assert torch.allclose(first.weights, alone.weights, atol=1e-3)
+    assert bool(second.weights.isfinite().all())
+    assert second.weights.sum().item() == pytest.approx(1)
+
+
+def test_clients_that_cannot_be_solved_for_at_once_are_solved_for_one_by_one(
+    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_spec: object, jobs: Sequence[MixtureJob], _search: WeightSearch) -> list[Mixture]:
+        torch.randperm(8, generator=jobs[0].rng)
+        raise RuntimeError("vmap: It looks like you're calling .item() on a Tensor")
+
+    monkeypatch.setattr(mixtures, "mixtures_together", fails)
+    replays = [(place, replay_of({0: 12, 2: 12}, seed=place)) for place in range(2)]
     once, alone = (
         personalise_all(
             TOY, StackedParameters(experts), replays, SEARCH, torch.Generator().manual_seed(0), together=way
         )
         for way in (True, False)
     )
-    assert torch.allclose(once[0].weights, alone[0].weights, atol=1e-3)
-    assert bool(once[1].weights.isfinite().all())
-    assert once[1].weights.sum().item() == pytest.approx(1)
+    assert all(torch.equal(one.weights, other.weights) for one, other in zip(once, alone, strict=True))
