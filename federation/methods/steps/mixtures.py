@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,14 @@ from replayfleet.models.specs import TaskSpec
 
 AT_ONCE = 32
 """Clients whose descents run as one: more fill no GPU that we know any better, and bound its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    places: tuple[int, ...]
+    own_index: int
+    replay: Replay
+    rng: torch.Generator
 
 
 def personalise_all(  # noqa: PLR0913  # the last three have defaults
@@ -55,40 +63,44 @@ def personalise_all(  # noqa: PLR0913  # the last three have defaults
     """
     shared_places = tuple(trusted if trusted is not None else range(len(stacked)))
     shared = stacked.only(shared_places)
-    places_of: list[tuple[int, ...]] = []
-    jobs: list[MixtureJob] = []
+    wishes: list[_Wish] = []
     for own_index, replay in replays:
         allowed = shared_places if near is None else set(shared_places).intersection(near[own_index])
-        places = tuple(sorted({*allowed, own_index}))
-        members = shared if places == shared_places else stacked.only(places)
-        places_of.append(places)
-        jobs.append(MixtureJob(members, places.index(own_index), replay, split_generator(rng)))
+        wishes.append(_Wish(tuple(sorted({*allowed, own_index})), own_index, replay, split_generator(rng)))
 
-    def alone(job: MixtureJob) -> Mixture:
+    def made(wish: _Wish) -> MixtureJob:  # for as long as it is solved for: a thousand clients' matrices are 28 GB
+        members = shared if wish.places == shared_places else stacked.only(wish.places)
+        return MixtureJob(members, wish.places.index(wish.own_index), wish.replay, wish.rng)
+
+    def alone(wish: _Wish) -> Mixture:
+        job = made(wish)
         return personalised_weights(spec, job.members, job.own_index, job.replay, search, job.rng)
 
-    def as_one(alike: list[MixtureJob]) -> list[Mixture]:
+    def as_one(alike: list[_Wish]) -> list[Mixture]:
         if len(alike) == 1:
             return [alone(alike[0])]
         portions = [alike[first : first + AT_ONCE] for first in range(0, len(alike), AT_ONCE)]
-        begun = [job.rng.get_state() for job in alike]
+        return [mixture for portion in portions for mixture in at_once(portion)]
+
+    def at_once(portion: list[_Wish]) -> list[Mixture]:
+        begun = [wish.rng.get_state() for wish in portion]
         try:
-            return [mixture for portion in portions for mixture in mixtures_together(spec, portion, search)]
+            return mixtures_together(spec, [made(wish) for wish in portion], search)
         except RuntimeError:  # of a package's task model that vmap can't take, or of too little memory for so many
-            for job, state in zip(alike, begun, strict=True):
-                job.rng.set_state(state)
-            return [alone(job) for job in alike]
+            for wish, state in zip(portion, begun, strict=True):
+                wish.rng.set_state(state)
+            return [alone(wish) for wish in portion]
 
     if together is None:
         together = any(replay.images.device.type != "cpu" for _, replay in replays)
     found = (
-        by_groups(jobs, lambda job: (len(job.replay.labels), len(job.members)), as_one)
+        by_groups(wishes, lambda wish: (len(wish.replay.labels), len(wish.places)), as_one)
         if together
-        else each(alone, jobs)
+        else each(alone, wishes)
     )
     return [
-        replace(mixture, weights=_spread(mixture, places, len(stacked)))
-        for mixture, places in zip(found, places_of, strict=True)
+        replace(mixture, weights=_spread(mixture, wish.places, len(stacked)))
+        for mixture, wish in zip(found, wishes, strict=True)
     ]
 
 

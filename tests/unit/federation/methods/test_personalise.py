@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -248,6 +249,28 @@ def test_a_mixture_takes_of_the_near_alone_and_nobody_stacks_the_others(experts:
     assert found.weights[1].item() == 0.0  # though it alone knows these classes
     assert found.weights.sum().item() == pytest.approx(1.0)
     assert "matrix" not in vars(stacked)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_one_client_s_mixture_takes_isnt_held_while_others_are_solved_for(
+    experts: list[dict[str, torch.Tensor]], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[weakref.ref[StackedParameters]] = []
+    held: list[int] = []
+    only = StackedParameters.only
+
+    def counted(stacked: StackedParameters, places: Sequence[int]) -> StackedParameters:
+        held.append(sum(one() is not None for one in stacks))
+        made = only(stacked, places)
+        stacks.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(StackedParameters, "only", counted)
+    monkeypatch.setattr(mixtures, "AT_ONCE", 2)
+    replays = [(0, replay_of({0: 4, 1: 4}, seed=seed)) for seed in range(8)]
+    short, rng = replace(SEARCH, num_epochs=1), torch.Generator().manual_seed(0)
+    personalise_all(TOY, StackedParameters(experts), replays, short, rng, None, [(1,), (0,), (0,)], together=together)
+    assert max(held) <= 4  # everybody's, and those of two clients
 
 
 def test_having_everybody_near_changes_no_bit(experts: list[dict[str, torch.Tensor]]) -> None:
