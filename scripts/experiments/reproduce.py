@@ -250,6 +250,7 @@ def write_table(block: Block, choice: Choice) -> list[Path]:
 @click.option("--blocks", default="", help="Comma-separated names; all without.")
 @click.option("--minutes", type=click.FloatRange(min=0), default=None, help="Begin no round that would end later.")
 @click.option("--jobs", "num_jobs", type=click.IntRange(1), default=2, help="Runs at a time, with one client each.")
+@click.option("--torch-device", default="cpu", help="Where methods compute; what is finished counts wherever it ran.")
 @click.option("--data-root", type=click.Path(path_type=Path), default=None, help="Folder of data sets.")
 @click.option("--pack", "packed", type=NEW_FILE, default=None, help="Write all raw results to this file at the end.")
 @click.option("--dry-run", is_flag=True, help="Say what is left, and stop.")
@@ -258,6 +259,7 @@ def reproduce(  # options
     blocks: str,
     minutes: float | None,
     num_jobs: int,
+    torch_device: str,
     data_root: Path | None,
     packed: Path | None,
     *,
@@ -266,7 +268,9 @@ def reproduce(  # options
     """Run the experiments behind docs/results.md that are left; exit code 3: the same command goes on."""
     let_idle_threads_sleep()
     wanted = [block for block in BLOCKS if not blocks or block.name in blocks.split(",")]
-    choices = {block.name: choice_of(block, out, data_root=data_root, workers=1) for block in wanted}
+    choices = {
+        block.name: choice_of(block, out, data_root=data_root, torch_device=torch_device, workers=1) for block in wanted
+    }
     runs = {block.name: planned(block, choices[block.name]) for block in wanted}
     everything = [run for own in runs.values() for run in own]
     to_do = [*distinct(everything, State.BEGUN), *distinct(everything, State.MISSING)]

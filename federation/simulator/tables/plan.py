@@ -210,7 +210,7 @@ class Planner:
         except (SettingsError, ModuleNotFoundError) as error:
             spec = self._spec(name, {}, column, seed)
             return PlannedRun(row=row, column=column, spec=spec, state=State.IMPOSSIBLE, problem=str(error))
-        finished = self._finished.get(identity)
+        finished = self._finished.get(_without_machine(identity))
         folder = finished or self._choice.out / "runs" / named / column.scenario / column.dataset / f"seed-{seed}"
         spec = dataclasses.replace(spec, out=folder)
         state, problem = State.FINISHED if finished else State.MISSING, ""
@@ -222,7 +222,12 @@ class Planner:
             state = State.BEGUN
             spec = dataclasses.replace(spec, threads=earlier["num_threads"], resume=True)
         elif earlier is not None:
-            differs = difference({**earlier, "num_threads": None}, {**json.loads(identity), "num_threads": None})
+            one, other = (
+                {"torch_device": "cpu", **run, "num_threads": None} for run in (earlier, json.loads(identity))
+            )
+            if one["torch_device"] != other["torch_device"]:
+                one["in_step"] = other["in_step"] = None  # which follows from it
+            differs = difference(one, other)
             state, problem = State.IMPOSSIBLE, f"{folder} holds another run: {differs}; choose another --out"
         if state in {State.BEGUN, State.MISSING} and self._device_problem:
             state, problem = State.IMPOSSIBLE, self._device_problem
@@ -350,7 +355,7 @@ def _finished_below(out: Path) -> dict[str, Path]:
     finished = {}
     for path in sorted(out.glob(f"runs/*/*/*/seed-*/{RESULT}")):
         with contextlib.suppress(SettingsError):  # a damaged one is made again, from the rounds beside it
-            finished[_key(read_json(path, _Known).run)] = path.parent
+            finished[_without_machine(_key(read_json(path, _Known).run))] = path.parent
     return finished
 
 
@@ -360,6 +365,11 @@ def _earlier_run(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return read_json(folder / RESULT, _Known).run if (folder / RESULT).exists() else None
     return read_json(path, dict[str, Any])
+
+
+def _without_machine(key: str) -> str:
+    """Return what a finished run is known by: on a GPU, or in step, it would differ in rounding."""
+    return _key({name: value for name, value in json.loads(key).items() if name not in {"torch_device", "in_step"}})
 
 
 def _key(run: Mapping[str, Any]) -> str:

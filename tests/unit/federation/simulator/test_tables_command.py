@@ -261,6 +261,26 @@ def test_what_ran_on_a_gpu_is_read_where_there_is_none_but_nothing_else_can_run(
     assert "`nudge`, not in the paper's table" in text
 
 
+def test_a_run_that_ended_on_a_gpu_counts_here_and_one_that_began_there_is_not_gone_on_with(
+    table: Table, tmp_path: Path
+):
+    arguments = ["1", "--methods", "nudge", "--scenario", "gradual", *SIZE]
+    table(*arguments)
+    path = tmp_path / "out/runs/nudge/gradual/fashion-mnist/seed-0/result.json"
+    result = json.loads(path.read_text())
+    there = {**result["run"], "torch_device": "cuda", "in_step": True}
+    path.write_text(json.dumps({**result, "run": there}))
+    asked = choice(tmp_path, scenarios=("gradual",))
+    (run,) = Planner(asked).runs(paper_table("1"))
+    assert run.state is State.FINISHED
+    path.unlink()
+    (path.parent / "state").mkdir(exist_ok=True)
+    (path.parent / plan._RUN).write_text(json.dumps(there))
+    (run,) = Planner(asked).runs(paper_table("1"))
+    assert run.state is State.IMPOSSIBLE
+    assert "torch_device was 'cuda', is now 'cpu'" in run.problem
+
+
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
