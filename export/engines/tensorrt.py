@@ -1,4 +1,4 @@
-"""TensorRT's engines, through ONNX Runtime. Written from documentation: no GPU was at hand, none of this ran on one.
+"""TensorRT's engines, through ONNX Runtime. Written from documentation: none of this ran on a GPU.
 
 ONNX Runtime compiles while it makes the session, as the batch profile is explicit, and writes what came of it to the
 engine's folder; a session that finds it there takes it, in seconds.

@@ -237,8 +237,8 @@ def _numbers(same: Sequence[Found], upper: Mapping[int, Raw]) -> list[str]:
 
 
 def _costs(raws: Sequence[Raw]) -> list[str]:
-    """Return what runs took; minutes and steps are those of a processor: on a GPU clients train in step, uncounted."""
-    bare = [raw for raw in raws if "gpu" not in raw.hardware]
+    """Return what runs took; minutes and steps are those of a processor: clients in step, on a GPU, aren't counted."""
+    bare = [raw for raw in raws if not any("gpu" in hardware for hardware, _, _ in _makers(raw))]
     return [*(_work(bare) if bare else ["-"] * 3), *_traffic(raws)]
 
 
@@ -390,7 +390,7 @@ def _commands(runs: Sequence[Found]) -> list[str]:
     machines = sorted({machine(hardware) for hardware, _, _ in makers})
     versions = sorted({", ".join(f"{key} {value}" for key, value in sorted(own.items())) for _, own, _ in makers})
     commits = sorted({commit or "no checkout" for _, _, commit in makers})
-    return [*lines, *(f"- {', '.join(texts)}" for texts in (machines, versions, commits))] if runs else []
+    return [*lines, *(f"- {'; '.join(texts)}" for texts in (machines, versions, commits))] if runs else []
 
 
 def _makers(raw: Raw) -> list[tuple[Mapping[str, Any], Mapping[str, str], str]]:

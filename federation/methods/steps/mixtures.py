@@ -5,6 +5,7 @@ Axes: N clients that mix, M clients that are mixed for.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,9 @@ from replayfleet.models.specs import TaskSpec
 
 AT_ONCE = 32
 """Clients whose descents run as one: more fill no GPU that we know any better, and bound its memory."""
+
+BYTES_AT_ONCE = 4 << 30
+"""Of models that clients mix, each others, and whose descents run as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,20 @@ def personalise_all(  # noqa: PLR0913  # the last three have defaults
     def as_one(alike: list[_Wish]) -> list[Mixture]:
         if len(alike) == 1:
             return [alone(alike[0])]
-        portions = [alike[first : first + AT_ONCE] for first in range(0, len(alike), AT_ONCE)]
+        own_bytes = 0 if alike[0].places == shared_places else len(alike[0].places) * stacked.num_bytes
+        most = min(AT_ONCE, max(1, BYTES_AT_ONCE // max(1, own_bytes)))
+        portions = [alike[first : first + most] for first in range(0, len(alike), most)]
         return [mixture for portion in portions for mixture in at_once(portion)]
 
     def at_once(portion: list[_Wish]) -> list[Mixture]:
         begun = [wish.rng.get_state() for wish in portion]
-        try:
+        # A package's task model may be one that vmap can't take, and memory too little for so many. What an attempt
+        # held is free once its exception is gone.
+        with contextlib.suppress(RuntimeError):
             return mixtures_together(spec, [made(wish) for wish in portion], search)
-        except RuntimeError:  # of a package's task model that vmap can't take, or of too little memory for so many
-            for wish, state in zip(portion, begun, strict=True):
-                wish.rng.set_state(state)
-            return [alone(wish) for wish in portion]
+        for wish, state in zip(portion, begun, strict=True):
+            wish.rng.set_state(state)
+        return [alone(wish) for wish in portion]
 
     if together is None:
         together = any(replay.images.device.type != "cpu" for _, replay in replays)

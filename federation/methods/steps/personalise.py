@@ -52,8 +52,17 @@ class StackedParameters:
     def __len__(self) -> int:
         return len(self._sets)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of a row of the matrix."""
+        return 4 * sum(self._sizes)
+
     @functools.cached_property
     def matrix(self) -> Tensor:
+        return self.rows()
+
+    def rows(self) -> Tensor:
+        """Return the matrix, made anew."""
         return torch.stack([torch.cat([own[name].flatten() for name in self._shapes]) for own in self._sets])
 
     def only(self, places: Sequence[int]) -> StackedParameters:

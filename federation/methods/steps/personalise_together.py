@@ -101,7 +101,7 @@ class _Clients:
     def __init__(self, spec: TaskSpec, jobs: Sequence[MixtureJob]) -> None:
         first = jobs[0].members
         alike = all(job.members is first for job in jobs)
-        self._matrices = first.matrix if alike else torch.stack([job.members.matrix for job in jobs])
+        self._matrices = first.matrix if alike else _stack([job.members for job in jobs])
         self._members = first
         self._images = torch.stack([job.replay.images for job in jobs])
         self._labels = torch.stack([job.replay.labels for job in jobs])
@@ -131,6 +131,15 @@ class _Clients:
         parts = [part.expand(len(weights), -1) for part in portions(everything)]
         sums = [self.losses(weights, part) * part.shape[1] for part in parts]
         return torch.stack(sums).sum(dim=0) / len(everything)
+
+
+def _stack(members: Sequence[StackedParameters]) -> Tensor:
+    """Return all their matrices, (M, N, P), of which one at a time is held twice."""
+    first = members[0].rows()
+    stacked = first.new_empty(len(members), *first.shape)
+    for place, one in enumerate(members):
+        stacked[place] = first if place == 0 else one.rows()
+    return stacked
 
 
 def _mean_of_last(trail: Sequence[Tensor], taken: Tensor, tail: int, otherwise: Tensor) -> Tensor:

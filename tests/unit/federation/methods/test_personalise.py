@@ -3,6 +3,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -333,3 +334,44 @@ def test_clients_that_cannot_be_solved_for_at_once_are_solved_for_one_by_one(
         for way in (True, False)
     )
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(once, alone, strict=True))
+
+
+def test_what_a_failed_attempt_held_is_free_before_clients_are_solved_for_one_by_one(
+    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[weakref.ref[StackedParameters]] = []
+    held: list[int] = []
+
+    def fails(_spec: object, jobs: Sequence[Any], _search: WeightSearch) -> list[Mixture]:
+        attempts.extend(weakref.ref(job.members) for job in jobs)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def alone(*arguments: Any) -> Mixture:
+        held.append(sum(one() is not None for one in attempts))
+        return personalised_weights(*arguments)
+
+    monkeypatch.setattr(mixtures, "mixtures_together", fails)
+    monkeypatch.setattr(mixtures, "personalised_weights", alone)
+    replays, near = [(0, replay_of({0: 4, 1: 4}, seed=seed)) for seed in range(3)], [(1,), (0,), (0,)]
+    rng = torch.Generator().manual_seed(0)
+    personalise_all(TOY, StackedParameters(experts), replays, SEARCH, rng, None, near, together=True)
+    assert held == [0, 0, 0]
+
+
+def test_as_many_clients_are_solved_for_at_once_as_their_models_have_room(
+    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def noted(spec: Any, jobs: Sequence[MixtureJob], search: WeightSearch) -> list[Mixture]:
+        sizes.append(len(jobs))
+        return mixtures_together(spec, jobs, search)
+
+    monkeypatch.setattr(mixtures, "mixtures_together", noted)
+    stacked, search = StackedParameters(experts), replace(SEARCH, num_epochs=1)
+    monkeypatch.setattr(mixtures, "BYTES_AT_ONCE", 2 * 2 * stacked.num_bytes)  # two clients that mix two each
+    replays, near = [(0, replay_of({0: 4, 1: 4}, seed=seed)) for seed in range(4)], [(1,), (0,), (0,)]
+    personalise_all(TOY, stacked, replays, search, torch.Generator().manual_seed(0), None, near, together=True)
+    assert sizes == [2, 2]
+    personalise_all(TOY, stacked, replays, search, torch.Generator().manual_seed(0), together=True)
+    assert sizes == [2, 2, 4], "everybody's are held once"
