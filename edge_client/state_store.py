@@ -21,7 +21,7 @@ import msgspec
 
 from replayfleet.devices.budget import Speed
 from replayfleet.federation.atomic import write_atomic
-from replayfleet.federation.errors import UNREADABLE, Reason
+from replayfleet.federation.errors import UNREADABLE, Reason, SettingsError
 from replayfleet.federation.service.disk import Disk
 from replayfleet.federation.service.fleet.growth import first_classes
 from replayfleet.federation.service.logs import EventLogger
@@ -405,8 +405,7 @@ class StateStore:
             return msgspec.msgpack.decode(data, type=kind)
         except UNREADABLE as error:
             if self._read_only:
-                log.error("record damaged", file=path, reason=error)
-                return None
+                raise SettingsError(f"{path} is damaged ({error})") from error
             log.error("record damaged", file=path, reason=error, next="going on with what the aggregator sends")
             self._remove(name)
             return None

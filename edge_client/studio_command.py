@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from replayfleet.edge_client.settings import Broker, ClientId, check_studio
+from replayfleet.federation.claimed import claimed
 from replayfleet.federation.help_groups import GroupedCommand
 from replayfleet.federation.paths import check_folder
 from replayfleet.federation.service.command import with_settings
@@ -67,6 +68,8 @@ def studio(settings: StudioSettings) -> None:
 
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
+        # A second one would take the first one's session at the broker, and lose it again.
+        stack.enter_context(claimed(settings.data_dir / DEVICES / settings.client_id, "--data-dir"))
         connect = connector.to(settings.broker, session_secret(settings.data_dir, settings.tls().key_file))
         there = RemoteStudio(settings.fleet, settings.client_id, connect, own, settings.data_dir / DEVICES)
         stack.callback(there.close)

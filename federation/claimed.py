@@ -14,13 +14,14 @@ LOCK = "lock"
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path, option: str = "--out") -> Iterator[None]:
     """Keep other processes out of a folder as long as the block lasts, or until this process is killed.
 
     Two that ran there would remove each other's files.
 
     Args:
         folder: made if it isn't there.
+        option: what names another.
 
     Raises:
         SettingsError: Another process runs there, or it can't be written.
@@ -29,12 +30,12 @@ def claimed(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = (folder / LOCK).open("a")
     except OSError as error:
-        raise SettingsError(f"{folder} can't be written ({error.strerror}); choose another --out") from error
+        raise SettingsError(f"{folder} can't be written ({error.strerror}); choose another {option}") from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SettingsError(
-                f"{folder} is in use: another process runs there; wait for it, stop it, or choose another --out"
+                f"{folder} is in use: another process runs there; wait for it, stop it, or choose another {option}"
             ) from None
         yield

@@ -354,8 +354,15 @@ def _blob(folder: Path, digest: str) -> bytes:
 
 
 def _role(folder: Path) -> str:
+    from replayfleet.federation.service.data_dir import FORMAT_VERSION
+
     marker = folder / "fleet.json"
-    return str(_json(marker).get("role")) if marker.is_file() else ""
+    if not marker.is_file():
+        return ""
+    found = _json(marker)
+    if found.get("format") != FORMAT_VERSION:
+        raise SettingsError(f"{marker}: format {found.get('format')}, this program reads {FORMAT_VERSION}")
+    return str(found.get("role"))
 
 
 def _json(path: Path) -> dict[str, Any]:

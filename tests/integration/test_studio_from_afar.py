@@ -184,6 +184,29 @@ def test_a_recorded_label_teaches_nothing_again_not_even_after_a_restart(yard: Y
     assert any("was restarted since this frame was shown" in one.error for one in answers)
 
 
+def test_a_recorded_question_brings_no_picture_after_a_restart(yard: Yard) -> None:
+    yard.device.see(1)
+    there = yard.studio()
+    there.state()
+    assert there.frozen("front", 1)
+    recorded = [payload for payload in yard.heard if not unseals(payload)][-1]
+    yard.shared.close()
+    yard.shared = yard.share()
+    yard.heard.clear()
+    yard.session.publish(TO_DEVICE, recorded)
+    yard.studio().state()
+    answers = [decode_answer(unseal(FROM_DEVICE, payload).frame) for payload in yard.heard if unseals(payload)]
+    assert [one.picture for one in answers] == [b"", b""]
+
+
+@pytest.mark.parametrize("held", ["", "ab" * 31, "nonsense"])
+def test_a_remembered_key_that_is_none_is_told_at_the_start(held: str, yard: Yard) -> None:
+    (yard.folder / "known").mkdir()
+    (yard.folder / "known" / "cam-1.key").write_text(held)
+    with pytest.raises(SettingsError, match=r"cam-1\.key: expected a device's key; remove it"):
+        yard.studio()
+
+
 def test_who_poses_as_the_device_is_not_believed(yard: Yard) -> None:
     there = yard.studio()
     there.state()
@@ -281,6 +304,9 @@ def test_the_command_over_a_real_broker(tmp_path: Path) -> None:
             text = log.read_text()
             key = text.split("--remote-operator: ")[1].split()[0]
             url = "http://" + text.split("http://")[1].split()[0].rstrip("/")
+            second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert second.returncode == 2
+            assert "is in use: another process runs there" in second.stderr
             refused = fetched(world, f"{url}/api/state")
             assert refused.status == 503
             assert f"--remote-operator {key}" in refused.data.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -168,10 +169,18 @@ def test_an_aggregator_without_its_tables_is_refused(database: bytes, data_dirs:
         open_run(data_dirs)
 
 
+@pytest.mark.parametrize("role", ["aggregator", "client"])
+def test_a_data_dir_of_another_format_is_refused(role: str, data_dirs: Path) -> None:
+    marker = data_dirs / role / "fleet.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "format": 99}))
+    with pytest.raises(replayfleet.SettingsError, match=r"fleet\.json: format 99, this program reads 1"):
+        open_run(data_dirs / role)
+
+
 def test_a_damaged_record_of_a_client_stays_for_the_client_to_find(data_dirs: Path) -> None:
     record = data_dirs / "client" / "state" / "held"
     record.write_bytes(b"damaged")
-    with pytest.raises(replayfleet.SettingsError, match="this client has no model yet"):
+    with pytest.raises(replayfleet.SettingsError, match=r"client/state/held is damaged \(digest doesn't match\)"):
         open_run(data_dirs / "client")
     assert record.read_bytes() == b"damaged"
     record.unlink()

@@ -26,6 +26,7 @@ from replayfleet.federation.wire.transport.interfaces import Connect, Session
 from replayfleet.federation.wire.transport.seal import Sealed, Signer, Voices, unseal
 
 ANSWER_S = 6.0
+_KEY_BYTES = 32
 _JPEG = b"\xff\xd8\xff"
 
 log = EventLogger(__name__)
@@ -177,7 +178,8 @@ class RemoteStudio:
             write_atomic(self._pin, sealed.key.hex().encode() + b"\n")
         except OSError as error:
             log.warning("device's key not remembered", reason=error)
-        log.info("device's key is remembered", client=self._client, file=self._pin)
+        else:
+            log.info("device's key is remembered", client=self._client, file=self._pin)
 
     def _believe(self, key: bytes) -> None:
         whose = f"the one in {self._pin}; if the device was set up anew, remove that file"
@@ -187,6 +189,11 @@ class RemoteStudio:
 def _pinned(path: Path) -> bytes | None:
     """Return a device's key, if one is remembered; SettingsError if it can't be read."""
     try:
-        return bytes.fromhex(path.read_text(encoding="ascii").strip()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"{len(key)} bytes")
+        return key
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: expected a device's key; remove it, and the next answer's is taken") from error

@@ -13,15 +13,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from replayfleet.federation.atomic import write_atomic
 from replayfleet.federation.errors import MalformedMessage, SettingsError
+from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.quotas import Limiter
 from replayfleet.federation.service.settings import read_toml
 from replayfleet.federation.wire.protocol.limits import check_id
+
+log = EventLogger(__name__)
 
 Role: TypeAlias = Literal["viewer", "operator"]
 SESSION_S = 12 * 3600.0
@@ -34,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One token: whose file has only its digest, can't use it."""
 
     role: Role
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Access:
         self._path = path
         self._read_at: tuple[int, int] | None = None
         self._tokens: Mapping[str, Entry] = {}
+        self._unread = ""  # why they couldn't be read
         self._sessions: OrderedDict[str, tuple[Somebody, str, float]] = OrderedDict()
         self._tries = Limiter(TRIES_PER_S, TRIES_AT_ONCE)
         self.reading_needs_token = reading_needs_token
@@ -120,10 +124,16 @@ class Access:
             found = self._path.stat()
             if self._read_at != (read_at := (found.st_mtime_ns, found.st_ino)):
                 self._tokens, self._read_at = read_tokens(self._path), read_at
+                if self._unread:
+                    log.info("tokens read again", file=self._path)
+                self._unread = ""
         except (OSError, SettingsError) as error:
             if strict:
                 raise SettingsError(f"tokens: {error}") from error
-            self._tokens, self._read_at = {}, None  # what can't be read lets nobody in
+            self._tokens, self._read_at = {}, None
+            if self._unread != str(error):
+                log.warning("tokens not read", reason=error, next="nobody gets in with one")
+            self._unread = str(error)
 
 
 def read_tokens(path: Path) -> dict[str, Entry]:
@@ -142,6 +152,10 @@ def read_tokens(path: Path) -> dict[str, Entry]:
         found = msgspec.convert(read_toml(path), dict[str, Entry])
         for name in found:
             check_id(name, "name")
+        names = {entry.sha256: name for name, entry in found.items()}
+        for name, entry in found.items():
+            if names[entry.sha256] != name:
+                raise SettingsError(f"{path}: {name} and {names[entry.sha256]} have the same token; remove one")
     except (msgspec.ValidationError, MalformedMessage) as error:
         raise SettingsError(f"{path}: {error}; `aggregator token` writes it") from error
     return found

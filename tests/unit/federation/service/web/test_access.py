@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -113,3 +114,33 @@ def test_tokens_that_several_add_at_the_same_time_are_all_there_also_through_a_l
         thread.join()
     assert link.is_symlink()
     assert sorted(read_tokens(path)) == [f"u{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("digest", ["\u00e9", "", "A" * 64, "0" * 63, "0" * 65])
+def test_a_digest_that_nobody_s_token_has_is_refused_with_its_file(path: Path, digest: str) -> None:
+    add_token(path, "anna", "operator")
+    path.write_text(path.read_text() + f'\n["zed"]\nrole = "viewer"\nsha256 = "{digest}"\n', encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"tokens\.toml: .*sha256"):
+        read_tokens(path)
+
+
+def test_two_names_with_one_token_are_refused(path: Path) -> None:
+    add_token(path, "anna", "operator")
+    path.write_text('["aaa"]\nrole = "viewer"\n' + path.read_text().split("\n", 2)[2] + path.read_text())
+    with pytest.raises(SettingsError, match="have the same token; remove one"):
+        read_tokens(path)
+
+
+def test_why_nobody_gets_in_any_more_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    token = add_token(path, "anna", "operator")
+    known, good = access(path), path.read_text()
+    path.write_text(good + '\n["zed"]\nrole = "viewer"\nsha256 = "\u00e9"\n', encoding="utf-8")
+    os.utime(path, ns=(1, 1))
+    assert known.by_token(token) is None
+    assert known.by_token(token) is None
+    assert caplog.text.count("tokens not read") == 1
+    path.write_text(good)
+    os.utime(path, ns=(2, 2))
+    assert known.by_token(token) is not None
+    assert caplog.text.count("tokens read again") == 1
