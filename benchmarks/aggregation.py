@@ -123,7 +123,7 @@ def cpu_s_of_a_client(problem: Problem, fleet: int, precision: str) -> float:
     crowd = [*models]
     while len(crowd) < fleet:
         like = models[len(crowd) % len(models)]
-        crowd.append({name: _near(tensor, rng) for name, tensor in like.items()})
+        crowd.append({name: nearby(tensor, rng) for name, tensor in like.items()})
     counts = [{class_id % 10: 50, (class_id + 1) % 10: 50} for class_id in range(fleet)]
     search = WeightSearch(
         num_epochs=EPOCHS,
@@ -139,7 +139,8 @@ def cpu_s_of_a_client(problem: Problem, fleet: int, precision: str) -> float:
     return (time.process_time() - began) / len(asked)
 
 
-def _near(tensor: Tensor, rng: torch.Generator) -> Tensor:
+def nearby(tensor: Tensor, rng: torch.Generator) -> Tensor:
+    """Return a tensor that differs by noise; counters are those that they were."""
     return tensor + 1e-4 * torch.randn(tensor.shape, generator=rng) if tensor.is_floating_point() else tensor
 
 

@@ -98,7 +98,8 @@ def mixing(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for fleet in (10, 100, 1000):
         noisy = [
-            {name: _near(tensor, rng) for name, tensor in models[place % len(models)].items()} for place in range(fleet)
+            {name: aggregation.nearby(tensor, rng) for name, tensor in models[place % len(models)].items()}
+            for place in range(fleet)
         ]
         solved = min(fleet, 100)
         counts = [{class_id % 10: 50, (class_id + 1) % 10: 50} for class_id in range(fleet)]
@@ -124,10 +125,6 @@ def mixing(options: argparse.Namespace) -> dict[str, Any]:
                 found[name] = {"seconds_a_client": seconds, "solved": number, "mean_loss_of_two": loss}
                 print(f"Eq. 3, {name}: {1e3 * seconds:.1f} ms a client, mean loss of two {loss:.4f}", flush=True)
     return found
-
-
-def _near(tensor: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    return tensor + 1e-4 * torch.randn(tensor.shape, generator=rng) if tensor.is_floating_point() else tensor
 
 
 def _on(replay: Replay, device: torch.device) -> Replay:

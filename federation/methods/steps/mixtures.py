@@ -25,10 +25,10 @@ from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.models.specs import TaskSpec
 
 AT_ONCE = 32
-"""Clients whose descents run as one: more fill no GPU that we know any better, and bound its memory."""
+"""Clients whose descents run as one, which bounds a GPU's memory; what more of them would gain wasn't measured."""
 
 BYTES_AT_ONCE = 4 << 30
-"""Of models that clients mix, each others, and whose descents run as one."""
+"""Of the models of clients whose descents run as one, where each mixes others."""
 
 
 @dataclass(frozen=True, slots=True)
