@@ -248,15 +248,20 @@ class Planner:
 
     def _name(self, name: str, changes: Mapping[str, str], column: Column, seed: int, identity: str) -> str:
         """Return the method's name with those changes that make a difference under this preset."""
+
+        def differs(changes: Mapping[str, str], column: Column) -> bool:
+            try:
+                return self._assembled(name, changes, column, seed)[1] != identity
+            except SettingsError:  # without it nothing can be run, so it does
+                return True
+
         parts = [name]
         for key, text in changes.items():
-            others = {other: value for other, value in changes.items() if other != key}
-            if self._assembled(name, others, column, seed)[1] != identity:
+            if differs({other: value for other, value in changes.items() if other != key}, column):
                 parts.append(f"{key}={text}")
         for key, number in column.set.items():
             without = {other: value for other, value in column.set.items() if other != key}
-            plain = msgspec.structs.replace(column, set=without)
-            if self._assembled(name, changes, plain, seed)[1] != identity:
+            if differs(changes, msgspec.structs.replace(column, set=without)):
                 parts.append(f"{key}={number}")
         return "+".join(parts)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 from support.image_sets import write_fashion_mnist
 from support.inline_runs import Inline
@@ -386,6 +387,15 @@ def test_a_folder_with_another_run_is_left_alone(table: Table, tmp_path: Path):
     assert code == 2
     assert "holds another run: settings.strength was 1.0, is now 2.0; choose another --out" in err
     assert path.read_bytes() == before
+
+
+def test_a_column_can_be_run_though_without_one_of_its_settings_nothing_could(tmp_path: Path):
+    asked = {"num_clients": 3, "num_absent": 2}  # the preset has two clients, of whom two can't be absent
+    column = plan.Column(scenario="gradual", dataset="fashion-mnist", set=asked)
+    table = msgspec.structs.replace(paper_table("1"), columns=(column,), rows=(), notes=())
+    (run,) = Planner(choice(tmp_path)).runs(table)
+    assert (run.state, run.problem) == (State.MISSING, "")
+    assert "nudge+num_clients=3+num_absent=2" in str(run.folder)
 
 
 def test_more_absent_clients_than_the_fleet_has_are_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
