@@ -2,6 +2,7 @@
 
 ``parity``: two rounds of every method on both; the largest distance of a parameter set, relative to its length, and
 the share of answers that agree. ``grouped``: training ten sub-generators, or task models, as one and one by one.
+``graphs``: a training step as one launch (``steps.captured``) against kernel by kernel, and whether both end alike.
 ``mixing``: Eq. 3 for many clients, as one and one by one. ``rounds``: ``fleet-sim`` at ``small``, on a GPU and on one
 core. ``latency``: ONNX Runtime on the GPU against the CPU. ``serving``: answers of ``edge-client start --device cuda
 --training-device cuda`` beside its training (``benchmarks.camera.serving_while_training``). ``fleet``: a deployed fleet
@@ -23,8 +24,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,9 +41,15 @@ from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.placement import CPU, proved_device
+from replayfleet.federation.methods.kit.records import Artefacts
+from replayfleet.federation.methods.steps import captured
+from replayfleet.federation.methods.steps.captured import CapturedStep
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.replay import Replay
+from replayfleet.federation.methods.steps.sub_generators.grouped_gan import train_sub_generators
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import GanSchedule, SubGenerator
+from replayfleet.federation.methods.steps.task_model import trainable_task_model
 from replayfleet.federation.streams.datasets import load_dataset, task_for
 from replayfleet.federation.wire.transport.broker import open_broker
 from replayfleet.models.build import build_generator, build_task_model, initialise
@@ -90,6 +99,55 @@ def grouped(options: argparse.Namespace) -> dict[str, Any]:
             f"ten {kind}: " + ", ".join(f"{way} {statistics.median(s):.2f} s" for way, s in times.items()), flush=True
         )
     return found
+
+
+def graphs(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    spec = task_for("fashion-mnist")
+    for epochs in (10, 100):
+        schedule = replace(grouped_training.GAN, num_epochs=epochs)
+
+        def train(schedule: GanSchedule = schedule) -> list[SubGenerator]:
+            return train_sub_generators(spec, grouped_training.sub_generators(spec, 10, GPU), schedule)
+
+        ways: dict[str, Callable[[], list[SubGenerator]]] = {
+            "recorded": train,
+            "kernel by kernel": functools.partial(_not_recorded, train),
+        }
+        ends = [way() for way in ways.values()]  # warms up
+        times = in_turns(ways, options.repeats, after=torch.cuda.synchronize)
+        distance = apart(*(Artefacts({str(n): one.generator for n, one in enumerate(end)}, {}) for end in ends))
+        found[f"ten sub-generators, {epochs} epochs"] = {"seconds": times, "apart": distance}
+    for size in (16, 64):
+        model = trainable_task_model(spec, initialise(build_task_model(spec), torch.Generator()).to(GPU).state_dict())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.01)
+
+        def step(images: torch.Tensor, labels: torch.Tensor, model: Any = model, sgd: Any = sgd) -> None:
+            sgd.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            sgd.step()
+
+        images, labels = torch.rand(size, *spec.image_shape, device=GPU), torch.arange(size, device=GPU) % 10
+        recorded = CapturedStep(step, GPU)
+
+        def hundred(one: Callable[..., None], images: torch.Tensor = images, labels: torch.Tensor = labels) -> None:
+            for _ in range(100):
+                one(images, labels)
+
+        hundreds: dict[str, Callable[[], object]] = {
+            "recorded": functools.partial(hundred, recorded),
+            "kernel by kernel": functools.partial(hundred, step),
+        }
+        times = in_turns(hundreds, options.repeats, warm_ups=1, after=torch.cuda.synchronize)
+        found[f"a hundred steps of a task model, {size} samples"] = {"seconds": times}
+    for name, one in found.items():
+        print(f"graphs, {name}: {one}", flush=True)
+    return found
+
+
+def _not_recorded(train: Callable[[], Any]) -> Any:
+    with mock.patch.object(captured, "WARM_UPS", 1 << 30):
+        return train()
 
 
 def mixing(options: argparse.Namespace) -> dict[str, Any]:
@@ -244,6 +302,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "latency": compared_latency,
     "mixing": mixing,
     "grouped": grouped,
+    "graphs": graphs,
     "fleet": fleet,
     "serving": serving,
     "rounds": rounds,
