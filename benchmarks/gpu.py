@@ -2,7 +2,7 @@
 
 ``parity``: two rounds of every method on both; the largest distance of a parameter set, relative to its length, and
 the share of answers that agree. ``grouped``: training ten sub-generators, or task models, as one and one by one.
-``graphs``: a training step as one launch (``steps.captured``) against kernel by kernel, and whether both end alike.
+``graphs``: a training step of one network as one launch (a CUDA graph) against kernel by kernel.
 ``mixing``: Eq. 3 for many clients, as one and one by one. ``rounds``: ``fleet-sim`` at ``small``, on a GPU and on one
 core. ``latency``: ONNX Runtime on the GPU against the CPU. ``serving``: answers of ``edge-client start --device cuda
 --training-device cuda`` beside its training (``benchmarks.camera.serving_while_training``). ``fleet``: a deployed fleet
@@ -18,19 +18,20 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import statistics
 import subprocess
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from benchmarks import aggregation
 from benchmarks.camera import latency, serving_while_training
@@ -41,28 +42,27 @@ from replayfleet.export.graphs.graph import sub_generator_graph, task_graph
 from replayfleet.export.parity import check_parity, eager_run
 from replayfleet.export.running.runtime import OnnxModel
 from replayfleet.federation.methods.kit.placement import CPU, proved_device
-from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.methods.steps import captured
-from replayfleet.federation.methods.steps.captured import CapturedStep
 from replayfleet.federation.methods.steps.mixtures import nearest, personalise_all
 from replayfleet.federation.methods.steps.personalise import StackedParameters, WeightSearch
 from replayfleet.federation.methods.steps.replay import Replay
-from replayfleet.federation.methods.steps.sub_generators.grouped_gan import train_sub_generators
-from replayfleet.federation.methods.steps.sub_generators.wgan_gp import GanSchedule, SubGenerator
-from replayfleet.federation.methods.steps.task_model import trainable_task_model
+from replayfleet.federation.methods.steps.sub_generators.wgan_gp import PENALTY_WEIGHT, new_sub_generator
+from replayfleet.federation.methods.steps.task_model import trainable, trainable_task_model
 from replayfleet.federation.streams.datasets import load_dataset, task_for
 from replayfleet.federation.wire.transport.broker import open_broker
-from replayfleet.models.build import build_generator, build_task_model, initialise
-from replayfleet.models.specs import LATENT_SIZE
+from replayfleet.models.build import build_critic, build_generator, build_task_model, initialise
+from replayfleet.models.specs import LATENT_SIZE, TaskSpec
 from replayfleet.scripts.launch.plan import stream_source
 from replayfleet.scripts.launch.processes import Child, Children
 from replayfleet.scripts.launch.record import JOURNAL, FleetRecord, JournalTail
 from tests.support.method_rounds import VARIANTS, apart, method_named, on_the_cpu, rounds_on, toy_rounds
 
 GPU = torch.device("cuda", 0)
+Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SIMULATED = ("fedavg", "pfedgrp", "pfedgrp-plus", "mfcl", "lander", "fedcil")
 CLIENTS, ROUNDS = 3, 2
 LIMIT_S = 150.0
+_NUMBER = re.compile(r"[\d.:T-]*\d[\d.Z]*")
+"""Alike lines of a log differ in times and process ids."""
 
 
 def parity(_options: argparse.Namespace) -> dict[str, Any]:
@@ -103,51 +103,58 @@ def grouped(options: argparse.Namespace) -> dict[str, Any]:
 
 def graphs(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    spec = task_for("fashion-mnist")
-    for epochs in (10, 100):
-        schedule = replace(grouped_training.GAN, num_epochs=epochs)
-
-        def train(schedule: GanSchedule = schedule) -> list[SubGenerator]:
-            return train_sub_generators(spec, grouped_training.sub_generators(spec, 10, GPU), schedule)
-
-        ways: dict[str, Callable[[], list[SubGenerator]]] = {
-            "recorded": train,
-            "kernel by kernel": functools.partial(_not_recorded, train),
-        }
-        ends = [way() for way in ways.values()]  # warms up
-        times = in_turns(ways, options.repeats, after=torch.cuda.synchronize)
-        distance = apart(*(Artefacts({str(n): one.generator for n, one in enumerate(end)}, {}) for end in ends))
-        found[f"ten sub-generators, {epochs} epochs"] = {"seconds": times, "apart": distance}
+    spec, rng = task_for("fashion-mnist"), torch.Generator().manual_seed(0)
     for size in (16, 64):
-        model = trainable_task_model(spec, initialise(build_task_model(spec), torch.Generator()).to(GPU).state_dict())
-        sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.01)
-
-        def step(images: torch.Tensor, labels: torch.Tensor, model: Any = model, sgd: Any = sgd) -> None:
-            sgd.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            sgd.step()
-
         images, labels = torch.rand(size, *spec.image_shape, device=GPU), torch.arange(size, device=GPU) % 10
-        recorded = CapturedStep(step, GPU)
+        for name, learnt, loss in (_task_model(spec, rng), _critic(spec, rng)):
+            adam = torch.optim.Adam(learnt, lr=1e-4, betas=(0.5, 0.9), capturable=True)
 
-        def hundred(one: Callable[..., None], images: torch.Tensor = images, labels: torch.Tensor = labels) -> None:
-            for _ in range(100):
-                one(images, labels)
+            def step(adam: torch.optim.Adam = adam, loss: Loss = loss, inputs: Any = (images, labels)) -> None:
+                adam.zero_grad(set_to_none=True)
+                loss(*inputs).backward()
+                adam.step()
 
-        hundreds: dict[str, Callable[[], object]] = {
-            "recorded": functools.partial(hundred, recorded),
-            "kernel by kernel": functools.partial(hundred, step),
-        }
-        times = in_turns(hundreds, options.repeats, warm_ups=1, after=torch.cuda.synchronize)
-        found[f"a hundred steps of a task model, {size} samples"] = {"seconds": times}
-    for name, one in found.items():
-        print(f"graphs, {name}: {one}", flush=True)
+            ways = {"kernel by kernel": step, "one launch": _recorded(step)}
+            times = in_turns(ways, 100 * options.repeats, warm_ups=5, after=torch.cuda.synchronize)
+            found[f"{name}, {size} samples"] = {way: statistics.median(seconds) for way, seconds in times.items()}
+            print(f"graphs, {name}, {size} samples: {found[f'{name}, {size} samples']}", flush=True)
     return found
 
 
-def _not_recorded(train: Callable[[], Any]) -> Any:
-    with mock.patch.object(captured, "WARM_UPS", 1 << 30):
-        return train()
+def _task_model(spec: TaskSpec, rng: torch.Generator) -> tuple[str, list[torch.Tensor], Loss]:
+    model = trainable_task_model(spec, initialise(build_task_model(spec), rng).to(GPU).state_dict())
+    return "task model", list(model.parameters()), lambda images, labels: F.cross_entropy(model(images), labels)
+
+
+def _critic(spec: TaskSpec, rng: torch.Generator) -> tuple[str, list[torch.Tensor], Loss]:
+    start = new_sub_generator(spec, rng).on(GPU)
+    generator, critic = trainable(build_generator(spec), start.generator), trainable(build_critic(spec), start.critic)
+
+    def loss(images: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+        latents = torch.randn(len(images), LATENT_SIZE, device=GPU)
+        share = torch.rand(len(images), 1, 1, 1, device=GPU)
+        fake = generator(latents).detach()
+        between = (share * images + (1 - share) * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        penalty = ((slope.flatten(1).norm(dim=1) - 1) ** 2).mean()
+        scores = critic(torch.cat([images, fake])).flatten()
+        return scores[len(images) :].mean() - scores[: len(images)].mean() + PENALTY_WEIGHT * penalty
+
+    return "critic", list(critic.parameters()), loss
+
+
+def _recorded(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step's kernels as one launch, a CUDA graph; it is taken a few times first."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def mixing(options: argparse.Namespace) -> dict[str, Any]:
@@ -267,7 +274,7 @@ def fleet(options: argparse.Namespace) -> dict[str, Any]:
 def _fleet_on(device: str, data_root: Path | None) -> dict[str, Any]:
     """Run a fleet with a round's rehearsal for each of its processes' device; returns rounds and accuracies."""
     with tempfile.TemporaryDirectory() as name, open_broker(None, log=logging.getLogger(__name__)) as broker:
-        folder = Path(name)
+        folder, clients = Path(name), list[Child]()
         with Children(folder) as children:
             command = ["aggregator", "serve", "--broker", broker.url, "--data-dir", str(folder / "aggregator")]
             command += ["--clients", str(CLIENTS), "--min-clients", str(CLIENTS), "--rounds", str(ROUNDS)]
@@ -279,19 +286,20 @@ def _fleet_on(device: str, data_root: Path | None) -> dict[str, Any]:
                 command += ["--broker", broker.url, "--client-id", f"c{index}", "--source", source]
                 command += ["--data-dir", str(folder / f"c{index}")]
                 command += ["--data-root", str(data_root)] if data_root else []
-                children.start(f"c{index}", command)
+                clients.append(children.start(f"c{index}", command))
             began = time.monotonic()
-            while not aggregator.is_over and time.monotonic() - began < LIMIT_S:
+            while time.monotonic() - began < LIMIT_S and not any(one.is_over for one in (aggregator, *clients)):
                 time.sleep(0.5)
             seconds = time.monotonic() - began
+            over = [one.process.poll() for one in (aggregator, *clients)]
             record = FleetRecord(JournalTail(folder / "aggregator" / JOURNAL).new_events())
             logs = "".join(path.read_text() for path in folder.glob("*.log"))
     found = {
         "seconds": seconds,
-        "over": aggregator.process.returncode,
+        "over": over,
         "round_s": [one.round_s for one in record.committed_rounds()],
         "mean_accuracy": [one.mean_accuracy for one in record.committed_rounds()],
-        "log": [line for line in logs.splitlines() if "INFO" not in line.upper()[:60]][:30],
+        "log": Counter(_NUMBER.sub("#", line) for line in logs.splitlines() if "INFO" not in line[:60]),
     }
     print(f"fleet on {device}: {found}", flush=True)
     return found

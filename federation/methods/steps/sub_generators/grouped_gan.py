@@ -18,7 +18,6 @@ from torch import Tensor
 
 from replayfleet.federation.methods.kit.each import by_groups
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.steps.captured import CapturedStep, is_capturable
 from replayfleet.federation.methods.steps.sub_generators.wgan_gp import PENALTY_WEIGHT, GanSchedule, SubGenerator
 from replayfleet.models import grouped
 from replayfleet.models.build import build_critic, build_generator, initialise
@@ -65,35 +64,29 @@ class _Group:
         self._starts = [_with_critic(spec, job) for job in jobs]
         self._generator = _trainable([_layers_of(start.generator) for start in self._starts], self._device)
         self._critic = _trainable([_layers_of(start.critic) for start in self._starts], self._device)
-        self._generator_adam, self._critic_adam = (
-            torch.optim.Adam(
-                _learnt(joined), schedule.learning_rate, schedule.betas, capturable=is_capturable(self._device)
-            )
-            for joined in (self._generator, self._critic)
-        )
+        betas, rate = schedule.betas, schedule.learning_rate
+        self._generator_adam = torch.optim.Adam(_learnt(self._generator), lr=rate, betas=betas)
+        self._critic_adam = torch.optim.Adam(_learnt(self._critic), lr=rate, betas=betas)
 
     def train(self) -> list[SubGenerator]:
         """Run the schedule (Gulrajani et al., Algorithm 1)."""
-        critic_step = CapturedStep(self._critic_step, self._device)
-        generator_step = CapturedStep(self._generator_step, self._device)
         step = 0
         for _ in range(self._schedule.num_epochs):
             orders = [torch.randperm(len(job.images), generator=job.rng).to(self._device) for job in self._jobs]
             for batches in zip(*(order.split(self._schedule.batch_size) for order in orders), strict=True):
                 real = torch.cat([job.images[batch] for job, batch in zip(self._jobs, batches, strict=True)], dim=1)
-                latents = self._latents(len(real))
-                shares = torch.cat([torch.rand(len(real), 1, 1, 1, generator=job.rng) for job in self._jobs], dim=1)
-                critic_step(real, latents, shares.to(self._device))
+                self._critic_step(real)
                 step += 1
                 if step % self._schedule.critic_steps_per_generator_step == 0:
-                    generator_step(self._latents(self._schedule.batch_size))
+                    self._generator_step()
         return [self._result(index) for index in range(self._num)]
 
-    def _critic_step(self, real: Tensor, latents: Tensor, shares: Tensor) -> None:
+    def _critic_step(self, real: Tensor) -> None:
         """Descend the sum over networks of ``wgan_gp.critic_loss``; networks share no parameters."""
         with torch.no_grad():
-            fake = self._draw(latents)[: len(real)]
-        share = shares.repeat_interleave(real.shape[1] // self._num, dim=1)
+            fake = self._draw(max(2, len(real)))[: len(real)]
+        shares = [torch.rand(len(real), 1, 1, 1, generator=job.rng) for job in self._jobs]
+        share = torch.cat(shares, dim=1).to(self._device).repeat_interleave(real.shape[1] // self._num, dim=1)
         between = share * real + (1 - share) * fake
         inputs = torch.cat([real, fake, between]).contiguous(memory_format=torch.channels_last)
         trace = grouped.run(self._critic_layers, self._critic, self._num, inputs)
@@ -107,22 +100,19 @@ class _Group:
         loss.backward()
         self._critic_adam.step()
 
-    def _generator_step(self, latents: Tensor) -> None:
+    def _generator_step(self) -> None:
         """Descend ``-E[critic(generator(z))]`` of each network (Algorithm 1, line 12)."""
         frozen = {name: tensor.detach() for name, tensor in self._critic.items()}
-        fake = self._draw(latents).contiguous(memory_format=torch.channels_last)
+        fake = self._draw(max(2, self._schedule.batch_size)).contiguous(memory_format=torch.channels_last)
         scores = grouped.run(self._critic_layers, frozen, self._num, fake)[-1].flatten(1)
         self._generator_adam.zero_grad(set_to_none=True)
         (-scores.mean(dim=0).sum()).backward()
         self._generator_adam.step()
 
-    def _latents(self, size: int) -> Tensor:
-        """Return (B, N * Z, 1, 1) noise; for two samples where it is one, which BatchNorm can't train on."""
-        drawn = [torch.randn(max(2, size), LATENT_SIZE, generator=job.rng) for job in self._jobs]
-        return torch.cat(drawn, dim=1).to(self._device)[:, :, None, None]
-
-    def _draw(self, latents: Tensor) -> Tensor:
-        return grouped.run(self._generator_layers, self._generator, self._num, latents)[-1]
+    def _draw(self, size: int) -> Tensor:
+        latents = torch.cat([torch.randn(size, LATENT_SIZE, generator=job.rng) for job in self._jobs], dim=1)
+        x = latents.to(self._device)[:, :, None, None]
+        return grouped.run(self._generator_layers, self._generator, self._num, x)[-1]
 
     def _result(self, index: int) -> SubGenerator:
         start = self._starts[index]
