@@ -89,14 +89,18 @@ def backup(folder: Path, data_dir: Path) -> None:
 @click.argument("backup", type=click.Path(path_type=Path))
 @click.option("--data-dir", type=click.Path(path_type=Path), required=True, help="What `aggregator serve` gets then.")
 @click.option("--replace", is_flag=True, help="Move what is in the data dir aside; without it, it has to be empty.")
-def restore(backup: Path, data_dir: Path, replace: bool) -> None:
+@click.option(
+    "--as-spare", is_flag=True, help="Stand by while another aggregator leads, and take over when it is gone."
+)
+def restore(backup: Path, data_dir: Path, replace: bool, as_spare: bool) -> None:
     """Make a data dir from BACKUP. Clients that went on since then come back to its round by themselves."""
     from replayfleet.aggregator.operator.backup import restore as make
 
-    made = make(backup, data_dir, replace=replace)
+    made = make(backup, data_dir, replace=replace, as_spare=as_spare)
+    then = "it stands by while another one leads" if as_spare else "the clients go on from there"
     click.echo(
         f"fleet {made.fleet} restored to round {made.round}, in epoch {made.epoch}: {made.folder}; "
-        "start `aggregator serve` as before, the clients go on from there"
+        f"start `aggregator serve` as before, {then}"
     )
     if made.keeps_keys:
         click.echo("its keys are those of what it replaces: they were replaced since the backup, and clients know that")

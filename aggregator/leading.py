@@ -71,7 +71,9 @@ class Leadership:
         self._home = home
         self._place = place
         self._claim = claim
-        self._highest = -1  # epoch in which anybody led: a last will says that of its process's start
+        self._has_led = False
+        self._highest = -1  # epoch in which anybody led, and round that was reached: a last will says
+        self._reached = 0  # those of its process's start
         self._since: float | None = None
         self._heard_at = 0.0
         self._gone_at: float | None = None
@@ -104,9 +106,15 @@ class Leadership:
         """For log and health, while this aggregator doesn't lead; else empty."""
         if self.standing is not Standing.STANDING_BY or self.rival is None:
             return "" if self.leads else self.standing.value
+        behind = self._reached - self._place[1]
+        then = "takes over when that is gone, or at once with --take-over"
+        if self._would_begin_anew:
+            then = "holds no round of it and won't take over, but with --take-over; restore a backup into its data dir"
+        elif not self._has_led and behind > 0:
+            then += f", from round {self._place[1]}: its store is {behind} behind, and a newer backup isn't"
         return (
             f"standing by: another aggregator leads this fleet (epoch {self.rival.epoch}, round {self.rival.round}, "
-            f"instance {self.rival.instance}); this one takes over when that is gone, or at once with --take-over"
+            f"instance {self.rival.instance}); this one {then}"
         )
 
     def connected(self, now: float) -> Deed:
@@ -119,7 +127,7 @@ class Leadership:
         if word.instance == self.instance:
             return Deed.NOTHING
         if word.state != "standby":
-            self._highest = max(self._highest, word.epoch)
+            self._highest, self._reached = max(self._highest, word.epoch), max(self._reached, word.round)
         if self.leads:
             if word.state in {"standby", "offline"} or (word.epoch, word.instance) < (self.epoch, self.instance):
                 return Deed.ANSWER  # its word may be the retained one now
@@ -134,9 +142,10 @@ class Leadership:
     def tick(self, now: float) -> Deed:
         """Let time pass."""
         if self.standing is Standing.ASKING and self._since is not None:
-            if now - self._since >= (LISTEN_S if self.rival is None else ANSWER_S):
+            answer_s = SILENT_S if self._would_begin_anew else ANSWER_S
+            if now - self._since >= (LISTEN_S if self.rival is None else answer_s):
                 return self._lead()
-        elif self.standing is Standing.STANDING_BY:
+        elif self.standing is Standing.STANDING_BY and not self._would_begin_anew:
             gone_s = 0.0 if self._gone_at is None else now - self._gone_at
             if gone_s >= PATIENCE_S or now - self._heard_at >= SILENT_S:
                 return self._lead()
@@ -162,9 +171,15 @@ class Leadership:
         self._since = now
         return Deed.ASK
 
+    @property
+    def _would_begin_anew(self) -> bool:
+        """Whether all that the fleet learned would be lost: a leader that hangs for a while has still got it."""
+        return not self._has_led and self._place[1] == 0 and self._reached > 0
+
     def _lead(self) -> Deed:
         if self.rival is not None:
             self.epoch = max(self.epoch, self._highest + 1)
+        self._has_led = True
         self.standing = Standing.LEADING
         return Deed.LEAD
 

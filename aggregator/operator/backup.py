@@ -63,13 +63,14 @@ def back_up(data_dir: Path, target: Path) -> Copied:
         return _copied_in_tries(data_dir, fresh, target, TRIES)
 
 
-def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
+def restore(backup: Path, data_dir: Path, *, replace: bool = False, as_spare: bool = False) -> Copied:
     """Make a data dir from a backup, in an epoch of its own: clients that went on since then come back to its round.
 
     Args:
         backup: made by ``back_up``; it isn't changed.
         data_dir: doesn't exist, is empty, or is replaced.
         replace: move what is in ``data_dir`` aside, beside it; nothing is deleted.
+        as_spare: in the epoch of the backup, so that it stands by while the one that was backed up leads.
 
     Raises:
         SettingsError: No backup, a damaged one, or a data dir that isn't empty or is in use. Nothing was changed.
@@ -89,7 +90,7 @@ def restore(backup: Path, data_dir: Path, *, replace: bool = False) -> Copied:
             shutil.copytree(data_dir / KEYS, fresh / KEYS)
         store = AggregatorStore(fresh)
         try:
-            store.move()
+            store.move(own_epoch=not as_spare)
             since = _revoked(data_dir) & store.roll.enrolled
             return dataclasses.replace(
                 copied, epoch=store.epoch(), revoked_since=tuple(sorted(since)), keeps_keys=keeps_keys

@@ -84,15 +84,17 @@ def test_a_second_aggregator_stands_by_loses_no_upload_and_takes_over_when_the_f
 ) -> None:
     world.until_round(1)
     first = world.aggregator
+    back_up(tmp_path / "aggregator", tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "second", as_spare=True)
     second = world.stand_by()
     world.until_round(4)
-    assert second.coordinator.rounds.index == 0
+    assert second.coordinator.rounds.index == 1
     assert not events(world, "upload rejected")
     world.kill_aggregator()
     world.aggregator = second
     world.others.clear()
     world.until(lambda: second.coordinator.leads)
-    goes_on_from(world, 0)
+    goes_on_from(world, 1)
     world.others.append(world.start_aggregator())  # the first one comes back
     world.until(lambda: "standing by" in world.others[0].coordinator.notice)
     assert second.coordinator.leads

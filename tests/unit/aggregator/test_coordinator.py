@@ -613,7 +613,7 @@ def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_wel
     spare = Desk(tmp_path, Claim.ASK)
 
     def leader(state: Any, now: float) -> None:
-        spare.hears(Received(EVERYBODY, Announcement("other-0", 60, state, 60.0, SPEC, epoch=3)), now=now)
+        spare.hears(Received(EVERYBODY, Announcement("other-0", 0, state, 60.0, SPEC, epoch=3)), now=now)
 
     def full(epoch: int) -> None:
         raise FULL

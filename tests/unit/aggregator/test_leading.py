@@ -67,7 +67,7 @@ def test_a_restored_store_leads_at_once_whoever_else_does() -> None:
 
 
 def test_a_second_aggregator_asks_and_stands_by_when_the_first_answers() -> None:
-    second, first = begun("zz"), begun()
+    second, first = begun("zz", round_index=3), begun()
     first.tick(LISTEN_S)
     assert second.heard(said(first.instance, 4), 0.1) is Deed.ASK
     assert first.heard(said(second.instance, 0, "standby"), 0.2) is Deed.ANSWER
@@ -82,16 +82,17 @@ def test_a_second_aggregator_asks_and_stands_by_when_the_first_answers() -> None
     assert (second.epoch, second.notice) == (1, "")
 
 
-def test_nobody_answers_for_a_leader_that_was_killed_a_moment_ago() -> None:
-    second = begun("zz")
+@pytest.mark.parametrize(("round_index", "answer_s"), [(3, ANSWER_S), (0, SILENT_S)])
+def test_nobody_answers_for_a_leader_that_was_killed_a_moment_ago(round_index: int, answer_s: float) -> None:
+    second = begun("zz", round_index=round_index)
     assert second.heard(said("mm-1", 4), 0.5) is Deed.ASK
-    assert second.tick(0.5 + ANSWER_S - 0.1) is Deed.NOTHING
-    assert second.tick(0.5 + ANSWER_S) is Deed.LEAD
+    assert second.tick(0.5 + answer_s - 0.1) is Deed.NOTHING
+    assert second.tick(0.5 + answer_s) is Deed.LEAD
     assert second.epoch == 1
 
 
 def test_a_leader_that_says_goodbye_has_a_moment_to_come_back() -> None:
-    second = begun("zz")
+    second = begun("zz", round_index=3)
     for _ in range(2):
         second.heard(said("mm-1", 4), 0.5)
     second.heard(said("mm-1", 4, "offline"), 10.0)
@@ -100,6 +101,35 @@ def test_a_leader_that_says_goodbye_has_a_moment_to_come_back() -> None:
     assert second.tick(10.0 + PATIENCE_S) is Deed.NOTHING
     second.heard(said("mm-2", 4, "offline"), 20.0)
     assert second.tick(20.0 + PATIENCE_S) is Deed.LEAD
+
+
+def standing_by(round_index: int, led: int) -> Leadership:
+    spare = begun("spare", round_index=round_index)
+    for now in (0.1, 0.2):
+        spare.heard(said("first-0", led), now)
+    assert spare.stands_by
+    return spare
+
+
+@pytest.mark.parametrize("state", ["open", "offline"])
+def test_a_spare_without_a_round_never_throws_away_what_the_fleet_learned(state: str) -> None:
+    spare = standing_by(0, 7)
+    spare.heard(said("first-0", 0, state), 0.3)  # a last will says the round of its process's start
+    assert spare.tick(SILENT_S + PATIENCE_S + 1) is Deed.NOTHING
+    assert "holds no round of it and won't take over, but with --take-over" in spare.notice
+
+
+def test_a_spare_says_how_far_it_is_behind() -> None:
+    spare = standing_by(3, 7)
+    assert "from round 3: its store is 4 behind" in spare.notice
+    assert spare.tick(SILENT_S + 1) is Deed.LEAD
+    spare.heard(said("first-0", 9, epoch=2), SILENT_S + 2)
+    assert spare.stands_by
+    assert "behind" not in spare.notice  # nobody looked into its store since
+
+
+def test_a_spare_of_a_fleet_that_hasnt_closed_a_round_takes_over() -> None:
+    assert standing_by(0, 0).tick(SILENT_S + 1) is Deed.LEAD
 
 
 def test_of_two_that_lead_the_lower_epoch_steps_back_and_the_other_says_its_word_again() -> None:
@@ -115,7 +145,7 @@ def test_of_two_that_lead_the_lower_epoch_steps_back_and_the_other_says_its_word
 
 
 def test_the_will_of_a_leader_says_the_epoch_of_its_start_and_who_takes_over_leads_above_that_which_it_led_in() -> None:
-    spare = begun("spare", epoch=2)
+    spare = begun("spare", epoch=2, round_index=9)
     spare.heard(said("first-0", 10, epoch=3), 0.1)
     spare.heard(said("first-0", 10, epoch=3), 0.2)
     assert not spare.leads
