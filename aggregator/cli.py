@@ -92,7 +92,7 @@ def backup(folder: Path, data_dir: Path) -> None:
 @click.option(
     "--as-spare", is_flag=True, help="Stand by while another aggregator leads, and take over when it is gone."
 )
-def restore(backup: Path, data_dir: Path, replace: bool, as_spare: bool) -> None:
+def restore(backup: Path, data_dir: Path, *, replace: bool, as_spare: bool) -> None:
     """Make a data dir from BACKUP. Clients that went on since then come back to its round by themselves."""
     from replayfleet.aggregator.operator.backup import restore as make
 
