@@ -48,6 +48,9 @@ from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 
 _log = EventLogger("replayfleet.aggregator.aggregation")
 
+LONGEST_REST = 32
+"""Rounds: what another process left no memory for goes again, and a driver that is lost for good costs a try."""
+
 
 class Blobs(BlobFiles, BlobWriter, Protocol):
     """What aggregation needs of a blob store."""
@@ -78,6 +81,23 @@ class RoundResult:
     weights: Mapping[str, Mapping[str, float]]
     aggregate_s: float
     publish_s: float
+
+
+@dataclass(slots=True)
+class GpuRest:
+    """Rounds for which a GPU that failed isn't asked: one, then twice as many each time until it works again.
+
+    Attributes:
+        until: the round in which it is asked again.
+    """
+
+    until: int = 0
+    _rounds: int = 0
+
+    def failed(self, round_index: int) -> None:
+        """It failed in this round."""
+        self._rounds = min(2 * self._rounds or 1, LONGEST_REST)
+        self.until = round_index + self._rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,7 @@ class Aggregation:
     ) -> None:
         self._initial_parameters = terms.initial
         self._device = terms.device
+        self._gpu_rest = GpuRest()
         self._spread, self._rounder = terms.spread, terms.rounder
         self._spec = spec
         self._method = method
@@ -296,15 +317,18 @@ class Aggregation:
             back: dict[int, Any] = {}
             return placed(state, CPU, back), {name: placed(one, CPU, back) for name, one in downloads.items()}
 
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or round_index < self._gpu_rest.until:
             return on(CPU)
         try:
-            return on(self._device)
+            result = on(self._device)
         except RuntimeError as error:  # its driver, its memory, or an upload, of which the CPU will tell
             result = on(CPU)
-            _log.warning("GPU failed", device=self._device, reason=error, next="aggregating on the CPU from now on")
-            self._device = CPU
-            return result
+            self._gpu_rest.failed(round_index)
+            again = f"aggregating on the CPU until round {self._gpu_rest.until}"
+            _log.warning("GPU failed", device=self._device, reason=error, next=again)
+        else:
+            self._gpu_rest = GpuRest()
+        return result
 
     def _unchanged(
         self, round_index: int, uploads: Mapping[str, Manifest], before: Any, former: Mapping[str, Manifest]

@@ -5,7 +5,7 @@ Axes: N clients that mix, M clients that are mixed for.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +23,8 @@ from replayfleet.federation.methods.steps.personalise import (
 from replayfleet.federation.methods.steps.personalise_together import MixtureJob, mixtures_together
 from replayfleet.federation.methods.steps.replay import Replay
 from replayfleet.models.specs import TaskSpec
+
+_log = logging.getLogger(__name__)
 
 AT_ONCE = 32
 """Clients whose descents run as one, which bounds a GPU's memory; what more of them would gain wasn't measured."""
@@ -92,8 +94,11 @@ def personalise_all(  # noqa: PLR0913  # the last three have defaults
         begun = [wish.rng.get_state() for wish in portion]
         # A package's task model may be one that vmap can't take, and memory too little for so many. What an attempt
         # held is free once its exception is gone.
-        with contextlib.suppress(RuntimeError):
+        try:
             return mixtures_together(spec, [made(wish) for wish in portion], search)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            _log.warning("Eq. 3 is solved one by one for %d clients, for as one it failed: %s", len(portion), reason)
         for wish, state in zip(portion, begun, strict=True):
             wish.rng.set_state(state)
         return [alone(wish) for wish in portion]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from replayfleet.aggregator.aggregation import RoundResult
+from replayfleet.aggregator.aggregation import LONGEST_REST, GpuRest, RoundResult
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.federation.errors import ArtefactRejected, Reason
 from replayfleet.federation.methods import fedgp_records
@@ -121,6 +121,34 @@ def test_a_gpu_that_fails_costs_no_round_and_nobody_quarantine(caplog: pytest.Lo
     assert asked == [NAME, "cpu"]
     assert (there.state, there.drafts, there.quarantined) == (here.state, here.drafts, {})
     assert "GPU failed" in caplog.text
+
+
+def test_a_gpu_that_failed_is_asked_again_after_ever_longer_rests_until_it_works(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The aggregator went on on the CPU for good after another process had left too little memory once."""
+    honest, asked, works = fleet("fedavg"), [], {15}
+    aggregation, manifests = honest.prepared(honest.uploads, NAME)
+    original = FedAvg.aggregate
+
+    def worn(self: FedAvg, state: Any, uploads: Any, rng: torch.Generator, *, sampler: Any) -> Any:
+        if uploads["cam-1"].task_parameters["head.weight"].device.type != "cpu":
+            asked.append(index)
+            if index not in works:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, state, uploads, rng, sampler=sampler)
+
+    monkeypatch.setattr(FedAvg, "aggregate", worn)
+    with virtual_device():
+        for index in range(17):
+            aggregation.run(index, manifests, None)
+    assert asked == [0, 1, 3, 7, 15, 16]
+    told = [vars(record)["fields"]["next"] for record in caplog.records if record.message == "GPU failed"]
+    assert told == [f"aggregating on the CPU until round {index}" for index in (1, 3, 7, 15, 17)]
+    rest = GpuRest()
+    for index in range(99):
+        rest.failed(index)
+    assert rest.until == 98 + LONGEST_REST
 
 
 def test_what_all_clients_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

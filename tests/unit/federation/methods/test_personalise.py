@@ -319,7 +319,7 @@ def test_a_client_whose_replay_is_nan_spoils_nobody_who_is_solved_for_with_it(
 
 
 def test_clients_that_cannot_be_solved_for_at_once_are_solved_for_one_by_one(
-    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+    experts: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(_spec: object, jobs: Sequence[MixtureJob], _search: WeightSearch) -> list[Mixture]:
         torch.randperm(8, generator=jobs[0].rng)
@@ -334,6 +334,7 @@ def test_clients_that_cannot_be_solved_for_at_once_are_solved_for_one_by_one(
         for way in (True, False)
     )
     assert all(torch.equal(one.weights, other.weights) for one, other in zip(once, alone, strict=True))
+    assert "Eq. 3 is solved one by one for 2 clients, for as one it failed: vmap: It looks like" in caplog.text
 
 
 def test_what_a_failed_attempt_held_is_free_before_clients_are_solved_for_one_by_one(
