@@ -7,6 +7,7 @@ turn. Nothing queues, what was skipped is counted, and a camera that is lost sto
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,10 @@ _SLACK_S = 1.0
 """Clocks of two threads may be read in any order; a clock of another kind is years away."""
 
 
+_HANGS_S = 30.0
+"""A camera that gives no picture looks at its stop signal meanwhile, unless its own code or a driver hangs."""
+
+
 class _Lane:
     """One camera's place in the loop."""
 
@@ -35,6 +40,20 @@ class _Lane:
         self.error = ""
         self.ended = False
         self.stop = CountedStop()
+        self.given = 0
+        self._seen = (0, 0), math.inf
+
+    def problem(self, now: float) -> str:
+        """Why it gives nothing; empty if it does, or has nothing to give."""
+        if self.error:
+            return self.error
+        if not getattr(self.camera, "delivers", True):
+            return "lost"
+        did, since = (self.given, self.stop.turns), self._seen[1]
+        if did != self._seen[0] or since > now or self.ended:
+            self._seen = did, now
+            return ""
+        return "" if now - since < _HANGS_S else f"hangs for {now - since:.0f} s: it neither gives a picture nor ends"
 
 
 class InferenceLoop:
@@ -44,11 +63,17 @@ class InferenceLoop:
         cameras: whose pictures are served; their names differ.
         answerer: what answers them.
         on_shown: called on the serving thread with every picture and its prediction; must be quick.
+        clock: seconds, rising.
     """
 
     def __init__(
-        self, cameras: Sequence[Camera], answerer: Answerer, on_shown: Callable[[Shown], None] = lambda _: None
+        self,
+        cameras: Sequence[Camera],
+        answerer: Answerer,
+        on_shown: Callable[[Shown], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._answerer = answerer
         self._on_shown = on_shown
         self._stop = CountedStop()
@@ -83,8 +108,8 @@ class InferenceLoop:
     @property
     def error(self) -> str:
         """What is wrong now, for the health endpoint; empty while everything delivers or is back."""
-        problems = [f"{lane.camera.name}: {lane.error}" for lane in self._lanes if lane.error]
-        problems += [f"{lane.camera.name}: lost" for lane in self._lanes if not getattr(lane.camera, "delivers", True)]
+        now = self._clock()
+        problems = [f"{lane.camera.name}: {why}" for lane in self._lanes if (why := lane.problem(now))]
         return "; ".join([*problems, *([self._serving_error] if self._serving_error else [])])
 
     @property
@@ -105,6 +130,7 @@ class InferenceLoop:
             try:
                 for picture in lane.camera.pictures(lane.stop):
                     _check(lane.camera, picture)
+                    lane.given += 1
                     if lane.error:
                         log.info("camera is back", camera=lane.camera.name)
                         lane.error = ""

@@ -332,6 +332,35 @@ def test_of_a_recording_every_frame_is_answered_and_its_end_is_known() -> None:
     assert loop.counts.num_dropped == 0
 
 
+def test_a_camera_that_hangs_in_its_own_code_is_told_and_one_that_waits_is_not() -> None:
+    """A package's camera that never came back was healthy and silent."""
+    blocked, entered, now = threading.Event(), threading.Event(), [100.0]
+
+    class Hangs(ScriptedCamera):
+        def pictures(self, stop: threading.Event) -> Iterator[Picture]:
+            entered.set()
+            blocked.wait()
+            yield from super().pictures(stop)
+
+    waits, hangs = ScriptedCamera("waits"), Hangs("hangs")
+    loop = InferenceLoop([waits, hangs], Answerer(_slot(says(1, 0)), VIEW), clock=lambda: now[0])
+    loop.start()
+    try:
+        assert entered.wait(10)
+        looked = loop.turns["capture waits"]
+        assert loop.error == ""
+        while loop.turns["capture waits"] == looked:
+            time.sleep(0.01)
+        now[0] += 31
+        assert loop.error == "hangs: hangs for 31 s: it neither gives a picture nor ends"
+        blocked.set()
+        while loop.error:
+            time.sleep(0.01)
+    finally:
+        blocked.set()
+        loop.stop()
+
+
 def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     cameras = [ScriptedCamera("front"), ScriptedCamera("rear")]
