@@ -229,7 +229,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.NOT_FOUND, {"error": f"nothing is posted to {self.path}"})
         elif self.headers.get_content_type() != "application/json":
             self._json(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "expected Content-Type: application/json"})
-        elif not length.isdecimal() or len(length) > 9 or int(length) > MAX_BODY_BYTES:
+        elif not length.isdecimal():
+            self._json(
+                HTTPStatus.LENGTH_REQUIRED, {"error": "expected Content-Length: what comes in pieces isn't read"}
+            )
+        elif len(length) > 9 or int(length) > MAX_BODY_BYTES:
             self._json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"expected at most {MAX_BODY_BYTES} bytes"})
         else:
             self._run(endpoint, self.rfile.read(int(length)))

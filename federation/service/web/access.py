@@ -146,6 +146,8 @@ def read_tokens(path: Path) -> dict[str, Entry]:
         mode = path.stat().st_mode
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}; `aggregator token` makes it") from error
+    if not stat.S_ISREG(mode):  # a pipe would be waited for
+        raise SettingsError(f"{path} is no file; expected the TOML that `aggregator token` writes")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(f"{path} can be written by others, who could let themselves in; chmod go-w {path}")
     try:

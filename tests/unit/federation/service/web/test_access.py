@@ -97,6 +97,12 @@ def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
         access(path)
 
 
+def test_a_pipe_is_no_file_of_tokens_and_nobody_waits_for_it(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    with pytest.raises(SettingsError, match="is no file"):
+        access(path)
+
+
 def test_names_are_checked(path: Path) -> None:
     with pytest.raises(SettingsError, match="letters"):
         add_token(path, 'a"]', "viewer")
