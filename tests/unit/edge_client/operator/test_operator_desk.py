@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import urllib.error
@@ -136,9 +137,9 @@ def test_over_http_feedback_is_taken_and_mistakes_are_answered(url: str) -> None
     assert post(f"{url}/feedbac", b"{}")[0] == 404
     assert post(f"{url}/feedback", b"{}", "text/plain")[0] == 415  # what a foreign web page may send without asking
     assert post(f"{url}/feedback", b" " * (MAX_BODY_BYTES + 1))[0] == 413
-    in_pieces = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
-    in_pieces.request("POST", "/feedback", iter([b"{}"]), {"Content-Type": "application/json"}, encode_chunked=True)
-    assert in_pieces.getresponse().status == 411
+    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)) as in_pieces:
+        in_pieces.request("POST", "/feedback", iter([b"{}"]), {"Content-Type": "application/json"}, encode_chunked=True)
+        assert in_pieces.getresponse().status == 411
     assert post(f"{url}/broken", b"{}") == (500, {"error": "see the log"})
     with urllib.request.urlopen(f"{url}/predictions", timeout=10) as answer:
         assert json.load(answer) == {"cameras": {}}
