@@ -24,6 +24,9 @@ log = EventLogger(__name__)
 MAX_WAITING = 16
 """Pictures that wait to be written; further ones are left out of the film and counted."""
 
+MAX_WAITING_BYTES = 64 << 20
+"""What large ones may hold: three of 3840 x 2160; as much again holds those whose rate is measured."""
+
 _FRAMES_TO_TIME = 8
 """The film's rate is measured over so many pictures, for cameras don't always keep what they promise."""
 
@@ -84,17 +87,18 @@ class Recorder:
         self._several = num_cameras > 1
         self._films: dict[str, Film] = {}
         self._first: dict[str, list[Shown]] = {}
-        self._waiting: queue.Queue[Shown | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._left_out: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
     def watch(self, shown: Shown) -> None:
         """Put a picture in line; called on the serving thread."""
-        try:
-            self._waiting.put_nowait(shown)
-        except queue.Full:
+        waiting = self._waiting.qsize()
+        if waiting >= MAX_WAITING or waiting * shown.picture.pixels.nbytes > MAX_WAITING_BYTES:
             self._left_out[shown.picture.camera] += 1
+        else:
+            self._waiting.put(shown)
 
     @property
     def num_left_out(self) -> int:
@@ -136,20 +140,22 @@ class Recorder:
             return
         first = self._first.setdefault(camera, [])
         first.append(shown)
-        if len(first) >= _FRAMES_TO_TIME:
+        held = len(first) * shown.picture.pixels.nbytes
+        if len(first) >= _FRAMES_TO_TIME or (len(first) > 1 and held > MAX_WAITING_BYTES):
             self._begin(camera)
 
     def _begin(self, camera: str) -> None:
         first = self._first.pop(camera)
         seconds = first[-1].picture.captured_at - first[0].picture.captured_at
         rate_hz = (len(first) - 1) / seconds if seconds > 0 else 10.0
-        images = [drawn(shown, self._legend(camera)) for shown in first]
-        height, width = images[0].shape[:2]
+        images = (drawn(shown, self._legend(camera)) for shown in first)  # one at a time: they are large
+        begins = next(images)
+        height, width = begins.shape[:2]
         path = self._path.with_stem(f"{self._path.stem}-{camera}") if self._several else self._path
         names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
         free = next(name for name in names if not name.exists())  # earlier films stay
         film = self._films[camera] = Film(free, rate_hz, (width, height))
-        for image in images:
+        for image in itertools.chain([begins], images):
             film.write(image)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from replayfleet.edge_client.flow import Answers, Boxes, Inputs, Picture, Prediction, Shown
+from replayfleet.edge_client.operator.display import recorder as recording
 from replayfleet.edge_client.operator.display.drawing import MIN_WIDTH, Legend, drawn
 from replayfleet.edge_client.operator.display.recorder import MAX_WAITING, Film, Recorder, check_film
 from replayfleet.edge_client.operator.display.window import Window, check_display
@@ -164,6 +165,29 @@ def test_what_is_left_out_is_counted_for_each_film(tmp_path: Path, caplog: pytes
     left_out = {vars(record)["fields"]["camera"]: vars(record)["fields"]["left_out"] for record in caplog.records}
     assert left_out == {"front": 0, "rear": recorder.num_left_out}
     assert recorder.num_left_out >= 10
+
+
+def test_large_pictures_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MAX_WAITING_BYTES", 3 * shown().picture.pixels.nbytes)
+    drawing, drawn_first = threading.Event(), threading.Event()
+
+    def legend(_: str) -> Legend:
+        drawn_first.set()
+        drawing.wait(20)
+        return LEGEND
+
+    recorder = Recorder(tmp_path / "out.webm", legend)
+    for frame_id in range(4):  # whose rate is measured: the fourth is more than may be held
+        recorder.watch(shown(frame_id))
+        while recorder._waiting.qsize():
+            time.sleep(0.001)
+    assert drawn_first.wait(20)
+    for frame_id in range(4, 12):
+        recorder.watch(shown(frame_id))
+    assert recorder.num_left_out == 4
+    drawing.set()
+    recorder.close()
+    assert film(tmp_path / "out.webm")[0] == 8
 
 
 class Screen:
