@@ -250,7 +250,7 @@ def compared_latency(options: argparse.Namespace) -> dict[str, Any]:
         again = in_turns({"": lambda: OnnxModel(graph, arrays, num_threads=1, providers=(CUDA,))}, 3)[""]  # noqa: B023
         found[name] = {"providers": on_gpu.active_providers, "first_load_s": load_s, "load_s": again}
         on_cpu = OnnxModel(graph, arrays, num_threads=1)
-        for batch in (1, 16, 64):
+        for batch in (1, 16, 64, 100, 256):
             x = np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
             calls: dict[str, Callable[[], object]] = {
                 "cuda": functools.partial(on_gpu.run, x),
