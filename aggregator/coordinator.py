@@ -263,7 +263,7 @@ class Coordinator:
     def _on_event(self, event: Event, now: float) -> list[Event]:
         match event:
             case Received(_, Announcement() as word):
-                self._do(self._parts.leadership.heard(word, now), now)
+                self._do(self._parts.leadership.heard(word, now, self.rounds.index), now)
             case Received(peer, Presence() as presence) if presence.client_id == peer:
                 self._on_presence(presence, now)
             case _ if not self._parts.leadership.leads:

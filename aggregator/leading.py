@@ -1,7 +1,8 @@
 """Which aggregator of a fleet leads: decided from announcements alone, with ``now`` in seconds.
 
-One leads, any other stands by. Who begins asks first. The higher epoch wins; between equal ones the one that leads
-already. A takeover raises the epoch above all that was announced, so that every client knows which word is newer.
+One leads, any other stands by. Who begins listens, then asks. The higher epoch wins; between equal ones the one that
+leads already, and of two that took over at once the one that is further. A takeover raises the epoch above all that was
+announced, so that every client knows which word is newer.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import enum
 from replayfleet.federation.wire.protocol.messages import Announcement
 
 LISTEN_S = 1.0
-"""Who begins waits so long for the retained announcement of whoever led before."""
+"""Who begins listens so long before it decides: a broker hands on what was said while it was away, oldest first."""
 ANSWER_S = 2.0
 """A leader answers a question within this."""
-PATIENCE_S = 3.0
-"""A leader that said goodbye may be back after a restart; then one that stands by takes over."""
-SILENT_S = 25.0
-"""A leader announces itself every 10 s; one that was silent for so long is gone."""
+GONE_S = 30.0
+"""A leader announces itself every 10 s, and may be away for a restart; without a word for so long it is gone."""
+BEHIND_S = 1.0
+"""So much longer one that stands by waits for each round that it is behind: of several the furthest leads."""
+MOST_BEHIND_S = 60.0
 
 
 class Standing(str, enum.Enum):
@@ -74,9 +76,9 @@ class Leadership:
         self._has_led = False
         self._highest = -1  # epoch in which anybody led, and round that was reached: a last will says
         self._reached = 0  # those of its process's start
-        self._since: float | None = None
+        self._since: float | None = None  # when the broker accepted us
+        self._asked_at: float | None = None
         self._heard_at = 0.0
-        self._gone_at: float | None = None
 
     @property
     def leads(self) -> bool:
@@ -106,50 +108,61 @@ class Leadership:
         """For log and health, while this aggregator doesn't lead; else empty."""
         if self.standing is not Standing.STANDING_BY or self.rival is None:
             return "" if self.leads else self.standing.value
-        behind = self._reached - self._place[1]
         then = "takes over when that is gone, or at once with --take-over"
         if self._would_begin_anew:
             then = "holds no round of it and won't take over, but with --take-over; restore a backup into its data dir"
-        elif not self._has_led and behind > 0:
-            then += f", from round {self._place[1]}: its store is {behind} behind, and a newer backup isn't"
+        elif self._behind:
+            then += f", from round {self._place[1]}: its store is {self._behind} behind, and a newer backup isn't"
         return (
             f"standing by: another aggregator leads this fleet (epoch {self.rival.epoch}, round {self.rival.round}, "
             f"instance {self.rival.instance}); this one {then}"
         )
 
     def connected(self, now: float) -> Deed:
-        """The broker accepted us (again); what it retains comes now."""
+        """The broker accepted us (again); what it retains, and kept for us, comes now."""
         self._since = now
         return self._lead() if self.standing is Standing.ASKING and not self.must_ask else Deed.NOTHING
 
-    def heard(self, word: Announcement, now: float) -> Deed:
-        """Take another aggregator's word, which nobody has forged: the transport saw to that."""
+    def heard(self, word: Announcement, now: float, round_index: int = 0) -> Deed:
+        """Take another aggregator's word, which nobody has forged: the transport saw to that.
+
+        Args:
+            word: of any aggregator of the fleet.
+            now: s.
+            round_index: that this one is in.
+        """
         if word.instance == self.instance:
             return Deed.NOTHING
         if word.state != "standby":
             self._highest, self._reached = max(self._highest, word.epoch), max(self._reached, word.round)
         if self.leads:
-            if word.state in {"standby", "offline"} or (word.epoch, word.instance) < (self.epoch, self.instance):
-                return Deed.ANSWER  # its word may be the retained one now
-            return self._stand_by(word, now)
+            return self._heard_beside(word, now, round_index)
         if word.state == "standby":
             return Deed.NOTHING
         if self.standing is Standing.STANDING_BY:
             self._stand_by(word, now)
             return Deed.NOTHING
-        return self._told_who_led(word, now)
+        if self._asked_at is None or word.state == "offline":
+            self.rival = word
+            return Deed.NOTHING
+        return self._lead() if self.epoch > word.epoch else self._stand_by(word, now)
+
+    def cut_off(self, now: float) -> None:
+        """The broker doesn't accept us: that nobody is heard says nothing."""
+        self._heard_at, self._since, self._asked_at = now, None, None
 
     def tick(self, now: float) -> Deed:
         """Let time pass."""
-        if self.standing is Standing.ASKING and self._since is not None:
-            answer_s = SILENT_S if self._would_begin_anew else ANSWER_S
-            if now - self._since >= (LISTEN_S if self.rival is None else answer_s):
-                return self._lead()
-        elif self.standing is Standing.STANDING_BY and not self._would_begin_anew:
-            gone_s = 0.0 if self._gone_at is None else now - self._gone_at
-            if gone_s >= PATIENCE_S or now - self._heard_at >= SILENT_S:
-                return self._lead()
-        return Deed.NOTHING
+        if self.standing is Standing.STANDING_BY:
+            patience_s = GONE_S + min(MOST_BEHIND_S, BEHIND_S * self._behind)
+            gone = now - self._heard_at >= patience_s and not self._would_begin_anew
+            return self._lead() if gone else Deed.NOTHING
+        if self.leads or self._since is None:
+            return Deed.NOTHING
+        if self._asked_at is None:
+            return self._decided(now) if now - self._since >= LISTEN_S else Deed.NOTHING
+        answer_s = GONE_S if self._would_begin_anew else ANSWER_S
+        return self._lead() if now - self._asked_at >= answer_s else Deed.NOTHING
 
     def stand_back(self) -> bool:
         """Our epoch can't be made durable, so nobody would follow: stand by again, if there is a rival; else False."""
@@ -158,18 +171,29 @@ class Leadership:
         self.standing = Standing.STANDING_BY
         return True
 
-    def _told_who_led(self, word: Announcement, now: float) -> Deed:
-        if self._is_ours(word):  # an earlier process of this data dir, which is dead: we hold its lock
+    def _decided(self, now: float) -> Deed:
+        """Say what follows from the last word before us."""
+        word = self.rival
+        if word is not None and self._is_ours(word):  # of a process that is dead: we hold its data dir's lock
             ahead = (word.epoch, word.round) > self._place
             self.rival = word if ahead else None  # then the store is older than what was told the fleet
-            return self._lead()
-        asked, self.rival = self.rival, word
-        if self.epoch > word.epoch or self._claim is Claim.TAKE_OVER or word.state == "offline":
-            return self._lead()
-        if asked is not None and asked.instance == word.instance:
+        elif word is not None and self._claim is not Claim.TAKE_OVER:
+            self._asked_at = now
+            return Deed.ASK
+        return self._lead()
+
+    def _heard_beside(self, word: Announcement, now: float, round_index: int) -> Deed:
+        if word.state in {"standby", "offline"} or word.epoch < self.epoch:
+            return Deed.ANSWER  # its word may be the retained one now
+        if word.epoch > self.epoch or (word.round, word.instance) > (round_index, self.instance):
             return self._stand_by(word, now)
-        self._since = now
-        return Deed.ASK
+        self.rival, self.epoch = word, self.epoch + 1  # both took over: clients know this epoch from the other too
+        return Deed.LEAD
+
+    @property
+    def _behind(self) -> int:
+        """Rounds that the store lacks, as far as anybody knows."""
+        return 0 if self._has_led else max(0, self._reached - self._place[1])
 
     @property
     def _would_begin_anew(self) -> bool:
@@ -184,8 +208,9 @@ class Leadership:
         return Deed.LEAD
 
     def _stand_by(self, word: Announcement, now: float) -> Deed:
-        self.standing, self.rival, self._heard_at = Standing.STANDING_BY, word, now
-        self._gone_at = None if word.state != "offline" else now if self._gone_at is None else self._gone_at
+        self.standing, self.rival = Standing.STANDING_BY, word
+        if word.state != "offline":
+            self._heard_at = now
         return Deed.STAND_BY
 
     def _is_ours(self, word: Announcement) -> bool:

@@ -271,6 +271,8 @@ class AggregatorService:
                 "another aggregator runs on a copy of this data dir; stop one of them, and make copies with "
                 "`aggregator backup` and `aggregator restore`"
             )
+        if not self.loop.connected:
+            self._parts.leadership.cut_off(now)
         self._parts.presence.unheard = self.loop.inbox.senders()
         self.loop.guarded("tick", self.coordinator.tick, now)
         self._listen(now)

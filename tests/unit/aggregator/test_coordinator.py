@@ -620,22 +620,24 @@ def test_a_spare_that_cannot_raise_the_epoch_demotes_nobody_when_its_disk_is_wel
 
     spare.coordinator.on_connected(0.0)
     leader("open", 0.5)
-    leader("open", 1.0)
+    spare.coordinator.tick(1.5)
+    leader("open", 1.6)
     assert spare.leadership.stands_by
     with monkeypatch.context() as patched:
         patched.setattr(spare.store, "raise_epoch", full)
         leader("offline", 2.0)
-        spare.coordinator.tick(5.5)
+        spare.coordinator.tick(32.0)
+        assert "disk full" in spare.disk.problem
         assert not spare.leadership.leads
-        spare.coordinator.tick(5.7)
-        leader("open", 6.0)
-    for now in (7.0, 20.0, 40.0):  # its disk is well
+        spare.coordinator.tick(32.2)
+        leader("open", 33.0)
+    for now in (40.0, 60.0, 80.0):  # its disk is well
         leader("open", now)
         spare.coordinator.tick(now)
         assert not spare.leadership.leads
     assert {one.state for one in spare.announced} == {"standby"}
     leader("offline", now)
-    spare.coordinator.tick(now + 3.5)
+    spare.coordinator.tick(now + 30.5)
     assert (spare.leadership.leads, spare.store.epoch()) == (True, 4)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from replayfleet.aggregator.leading import (
     ANSWER_S,
+    BEHIND_S,
+    GONE_S,
     LISTEN_S,
-    PATIENCE_S,
-    SILENT_S,
+    MOST_BEHIND_S,
     Claim,
     Deed,
     Leadership,
@@ -42,94 +43,135 @@ def test_a_fleet_that_nobody_led_is_led_after_a_moment() -> None:
 
 
 @pytest.mark.parametrize("state", ["open", "aggregating", "offline"])
-def test_a_restart_on_the_same_data_dir_leads_at_once_in_the_same_epoch(state: str) -> None:
+def test_a_restart_on_the_same_data_dir_leads_without_asking_in_the_same_epoch(state: str) -> None:
     again = begun(round_index=5)
-    assert again.heard(said("mm-0", 5, state), 0.1) is Deed.LEAD
+    again.heard(said("mm-0", 5, state), 0.1)
+    assert again.tick(LISTEN_S) is Deed.LEAD
     assert again.epoch == 0
 
 
 def test_a_data_dir_that_was_put_back_by_hand_leads_in_another_epoch() -> None:
     behind = begun(round_index=3)
-    assert behind.heard(said("mm-0", 5), 0.1) is Deed.LEAD
+    behind.heard(said("mm-0", 5), 0.1)
+    assert behind.tick(LISTEN_S) is Deed.LEAD
     assert behind.epoch == 1
 
 
-def test_a_new_store_in_place_of_a_lost_one_leads_in_another_epoch() -> None:
+def test_a_new_store_in_place_of_a_lost_one_leads_in_another_epoch_if_nobody_answers() -> None:
     fresh = begun("new")
-    assert fresh.heard(said("old-0", 7, "offline", epoch=2), 0.1) is Deed.LEAD
+    fresh.heard(said("old-0", 7, "offline", epoch=2), 0.1)
+    assert fresh.tick(LISTEN_S) is Deed.ASK
+    assert fresh.tick(LISTEN_S + GONE_S - 0.1) is Deed.NOTHING
+    assert fresh.tick(LISTEN_S + GONE_S) is Deed.LEAD
     assert fresh.epoch == 3
 
 
-def test_a_restored_store_leads_at_once_whoever_else_does() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_restored_store_leads_whoever_else_does(answers: bool) -> None:
     restored = begun("new", epoch=1, round_index=3)
-    assert restored.heard(said("old-0", 7), 0.1) is Deed.LEAD
+    restored.heard(said("old-0", 7), 0.1)
+    assert restored.tick(LISTEN_S) is Deed.ASK
+    assert (restored.heard(said("old-0", 7), 1.1) if answers else restored.tick(LISTEN_S + ANSWER_S)) is Deed.LEAD
     assert restored.epoch == 1
 
 
 def test_a_second_aggregator_asks_and_stands_by_when_the_first_answers() -> None:
     second, first = begun("zz", round_index=3), begun()
     first.tick(LISTEN_S)
-    assert second.heard(said(first.instance, 4), 0.1) is Deed.ASK
-    assert first.heard(said(second.instance, 0, "standby"), 0.2) is Deed.ANSWER
-    assert second.tick(0.3) is Deed.NOTHING
-    assert second.heard(said(first.instance, 4), 0.4) is Deed.STAND_BY
+    assert second.heard(said(first.instance, 4), 0.1) is Deed.NOTHING
+    assert second.tick(LISTEN_S) is Deed.ASK
+    assert first.heard(said(second.instance, 0, "standby"), 1.2) is Deed.ANSWER
+    assert second.tick(1.3) is Deed.NOTHING
+    assert second.heard(said(first.instance, 4), 1.4) is Deed.STAND_BY
     assert "standing by" in second.notice
     assert not second.yields_to_a_copy
-    assert second.tick(SILENT_S) is Deed.NOTHING
-    assert second.heard(said(first.instance, 5), SILENT_S) is Deed.NOTHING
-    assert second.tick(2 * SILENT_S - 0.1) is Deed.NOTHING
-    assert second.tick(2 * SILENT_S) is Deed.LEAD, "the first one fell silent"
+    assert second.tick(GONE_S) is Deed.NOTHING
+    assert second.heard(said(first.instance, 5), GONE_S) is Deed.NOTHING
+    late = 2 * GONE_S + 2 * BEHIND_S  # it is two rounds behind
+    assert second.tick(late - 0.1) is Deed.NOTHING
+    assert second.tick(late) is Deed.LEAD, "the first one fell silent"
     assert (second.epoch, second.notice) == (1, "")
 
 
-@pytest.mark.parametrize(("round_index", "answer_s"), [(3, ANSWER_S), (0, SILENT_S)])
+def test_what_a_broker_kept_for_a_spare_is_old_and_decides_nothing() -> None:
+    """A spare that was started again heard its leader's goodbye of long ago first, and led beside it."""
+    for round_index, claim_epoch in ((0, 0), (40, 5)):
+        spare = begun("spare", epoch=claim_epoch, round_index=round_index)
+        for word in (said("old-0", 30, epoch=4), said("old-0", 35, "offline", epoch=4), said("old-1", 41, epoch=6)):
+            assert spare.heard(word, 0.1) is Deed.NOTHING
+        assert spare.tick(LISTEN_S) is Deed.ASK
+        assert spare.heard(said("old-1", 41, epoch=6), 1.1) is Deed.STAND_BY
+
+
+def test_who_is_cut_off_from_the_broker_hears_nobody_and_takes_nothing_over() -> None:
+    spare = standing_by(4, 7)
+    for now in (10.0, 50.0, 90.0):
+        spare.cut_off(now)
+        assert spare.tick(now) is Deed.NOTHING
+    spare.connected(91.0)
+    assert spare.tick(91.0 + GONE_S - 5) is Deed.NOTHING
+    asks = begun("new")
+    asks.heard(said("first-0", 7), 0.1)
+    assert asks.tick(LISTEN_S) is Deed.ASK
+    asks.cut_off(1.5)
+    assert asks.tick(99.0) is Deed.NOTHING
+    asks.connected(100.0)
+    assert asks.tick(100.0 + LISTEN_S) is Deed.ASK, "whoever answered wasn't heard"
+
+
+@pytest.mark.parametrize(("round_index", "answer_s"), [(3, ANSWER_S), (0, GONE_S)])
 def test_nobody_answers_for_a_leader_that_was_killed_a_moment_ago(round_index: int, answer_s: float) -> None:
     second = begun("zz", round_index=round_index)
-    assert second.heard(said("mm-1", 4), 0.5) is Deed.ASK
-    assert second.tick(0.5 + answer_s - 0.1) is Deed.NOTHING
-    assert second.tick(0.5 + answer_s) is Deed.LEAD
+    second.heard(said("mm-1", 4), 0.5)
+    assert second.tick(LISTEN_S) is Deed.ASK
+    assert second.heard(said("mm-1", 4, "offline"), 1.5) is Deed.NOTHING
+    assert second.tick(LISTEN_S + answer_s - 0.1) is Deed.NOTHING
+    assert second.tick(LISTEN_S + answer_s) is Deed.LEAD
     assert second.epoch == 1
-
-
-def test_a_leader_that_says_goodbye_has_a_moment_to_come_back() -> None:
-    second = begun("zz", round_index=3)
-    for _ in range(2):
-        second.heard(said("mm-1", 4), 0.5)
-    second.heard(said("mm-1", 4, "offline"), 10.0)
-    assert second.tick(10.0 + PATIENCE_S - 0.1) is Deed.NOTHING
-    second.heard(said("mm-2", 4), 12.0)
-    assert second.tick(10.0 + PATIENCE_S) is Deed.NOTHING
-    second.heard(said("mm-2", 4, "offline"), 20.0)
-    assert second.tick(20.0 + PATIENCE_S) is Deed.LEAD
 
 
 def standing_by(round_index: int, led: int) -> Leadership:
     spare = begun("spare", round_index=round_index)
-    for now in (0.1, 0.2):
-        spare.heard(said("first-0", led), now)
-    assert spare.stands_by
+    spare.heard(said("first-0", led), 0.1)
+    assert spare.tick(LISTEN_S) is Deed.ASK
+    assert spare.heard(said("first-0", led), 1.1) is Deed.STAND_BY
     return spare
+
+
+def test_a_leader_that_says_goodbye_has_the_time_of_a_restart_to_come_back() -> None:
+    second = standing_by(4, 4)
+    second.heard(said("first-0", 4), 10.0)
+    second.heard(said("first-0", 4, "offline"), 11.0)
+    assert second.tick(10.0 + GONE_S - 0.1) is Deed.NOTHING
+    second.heard(said("first-2", 4), 35.0)
+    second.heard(said("first-2", 4, "offline"), 36.0)
+    assert second.tick(35.0 + GONE_S - 0.1) is Deed.NOTHING
+    assert second.tick(35.0 + GONE_S) is Deed.LEAD
 
 
 @pytest.mark.parametrize("state", ["open", "offline"])
 def test_a_spare_without_a_round_never_throws_away_what_the_fleet_learned(state: str) -> None:
     spare = standing_by(0, 7)
-    spare.heard(said("first-0", 0, state), 0.3)  # a last will says the round of its process's start
-    assert spare.tick(SILENT_S + PATIENCE_S + 1) is Deed.NOTHING
+    spare.heard(said("first-0", 0, state), 1.3)  # a last will says the round of its process's start
+    assert spare.tick(10 * GONE_S) is Deed.NOTHING
     assert "holds no round of it and won't take over, but with --take-over" in spare.notice
 
 
-def test_a_spare_says_how_far_it_is_behind() -> None:
-    spare = standing_by(3, 7)
+def test_a_spare_says_how_far_it_is_behind_and_the_furthest_takes_over() -> None:
+    spare, further = standing_by(3, 7), standing_by(6, 7)
     assert "from round 3: its store is 4 behind" in spare.notice
-    assert spare.tick(SILENT_S + 1) is Deed.LEAD
-    spare.heard(said("first-0", 9, epoch=2), SILENT_S + 2)
+    at = 1.1 + GONE_S + BEHIND_S
+    assert (spare.tick(at), further.tick(at)) == (Deed.NOTHING, Deed.LEAD)
+    spare.heard(said("further-1", 6, epoch=1), at)
+    assert spare.tick(at + GONE_S) is Deed.NOTHING
+    assert spare.tick(at + GONE_S + MOST_BEHIND_S) is Deed.LEAD
+    spare.heard(said("first-0", 9, epoch=3), 200.0)
     assert spare.stands_by
     assert "behind" not in spare.notice  # nobody looked into its store since
 
 
 def test_a_spare_of_a_fleet_that_hasnt_closed_a_round_takes_over() -> None:
-    assert standing_by(0, 0).tick(SILENT_S + 1) is Deed.LEAD
+    assert standing_by(0, 0).tick(1.1 + GONE_S) is Deed.LEAD
 
 
 def test_of_two_that_lead_the_lower_epoch_steps_back_and_the_other_says_its_word_again() -> None:
@@ -139,18 +181,33 @@ def test_of_two_that_lead_the_lower_epoch_steps_back_and_the_other_says_its_word
     assert high.heard(said(low.instance, 9), 2.0) is Deed.ANSWER
     assert low.heard(said(high.instance, 3, epoch=1), 2.0) is Deed.STAND_BY
     assert not low.leads
-    equal = begun("aa")
-    equal.tick(LISTEN_S)
-    assert equal.heard(said("mm-1"), 2.0) is Deed.STAND_BY, "one of two, the same one for both"
+
+
+@pytest.mark.parametrize(("ours", "theirs", "wins"), [(9, 6, "mm"), (6, 9, "zz"), (6, 6, "zz")])
+def test_of_two_that_took_over_at_once_the_one_that_is_further_leads_in_an_epoch_that_the_other_never_used(
+    ours: int, theirs: int, wins: str
+) -> None:
+    """Devices held what both had signed as the same version, and took nothing from either."""
+    first, second = begun("mm"), begun("zz")
+    for each in (first, second):
+        each.tick(LISTEN_S)
+    deeds = {
+        "mm": first.heard(said(second.instance, theirs), 2.0, ours),
+        "zz": second.heard(said(first.instance, ours), 2.0, theirs),
+    }
+    assert deeds == {name: Deed.LEAD if name == wins else Deed.STAND_BY for name in deeds}
+    assert {first.epoch, second.epoch} == {0, 1}
+    assert (first if wins == "mm" else second).epoch == 1
 
 
 def test_the_will_of_a_leader_says_the_epoch_of_its_start_and_who_takes_over_leads_above_that_which_it_led_in() -> None:
-    spare = begun("spare", epoch=2, round_index=9)
+    spare = begun("spare", epoch=2, round_index=10)
     spare.heard(said("first-0", 10, epoch=3), 0.1)
-    spare.heard(said("first-0", 10, epoch=3), 0.2)
+    spare.tick(LISTEN_S)
+    spare.heard(said("first-0", 10, epoch=3), 1.2)
     assert not spare.leads
-    spare.heard(said("first-0", 0, "offline", epoch=1), 1.0)
-    assert spare.tick(1.0 + PATIENCE_S) is Deed.LEAD
+    spare.heard(said("first-0", 0, "offline", epoch=1), 2.0)
+    assert spare.tick(1.2 + GONE_S) is Deed.LEAD
     assert spare.epoch == 4
 
 
@@ -170,5 +227,6 @@ def test_a_copy_of_the_data_dir_is_told_from_another_store() -> None:
 
 def test_take_over_leads_above_whoever_leads() -> None:
     insisting = begun("zz", claim=Claim.TAKE_OVER)
-    assert insisting.heard(said("mm-1", 4, epoch=6), 0.1) is Deed.LEAD
+    insisting.heard(said("mm-1", 4, epoch=6), 0.1)
+    assert insisting.tick(LISTEN_S) is Deed.LEAD
     assert insisting.epoch == 7
