@@ -226,6 +226,9 @@ class Aggregation:
         }
         drafts = {**result.drafts, **self._as_before(missing, round_index, former, result.kept)}
         self._latest = (result.state, result.new_state)
+        if any(manifest.round != round_index for manifest in uploads.values()):
+            # What a late upload was mixed into lies in the state's own blobs; those that it was mixed of go.
+            self._latest = (result.state, self._restored(result.state))
         drafts = {c: _with_notice(draft, quarantined.get(c) or result.kept.get(c)) for c, draft in drafts.items()}
         published_at = time.perf_counter()
         drafts, exact = self._rounded(drafts, wishes or {}, result.state)

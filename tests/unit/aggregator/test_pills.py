@@ -14,14 +14,14 @@ import torch
 from replayfleet.aggregator.aggregation import LONGEST_REST, GpuRest, RoundResult
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.federation.errors import ArtefactRejected, Reason
-from replayfleet.federation.methods import fedgp_records
+from replayfleet.federation.methods import METHODS, fedgp_records
 from replayfleet.federation.methods.fedavg import FedAvg
 from replayfleet.federation.methods.kit.records import Artefacts, Parameters
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.steps.screening import candidate_of, screen
 from replayfleet.federation.service import artefact_codec
 from replayfleet.federation.wire.protocol.messages import TASK_GRAPH, Probe
-from tests.support.pills import DEPLOYED, PILLS, VARIED, Blobs, EagerExporter, fleet, pills_of, scaled
+from tests.support.pills import DEPLOYED, PILLS, VARIED, Blobs, EagerExporter, changed, fleet, pills_of, scaled
 from tests.support.virtual_device import NAME, virtual_device
 
 QUICK = ("times 20", "2^40 samples")
@@ -121,6 +121,24 @@ def test_a_gpu_that_fails_costs_no_round_and_nobody_quarantine(caplog: pytest.Lo
     assert asked == [NAME, "cpu"]
     assert (there.state, there.drafts, there.quarantined) == (here.state, here.drafts, {})
     assert "GPU failed" in caplog.text
+
+
+@pytest.mark.parametrize("name", [name for name in DEPLOYED if not getattr(METHODS[name], "rounds_alternate", False)])
+def test_after_a_late_upload_the_next_round_needs_no_file_of_it(name: str):
+    """A late model was kept as what it is mixed of, whose files go after the round: the next one ended the process."""
+    honest = fleet(name)
+    aggregation, late = honest.prepared(honest.uploads)
+    first = aggregation.run(1, late, None)
+    assert first.quarantined == {}
+    files = aggregation._blobs
+    in_time = {}
+    for client, upload in honest.uploads.items():
+        encoded = artefact_codec.encode_artefacts(changed(upload, lambda _, __, tensor: tensor * 1.01), files)
+        in_time[client] = msgspec.structs.replace(late[client], round=2, blobs=encoded.blobs, facts=encoded.facts)
+    needed = {blob.digest for one in (*in_time.values(), *first.drafts.values()) for blob in one.blobs}
+    for gone in files.keys() - needed - first.state.digests():
+        del files[gone]
+    assert aggregation.run(2, in_time, first.state, first.drafts).quarantined == {}
 
 
 def test_a_gpu_that_failed_is_asked_again_after_ever_longer_rests_until_it_works(
