@@ -156,8 +156,10 @@ def _is_parameters(path: Path) -> bool:
 
 def _check_replaceable(path: Path, kind: str) -> None:
     """Raise SettingsError if something else than an earlier export of this kind is in its place."""
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # a folder says so itself
         return
+    if not path.is_file():
+        raise SettingsError(f"--out: {path} is no file; choose another --out")
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_GRAPH_BYTES else b""
         facts = own_facts(inspect_graph(data).metadata) if path.suffix == ".onnx" else torchscript_facts(data)

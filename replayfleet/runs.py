@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -142,6 +143,8 @@ def simulate(
     for name in more:
         if name not in known:
             raise SettingsError(f"simulate has no argument {name!r}{nearest(name, known)}")
+    # NumPy's numbers are numbers
+    more = {name: one.item() if isinstance(one, Real) and hasattr(one, "item") else one for name, one in more.items()}
     more |= {name: _path(name, more[name]) for name in ("data_root", "initial") if more.get(name) is not None}
     compared = more.get("compare", ())
     several = [compared] if isinstance(compared, (str, os.PathLike)) else compared

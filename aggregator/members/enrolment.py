@@ -157,6 +157,7 @@ class Registry:
         self._member(client)
         if client not in _ROLES:
             self._store.pin(client, secrets.token_bytes(32))  # nobody has the private half of that
+            self._store.withdraw(client)  # here too: whoever has its name next may be enrolled before the leader looks
         self._table.revoke(client, self._now.timestamp())
         return self._done(client, None, Terms())
 

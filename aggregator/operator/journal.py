@@ -162,18 +162,25 @@ class Journal:
 
 
 def read_journal(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of ``folder``, oldest first; lines torn by a crash are skipped."""
+    """Yield the events of ``folder``, oldest first; lines torn by a crash are skipped.
+
+    Raises:
+        SettingsError: It can't be read.
+    """
     for path in (rotated(folder / JOURNAL), folder / JOURNAL):
         if not path.exists():
             continue
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                except UNREADABLE:
-                    continue
-                if isinstance(entry, dict):
-                    yield entry
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    try:
+                        entry = json.loads(line)
+                    except UNREADABLE:
+                        continue
+                    if isinstance(entry, dict):
+                        yield entry
+        except OSError as error:
+            raise SettingsError(f"{path} can't be read ({error.strerror or error})") from error
 
 
 def rotated(path: Path) -> Path:

@@ -162,7 +162,7 @@ class Job:
             hardware=hardware(self.simulation.torch_device),
             versions=versions() | versions([code["package"] for code in self.identity.get("packages", {}).values()]),
             commit=commit(),
-            command=self.command,
+            command=[word.encode(errors="backslashreplace").decode() for word in self.command],  # paths need no UTF-8
         )
         parts = checkpoints.noted_parts(part, num_rounds=stream.num_rounds)
         ends = math.inf if spec.minutes is None else started + 60 * spec.minutes

@@ -40,7 +40,13 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("runs")
     write_fashion_mnist(folder / "data", train_per_class=6, test_per_class=4)
     return replayfleet.simulate(
-        "pfedgrp", out=folder / "out", settings="tiny", set=SMALL, clients=2, rounds=2, data_root=folder / "data"
+        "pfedgrp",
+        out=folder / "out",
+        settings="tiny",
+        set=SMALL,
+        clients=np.int64(2),
+        rounds=2,
+        data_root=folder / "data",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,9 @@ MAX_WAITING = 16
 
 MAX_WAITING_BYTES = 64 << 20
 """What large ones may hold: three of 3840 x 2160; as much again holds those whose rate is measured."""
+
+ROOM_BYTES = 8 << 20
+"""A film ends where the disk has less: OpenCV tells nobody that a frame didn't fit."""
 
 _FRAMES_TO_TIME = 8
 """The film's rate is measured over so many pictures, for cameras don't always keep what they promise."""
@@ -56,6 +60,13 @@ class Film:
         self.num_frames = 0
 
     def write(self, image: NDArray[np.uint8]) -> None:
+        """Add a frame (H, W, 3).
+
+        Raises:
+            SettingsError: The disk has no room for it; what was written before plays.
+        """
+        if shutil.disk_usage(self.path.parent).free < ROOM_BYTES:
+            raise SettingsError(f"film {self.path} ends after {self.num_frames} frames: the disk is nearly full")
         width, height = self._size
         if image.shape[:2] != (height, width):
             image = _fitted(image, width, height)

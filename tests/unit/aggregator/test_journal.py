@@ -44,6 +44,12 @@ def kinds(folder: Path) -> list[str]:
     return [event["event"] for event in read_journal(folder)]
 
 
+def test_a_journal_that_cannot_be_read_is_named(tmp_path: Path):
+    (tmp_path / JOURNAL).mkdir()
+    with pytest.raises(SettingsError, match=r"events\.jsonl can't be read \(Is a directory\)"):
+        list(read_journal(tmp_path))
+
+
 def test_a_full_file_is_put_aside_and_both_are_read(tmp_path: Path):
     with Journal(tmp_path, max_bytes=1000) as journal:
         for number in range(40):

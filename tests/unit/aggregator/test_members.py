@@ -23,6 +23,7 @@ from replayfleet.aggregator.store import AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service import data_dir
 from replayfleet.federation.service.credentials import identity
+from replayfleet.federation.wire.protocol.messages import FleetSpec, Manifest
 from replayfleet.federation.wire.transport.broker_address import TlsSettings
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
@@ -144,10 +145,14 @@ def test_a_revoked_member_is_in_no_rule_and_its_signature_counts_no_more(tmp_pat
 def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1")
     first = certificate(tmp_path / "members" / "cam-1").serial_number
+    store = AggregatorStore(tmp_path)
+    store.found(FleetSpec("street", "fedavg", {}, {}, 0), 0.0)
+    assert store.accept_upload(Manifest("up", "street", "cam-1", 0, 1, ()), 7, 0)
     run("revoke", "cam-1", "--data-dir", tmp_path)
     assert run("enroll", "cam-1", "--data-dir", tmp_path).exit_code == 0
     assert named_in_rules(tmp_path) == {"aggregator", "cam-1"}
     assert revoked(tmp_path) == {first}
+    assert store.uploads(0) == {}, "what its former key signed"
 
 
 def test_the_list_says_who_is_what(tmp_path: Path) -> None:

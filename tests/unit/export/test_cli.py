@@ -214,6 +214,10 @@ def test_what_is_no_export_of_this_kind_is_not_replaced(tmp_path: Path):
     notes = tmp_path / "notes.onnx"
     notes.write_bytes(b"precious")
     assert f"{notes} is there, and is no export of a task; choose another --out" in fails(task(raw, notes))
+    pipe = notes.with_name("pipe.onnx")
+    os.mkfifo(pipe)
+    assert f"{pipe} is no file" in fails(task(raw, pipe))
+    assert pipe.is_fifo()
     assert notes.read_bytes() == b"precious"
     notes.unlink()
     for _ in range(2):  # its own it makes again

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -165,6 +166,23 @@ def test_what_is_left_out_is_counted_for_each_film(tmp_path: Path, caplog: pytes
     left_out = {vars(record)["fields"]["camera"]: vars(record)["fields"]["left_out"] for record in caplog.records}
     assert left_out == {"front": 0, "rear": recorder.num_left_out}
     assert recorder.num_left_out >= 10
+
+
+def test_a_film_ends_where_the_disk_is_full_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frames that didn't fit were lost without a word, and counted."""
+    room = iter([1 << 40] * 9)
+    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(room, 0)))
+    recorder = Recorder(tmp_path / "out.webm", lambda _: LEGEND)
+    for frame_id in range(12):
+        recorder.watch(shown(frame_id))
+        while recorder._waiting.qsize():
+            time.sleep(0.001)
+    recorder.close()
+    assert "film stopped" in caplog.text
+    assert film(tmp_path / "out.webm")[0] == 9
+    assert recorder.num_left_out == 2  # the one that didn't fit is in the log
 
 
 def test_large_pictures_wait_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
