@@ -161,7 +161,8 @@ class Leadership:
             return Deed.NOTHING
         if self._asked_at is None:
             return self._decided(now) if now - self._since >= LISTEN_S else Deed.NOTHING
-        answer_s = GONE_S if self._would_begin_anew else ANSWER_S
+        older = self._behind and self.epoch <= self._highest  # after a power cut the one that led may begin later
+        answer_s = GONE_S if older else ANSWER_S
         return self._lead() if now - self._asked_at >= answer_s else Deed.NOTHING
 
     def stand_back(self) -> bool:

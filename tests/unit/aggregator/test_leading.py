@@ -119,7 +119,7 @@ def test_who_is_cut_off_from_the_broker_hears_nobody_and_takes_nothing_over() ->
     assert asks.tick(100.0 + LISTEN_S) is Deed.ASK, "whoever answered wasn't heard"
 
 
-@pytest.mark.parametrize(("round_index", "answer_s"), [(3, ANSWER_S), (0, GONE_S)])
+@pytest.mark.parametrize(("round_index", "answer_s"), [(4, ANSWER_S), (3, GONE_S), (0, GONE_S)])
 def test_nobody_answers_for_a_leader_that_was_killed_a_moment_ago(round_index: int, answer_s: float) -> None:
     second = begun("zz", round_index=round_index)
     second.heard(said("mm-1", 4), 0.5)
