@@ -73,7 +73,6 @@ class Leadership:
         self._home = home
         self._place = place
         self._claim = claim
-        self._has_led = False
         self._highest = -1  # epoch in which anybody led, and round that was reached: a last will says
         self._reached = 0  # those of its process's start
         self._since: float | None = None  # when the broker accepted us
@@ -111,6 +110,8 @@ class Leadership:
         then = "takes over when that is gone, or at once with --take-over"
         if self._would_begin_anew:
             then = "holds no round of it and won't take over, but with --take-over; restore a backup into its data dir"
+        elif self._ended_without_us:
+            then = f"is {self._behind} rounds behind, and opens the finished run again with --take-over alone"
         elif self._behind:
             then += f", from round {self._place[1]}: its store is {self._behind} behind, and a newer backup isn't"
         return (
@@ -137,10 +138,12 @@ class Leadership:
             self._highest, self._reached = max(self._highest, word.epoch), max(self._reached, word.round)
         if self.leads:
             return self._heard_beside(word, now, round_index)
-        if word.state == "standby":
+        ours_ended = word.state == "offline" and self._is_ours(word)  # a process before us: no word of who leads
+        if word.state == "standby" or (ours_ended and self.rival is not None):
             return Deed.NOTHING
         if self.standing is Standing.STANDING_BY:
-            self._stand_by(word, now)
+            if word.state != "offline":
+                self._stand_by(word, now)
             return Deed.NOTHING
         if self._asked_at is None or word.state == "offline":
             self.rival = word
@@ -155,7 +158,7 @@ class Leadership:
         """Let time pass."""
         if self.standing is Standing.STANDING_BY:
             patience_s = GONE_S + min(MOST_BEHIND_S, BEHIND_S * self._behind)
-            gone = now - self._heard_at >= patience_s and not self._would_begin_anew
+            gone = now - self._heard_at >= patience_s and not (self._would_begin_anew or self._ended_without_us)
             return self._lead() if gone else Deed.NOTHING
         if self.leads or self._since is None:
             return Deed.NOTHING
@@ -163,7 +166,9 @@ class Leadership:
             return self._decided(now) if now - self._since >= LISTEN_S else Deed.NOTHING
         older = self._behind and self.epoch <= self._highest  # after a power cut the one that led may begin later
         answer_s = GONE_S if older else ANSWER_S
-        return self._lead() if now - self._asked_at >= answer_s else Deed.NOTHING
+        if now - self._asked_at < answer_s:
+            return Deed.NOTHING
+        return self._stand_by(self.rival, now) if self.rival and older and self._ended_without_us else self._lead()
 
     def stand_back(self) -> bool:
         """Our epoch can't be made durable, so nobody would follow: stand by again, if there is a rival; else False."""
@@ -187,6 +192,7 @@ class Leadership:
         if word.state in {"standby", "offline"} or word.epoch < self.epoch:
             return Deed.ANSWER  # its word may be the retained one now
         if word.epoch > self.epoch or (word.round, word.instance) > (round_index, self.instance):
+            self._place = self.epoch, round_index
             return self._stand_by(word, now)
         self.rival, self.epoch = word, self.epoch + 1  # both took over: clients know this epoch from the other too
         return Deed.LEAD
@@ -194,24 +200,26 @@ class Leadership:
     @property
     def _behind(self) -> int:
         """Rounds that the store lacks, as far as anybody knows."""
-        return 0 if self._has_led else max(0, self._reached - self._place[1])
+        return max(0, self._reached - self._place[1])
 
     @property
     def _would_begin_anew(self) -> bool:
         """Whether all that the fleet learned would be lost: a leader that hangs for a while has still got it."""
-        return not self._has_led and self._place[1] == 0 and self._reached > 0
+        return self._place[1] == 0 and self._reached > 0
+
+    @property
+    def _ended_without_us(self) -> bool:
+        """Whether the fleet's run is finished, and our store would open it again."""
+        return self.rival is not None and self.rival.state == "finished" and self._behind > 0
 
     def _lead(self) -> Deed:
         if self.rival is not None:
             self.epoch = max(self.epoch, self._highest + 1)
-        self._has_led = True
         self.standing = Standing.LEADING
         return Deed.LEAD
 
     def _stand_by(self, word: Announcement, now: float) -> Deed:
-        self.standing, self.rival = Standing.STANDING_BY, word
-        if word.state != "offline":
-            self._heard_at = now
+        self.standing, self.rival, self._heard_at = Standing.STANDING_BY, word, now
         return Deed.STAND_BY
 
     def _is_ours(self, word: Announcement) -> bool:

@@ -165,9 +165,47 @@ def test_a_spare_says_how_far_it_is_behind_and_the_furthest_takes_over() -> None
     spare.heard(said("further-1", 6, epoch=1), at)
     assert spare.tick(at + GONE_S) is Deed.NOTHING
     assert spare.tick(at + GONE_S + MOST_BEHIND_S) is Deed.LEAD
-    spare.heard(said("first-0", 9, epoch=3), 200.0)
-    assert spare.stands_by
-    assert "behind" not in spare.notice  # nobody looked into its store since
+
+
+def test_who_led_before_another_took_over_is_as_far_behind_as_its_store() -> None:
+    """It took over at once, as if it had the rounds that it never saw."""
+    former, fresh = begun("first", round_index=3), begun("fresh")
+    for led, at in ((former, 5), (fresh, 0)):
+        assert led.tick(LISTEN_S) is Deed.LEAD
+        assert led.heard(said("second-0", at, epoch=1), 2.0, at) is Deed.STAND_BY
+        assert "behind" not in led.notice
+        led.heard(said("second-0", 45, epoch=1), 10.0)
+    assert "its store is 40 behind" in former.notice
+    assert former.tick(10.0 + GONE_S + 40 * BEHIND_S - 0.1) is Deed.NOTHING
+    assert former.tick(10.0 + GONE_S + 40 * BEHIND_S) is Deed.LEAD
+    assert fresh.tick(10 * GONE_S) is Deed.NOTHING, "it holds no round"
+
+
+def test_the_will_of_a_process_before_this_one_doesnt_say_who_leads() -> None:
+    """After a power cut a spare heard its own last, and led at once with the older store."""
+    spare = begun("spare", round_index=4)
+    for word in (said("first-0", 9), said("first-0", 0, "offline"), said("spare-0", 4, "offline")):
+        spare.heard(word, 0.1)
+    assert spare.tick(LISTEN_S) is Deed.ASK
+    assert spare.tick(LISTEN_S + GONE_S - 0.1) is Deed.NOTHING, "the one that led may begin later"
+    late = standing_by(4, 4)
+    late.heard(said("spare-0", 4, "offline"), 5.0)
+    assert not late.yields_to_a_copy, "which would end it"
+
+
+def test_a_spare_doesnt_open_a_finished_run_again() -> None:
+    """The one that led ends with its run, and the fleet began again at the spare's round."""
+    late, listens, has_all = begun("late", round_index=3), standing_by(3, 7), standing_by(10, 10)
+    late.heard(said("first-0", 10, "finished"), 0.1)
+    late.tick(LISTEN_S)
+    for spare in (listens, has_all):
+        spare.heard(said("first-0", 10, "finished"), 20.0)
+        spare.heard(said("first-0", 0, "offline"), 21.0)
+    assert late.tick(LISTEN_S + GONE_S) is Deed.STAND_BY
+    assert [spare.tick(10 * GONE_S) for spare in (late, listens, has_all)] == [Deed.NOTHING, Deed.NOTHING, Deed.LEAD]
+    assert "opens the finished run again with --take-over alone" in late.notice
+    listens.heard(said("first-2", 10, "open"), 400.0)
+    assert listens.tick(400.0 + GONE_S + 7 * BEHIND_S) is Deed.LEAD, "it went on with more rounds"
 
 
 def test_a_spare_of_a_fleet_that_hasnt_closed_a_round_takes_over() -> None:
