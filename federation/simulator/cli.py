@@ -125,7 +125,11 @@ def main() -> None:
 def _leave(code: int) -> NoReturn:
     """End with ``code``, not waiting for clients that are in a local round; what is complete is on disk."""
     threads = sys.modules.get("replayfleet.federation.simulator.client_threads")
-    if threads is not None and threads.still_training(_PATIENCE_S):
+    try:
+        at_once = threads is not None and threads.still_training(_PATIENCE_S)
+    except KeyboardInterrupt:  # who pressed Ctrl-C again doesn't want to wait
+        at_once = True
+    if at_once:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

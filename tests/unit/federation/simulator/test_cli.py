@@ -16,7 +16,7 @@ from support.nudge_method import NudgeMethod
 from replayfleet.federation.claimed import claimed
 from replayfleet.federation.methods import METHODS
 from replayfleet.federation.service.fleet.variants import VARIANTS
-from replayfleet.federation.simulator import cli, job
+from replayfleet.federation.simulator import cli, client_threads, job
 from replayfleet.federation.simulator.job import prepare
 from replayfleet.federation.simulator.run_spec import RunSpec
 from replayfleet.federation.simulator.simulation import Simulation
@@ -136,6 +136,23 @@ def interrupted_in(round_index: int) -> Callable[..., Any]:
         return original(self, index, *arguments)
 
     return interrupted
+
+
+def test_ctrl_c_a_second_time_ends_at_once_without_a_traceback(
+    fleet_sim: FleetSim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_again(_: float) -> bool:
+        raise KeyboardInterrupt
+
+    def ended(code: int) -> None:
+        raise SystemExit(f"at once, {code}")
+
+    monkeypatch.setattr(Simulation, "_round", interrupted_in(0))
+    monkeypatch.setattr(client_threads, "still_training", pressed_again)
+    monkeypatch.setattr(cli.os, "_exit", ended)
+    code, _, err = simulate(fleet_sim)
+    assert code == "at once, 130"
+    assert "--resume" in err
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_resumes(
