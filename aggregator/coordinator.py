@@ -90,7 +90,7 @@ class Coordinator:
         self._began_at = now
         self._answer_due = False
         self._collect_due = True
-        self._aggregation_waits = False
+        self._aggregates = self._aggregation_waits = False
         self._reported: dict[str, int] = {}
         self._num_reports = Counter[str]()
         self.finish = Finish(self.rounds, parts.presence, parts.store, self._reported)
@@ -194,8 +194,10 @@ class Coordinator:
         parts = self._parts
         if not (parts.leadership.leads and self.rounds.is_open) or parts.disk.problem:
             return
+        durable = parts.store.round().accepted
         for client_id in self.rounds.accepted:
-            if why := parts.store.shut_out(client_id):
+            gone = "" if client_id in durable else "it was revoked, and enrolled again"
+            if why := parts.store.shut_out(client_id) or gone:
                 parts.store.withdraw(client_id)
                 self.rounds.withdraw(client_id)
                 self.left_out(client_id)
@@ -235,7 +237,7 @@ class Coordinator:
             try:
                 parts.store.raise_epoch(parts.leadership.epoch)
             except sqlite3.Error as error:
-                if parts.disk.takes(error) and parts.leadership.stand_back():
+                if parts.disk.takes(error) and parts.leadership.stand_back(self.rounds.index):
                     return  # it is decided anew when the disk takes it again
                 raise
             parts.checkpoint(Step.EPOCH_RAISED)
@@ -250,7 +252,7 @@ class Coordinator:
         self._announce(now)
         for client_id in parts.presence.live:
             self._downloads.provide(client_id, now)
-        if self.rounds.phase is Phase.AGGREGATING and parts.jobs.idle:
+        if self.rounds.phase is Phase.AGGREGATING and not self._aggregates:
             self._aggregate()
 
     def _handle(self, events: list[Event], now: float) -> None:
@@ -374,7 +376,7 @@ class Coordinator:
 
     def _aggregate(self) -> None:
         parts, index = self._parts, self.rounds.index
-        self._aggregation_waits = False
+        self._aggregates, self._aggregation_waits = True, False
         uploads = parts.store.uploads(index)
         newest = {client: parts.store.download(client) for client in parts.store.clients()}
         former, wishes = {c: held for c, held in newest.items() if held is not None}, parts.wishes.of(newest)
@@ -392,6 +394,7 @@ class Coordinator:
         )
         if not committed:
             raise ReplayfleetError(f"round {result.round} was committed twice; the data dir has two writers")
+        self._aggregates = False
         parts.checkpoint(Step.COMMITTED)
         self.rounds.committed(now)
         self._num_reports.clear()
@@ -409,7 +412,7 @@ class Coordinator:
 
     def _not_aggregated(self, error: Exception, now: float) -> None:
         if self._parts.disk.takes(error):
-            self._aggregation_waits = True
+            self._aggregates, self._aggregation_waits = False, True
             self._collect_due = True  # what was made in vain takes room
             return
         raise ReplayfleetError(

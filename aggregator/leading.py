@@ -170,11 +170,11 @@ class Leadership:
             return Deed.NOTHING
         return self._stand_by(self.rival, now) if self.rival and older and self._ended_without_us else self._lead()
 
-    def stand_back(self) -> bool:
+    def stand_back(self, round_index: int) -> bool:
         """Our epoch can't be made durable, so nobody would follow: stand by again, if there is a rival; else False."""
         if self.rival is None:
             return False
-        self.standing = Standing.STANDING_BY
+        self.standing, self._place = Standing.STANDING_BY, (self.epoch, round_index)
         return True
 
     def _decided(self, now: float) -> Deed:

@@ -28,7 +28,7 @@ from replayfleet.aggregator.store import AggregatorStore, StoredArtefacts
 from replayfleet.aggregator.sync.downloads import MAX_PREPARING
 from replayfleet.federation.errors import ReplayfleetError
 from replayfleet.federation.methods.kit.records import Artefacts
-from replayfleet.federation.service.disk import Disk, disk_errno
+from replayfleet.federation.service.disk import Disk, Room, disk_errno
 from replayfleet.federation.wire.protocol.facts import encode_facts
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import (
@@ -469,6 +469,44 @@ def test_an_upload_that_arrives_after_its_client_was_revoked_counts_no_more(tmp_
     desk.hears(Arrived("a", "0" * 32, Manifest("up", "street", "a", 0, 1, ()), 7), now=3.1)
     assert (desk.courier.verdicts[-1], desk.courier.reasons[-1]) == (("a", False), "excluded")
     assert (desk.coordinator.rounds.accepted, desk.aggregation.ran) == (("b",), [])
+
+
+def test_who_was_revoked_and_enrolled_again_within_a_second_has_no_upload_in_the_round(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    table = enrolled(desk, "a", "b")
+    desk.coordinator.tick(1.5)
+    desk.upload("a", now=1.6)
+    desk.store.withdraw("a")  # as `aggregator revoke` does
+    table.revoke("a", 2.0)
+    table.enrol("a", Issued(9, 0.0, 9e9, 9e9), 2.1)
+    desk.coordinator.tick(3.0)
+    assert desk.coordinator.rounds.accepted == ()
+    desk.upload("b", now=4.0)
+    assert desk.coordinator.rounds.is_open, "it waits for the new device"
+    assert desk.coordinator.rounds.accepted == ("b",)
+
+
+def test_a_leader_that_leads_on_in_another_epoch_aggregates_its_round_once(tmp_path: Path) -> None:
+    """The commit waited for the disk behind the new epoch, which began the round's aggregation again."""
+    desk = Desk(tmp_path, Claim.ASK, num_clients=1, min_clients=1)
+    desk.coordinator.on_connected(0.0)
+    desk.coordinator.tick(1.5)
+    desk.upload("a", now=2.0)
+    desk.coordinator.tick(2.2)
+    assert desk.coordinator.rounds.phase is Phase.AGGREGATING
+    room = [Room(0, 1 << 30)]
+    desk.disk._room, desk.disk._look_at = lambda: room[0], 0.0
+    desk.coordinator.tick(2.4)
+    assert desk.disk.problem
+    other = Announcement("00-0", 0, "open", 60.0, SPEC, epoch=0)
+    desk.hears(Received(EVERYBODY, other), now=2.6)
+    desk.jobs.run(2.8)
+    room[0] = Room(1 << 30, 1 << 30)
+    for now in (10.0, 15.0):
+        desk.coordinator.tick(now)
+    desk.jobs.run(16.0)
+    assert (desk.coordinator.rounds.index, desk.leadership.epoch) == (1, 1)
+    assert len(desk.aggregation.ran) == 1
 
 
 def test_goodbye_can_be_said_to_a_store_that_is_closed(desk: Desk) -> None:

@@ -181,6 +181,16 @@ def test_who_led_before_another_took_over_is_as_far_behind_as_its_store() -> Non
     assert fresh.tick(10 * GONE_S) is Deed.NOTHING, "it holds no round"
 
 
+def test_who_cant_make_its_epoch_durable_knows_which_round_its_store_reached() -> None:
+    """It stood by as one that holds no round, and never led again."""
+    leader = begun("first")
+    leader.tick(LISTEN_S)
+    assert leader.heard(said("second-0", 5), 2.0, 300) is Deed.LEAD
+    assert leader.stand_back(300)
+    assert "holds no round" not in leader.notice
+    assert leader.tick(2.0 + GONE_S) is Deed.LEAD
+
+
 def test_the_will_of_a_process_before_this_one_doesnt_say_who_leads() -> None:
     """After a power cut a spare heard its own last, and led at once with the older store."""
     spare = begun("spare", round_index=4)
