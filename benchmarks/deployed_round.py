@@ -2,8 +2,9 @@
 
 A real mosquitto, ``aggregator serve`` and ``edge-client start`` processes with all guarantees, as an operator starts
 them; the method's local round returns what it got, moved a little (``idle_method.py``). The model is our ResNet20 for
-28 pixels (2.8 MB). Every client serves its model in a process of its own and tests it on a few pictures. The first
-rounds are left out: they import torch and export graphs. CPU seconds are those of the broker, the aggregator, the
+28 pixels (2.8 MB). Every client serves its model in a process of its own and measures its accuracy on two pictures more
+in each round, which is an experiment's: a device with a camera has no test set. The first rounds are left out: they
+import torch and export graphs. CPU seconds are those of the broker, the aggregator, the
 clients and their children; they hold on busy machines too.
 
     python -m benchmarks.deployed_round [--clients 2 10] [--rival-python PATH] [--out FILE]
@@ -93,7 +94,7 @@ def _fleet(clients: int, rounds: int) -> dict[str, Any]:
         )
         commands = {"aggregator": server}
         for index in range(clients):
-            source = stream_source("tiny", index, clients=clients, rounds=total + 1, seed=0, rate=0.1)
+            source = stream_source("tiny", index, clients=clients, rounds=total + 1, seed=0, rate=0.1, test=1)
             commands[f"cam-{index}"] = client_command(folder / f"cam-{index}", FLEET, source)
         processes = {
             name: stack.enter_context(_started([*command, "--broker", broker.url], folder / f"{name}.log", environment))

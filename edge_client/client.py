@@ -395,6 +395,7 @@ class Client:
                 allowance=parts.compute.allowance,
                 torch_device=parts.compute.training_device,
                 choice=held.choice,
+                verified=parts.blobs.verified(entry.digest for entry in held.manifest.blobs),
             ),
             now,
             self._training_deadline(now),

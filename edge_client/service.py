@@ -405,6 +405,7 @@ class ClientService:
                 folder / BLOBS,
                 num_threads=identity.compute.inference_threads,
                 providers=identity.compute.providers,
+                verified=blobs.verified,
             ),
             engines=identity.compute.open_engines(folder, self._slot),
             training=training,

@@ -41,7 +41,7 @@ def load_model(load: Load) -> LoadedModel:
         ArtefactRejected: A blob is damaged or missing, graph and parameters don't fit, the graph is not of the fleet's
             task, or ONNX Runtime fell back from the provider that was asked for.
     """
-    blobs = DiskBlobStore(Path(load.blobs))
+    blobs = DiskBlobStore(Path(load.blobs), load.verified)
     try:
         # Mapped, as nothing changes a blob: read, decoded and joined it would be copied page by page three times.
         graph, parameters = blobs.read(load.graph), arrays_in(blobs.mapped(load.parameters))

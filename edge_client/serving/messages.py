@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from replayfleet.federation.wire.transport.blob_store import FileLook
+
 MAX_PACKET_BYTES = 65_536
 MAX_DETAIL = 300
 """Characters."""
@@ -34,6 +36,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
         providers: execution providers; the first must be the one that really runs.
         facts: architecture, classes and preprocessing that the fleet agreed on, each ``comparable``; a graph that says
             otherwise is refused.
+        verified: of ``DiskBlobStore``.
     """
 
     blobs: str
@@ -43,6 +46,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     num_threads: int
     providers: tuple[Provider, ...]
     facts: dict[str, str] = {}
+    verified: dict[str, FileLook] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from replayfleet.edge_client.serving.process import ServingProcess, anew
 from replayfleet.edge_client.serving.slot import Model, ModelLost
 from replayfleet.federation.backoff import Backoff
 from replayfleet.federation.service.logs import EventLogger
+from replayfleet.federation.wire.transport.blob_store import FileLook
 
 log = EventLogger(__name__)
 
@@ -169,7 +170,8 @@ class WorkerModel:
         start: Start = anew() if self._rules.command is None else anew(self._rules.command)
         if self._forks is not None and self.job.providers == CPU:
             start = self._forks.start
-        return ServingProcess(self.job, start, self._rules.load_timeout_s)
+        job, self.job = self.job, msgspec.structs.replace(self.job, verified={})  # the disk may spoil it later
+        return ServingProcess(job, start, self._rules.load_timeout_s)
 
     def _lost(self, process: ServingProcess, error: ModelLost) -> bool:
         """Note a death; False if ``process`` had been replaced."""
@@ -193,12 +195,20 @@ class Workers:
         num_threads: of one inference.
         providers: execution providers; the first was proved.
         rules: how serving processes are run.
+        verified: of the client's ``DiskBlobStore``; without, a model's first process reads and hashes its blobs again.
     """
 
     def __init__(
-        self, blobs: Path, *, num_threads: int, providers: tuple[Provider, ...], rules: WorkerRules | None = None
+        self,
+        blobs: Path,
+        *,
+        num_threads: int,
+        providers: tuple[Provider, ...],
+        rules: WorkerRules | None = None,
+        verified: Callable[[Iterable[str]], dict[str, FileLook]] = lambda _: {},
     ) -> None:
         self._blobs = str(blobs)
+        self._verified = verified
         self._num_threads = num_threads
         self._providers = providers
         self._rules = rules or WorkerRules()
@@ -209,5 +219,14 @@ class Workers:
     ) -> WorkerModel:
         """Return the model of two blobs, by their digests; nothing runs yet. ``facts``: what the graph must say."""
         agreed = {key: comparable(fact) for key, fact in (facts or {}).items()}
-        job = Load(self._blobs, graph, parameters, image_shape, self._num_threads, self._providers, agreed)
+        job = Load(
+            self._blobs,
+            graph,
+            parameters,
+            image_shape,
+            self._num_threads,
+            self._providers,
+            agreed,
+            self._verified((graph, parameters)),
+        )
         return WorkerModel(job, self._rules, forks=self._forks)

@@ -43,6 +43,7 @@ class ChoiceDesk:
                 sampler=parts.compute.sampler,
                 num_threads=parts.compute.training_threads,
                 held_out=kept[1].path if kept is not None and kept[0] == manifest.round - 1 else "",
+                verified=parts.blobs.verified(entry.digest for entry in manifest.blobs),
             ),
             now,
         )

@@ -185,6 +185,8 @@ def wire_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    if position < len(message) and message[position] < 0x80:  # most have one byte
+        return message[position], position + 1
     result = 0
     for index in range(10):
         if position + index >= len(message):

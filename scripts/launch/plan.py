@@ -71,8 +71,10 @@ def write_task(path: Path, **fields: Any) -> None:
     write_atomic(path, "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).encode())
 
 
-def stream_source(preset: str, index: int, *, clients: int, rounds: int, seed: int, rate: float) -> str:
-    """Return a client's share of Fashion-MNIST as a stream, as large as a preset has it."""
+def stream_source(
+    preset: str, index: int, *, clients: int, rounds: int, seed: int, rate: float, test: int | None = None
+) -> str:
+    """Return a client's share of Fashion-MNIST as a stream, as large as a preset has it but for ``test``."""
     size = SIZES[preset]
     query = {
         "scenario": SCENARIO,
@@ -80,7 +82,7 @@ def stream_source(preset: str, index: int, *, clients: int, rounds: int, seed: i
         "client": index,
         "rounds": rounds,
         "samples": size.samples_per_class,
-        "test": size.test_samples_per_class or 0,
+        "test": (size.test_samples_per_class or 0) if test is None else test,
         "seed": seed,
         "rate": rate,
     }

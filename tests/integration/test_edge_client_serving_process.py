@@ -30,7 +30,7 @@ from replayfleet.edge_client.frames.views import WholePicture
 from replayfleet.edge_client.serving.loading import LoadedModel, load_model
 from replayfleet.edge_client.serving.memory_watch import MemoryWatch
 from replayfleet.edge_client.serving.messages import Load
-from replayfleet.edge_client.serving.model import WorkerModel
+from replayfleet.edge_client.serving.model import WorkerModel, Workers
 from replayfleet.edge_client.serving.probation.guard import Guard
 from replayfleet.edge_client.serving.probation.probation import ProbationRules
 from replayfleet.edge_client.serving.slot import Candidate, Model, ModelLost, ModelSlot
@@ -339,6 +339,20 @@ def test_a_signal_to_the_whole_group_is_left_to_the_client(rig: Callable[..., Ri
         os.kill(model.pid, sign)
     made.answered(20)
     assert (model.num_deaths, made.slot.num_rollbacks) == (0, 0)
+
+
+def test_only_the_first_process_of_a_model_takes_the_clients_word_for_what_the_disk_holds(colours: Colours) -> None:
+    graph, parameters = (entry.digest for entry in colours.manifest(1).blobs)
+    workers = Workers(
+        colours.folder, num_threads=1, providers=("CPUExecutionProvider",), verified=colours.store.verified
+    )
+    model = workers.model(graph, parameters, (3, 32, 32))
+    assert list(model.job.verified) == [graph, parameters]
+    try:
+        model(np.zeros((1, 3, 32, 32), np.float32))
+        assert not model.job.verified
+    finally:
+        model.close()
 
 
 def test_a_process_ends_with_its_client_also_if_that_is_killed(colours: Colours) -> None:

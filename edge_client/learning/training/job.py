@@ -17,6 +17,7 @@ from replayfleet.edge_client.flow import Samples
 from replayfleet.edge_client.state_store import Choice
 from replayfleet.federation.wire.protocol.messages import BlobEntry, FleetSpec, Manifest
 from replayfleet.federation.wire.protocol.tensors import decode_arrays, encode_arrays
+from replayfleet.federation.wire.transport.blob_store import FileLook
 
 SamplerName: TypeAlias = Literal["onnx", "eager"]
 """How the device draws from its sub-generators: through their exported graph, or with PyTorch."""
@@ -50,6 +51,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
         left_s: seconds that all of it may take, counted from when the process reads it; None for no deadline.
         torch_device: where it is trained, ``cpu``, ``cuda``, ... or ``auto``.
         choice: what of the download is served; None where nothing was chosen.
+        verified: of ``DiskBlobStore``.
     """
 
     data_dir: str
@@ -64,6 +66,7 @@ class TrainJob(msgspec.Struct, frozen=True, tag="train"):
     left_s: float | None = None
     torch_device: str = "cpu"
     choice: Choice | None = None
+    verified: dict[str, FileLook] = {}
 
 
 class ChooseJob(msgspec.Struct, frozen=True, tag="choose"):
@@ -78,6 +81,7 @@ class ChooseJob(msgspec.Struct, frozen=True, tag="choose"):
         sampler: how replay is drawn.
         num_threads: of torch and of the sampler.
         held_out: ``RoundFile.path`` of the samples to judge by; empty if there are none.
+        verified: of ``DiskBlobStore``.
     """
 
     data_dir: str
@@ -88,6 +92,7 @@ class ChooseJob(msgspec.Struct, frozen=True, tag="choose"):
     sampler: SamplerName
     num_threads: int
     held_out: str = ""
+    verified: dict[str, FileLook] = {}
 
 
 class TrainerReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -15,12 +15,16 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from replayfleet.federation.errors import ArtefactRejected, Reason, ReplayfleetError
 from replayfleet.federation.wire.protocol.limits import check_digest
 from replayfleet.federation.wire.protocol.messages import Encoding
 from replayfleet.federation.wire.protocol.packed import pack, unpack
 from replayfleet.federation.wire.protocol.tensors import compress, decompress, digest
+
+FileLook: TypeAlias = tuple[int, ...]
+"""What tells that a file has changed since: inode, size and times."""
 
 _WHOLE: tuple[Encoding, ...] = ("raw", "zstd", "shuffle4-zstd")
 _BLOB = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -48,9 +52,14 @@ class EncodedBlob:
 
 
 class DiskBlobStore:
-    """Blobs under ``root``, as ``<root>/<first two hex digits>/<digest>``, and a spool under ``<root>/.spool``."""
+    """Blobs under ``root``, as ``<root>/<first two hex digits>/<digest>``, and a spool under ``<root>/.spool``.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: folder, made if need be.
+        verified: blobs that another process of ours has verified; each is believed while its file looks the same.
+    """
+
+    def __init__(self, root: Path, verified: Mapping[str, FileLook] | None = None) -> None:
         self._root = root
         spool = root / ".spool"
         self.parts = spool / "parts"
@@ -58,8 +67,8 @@ class DiskBlobStore:
         self._temporary = spool / "tmp"
         for directory in (self.parts, self._encoded, self._temporary):
             directory.mkdir(parents=True, exist_ok=True)
-        self._trusted: dict[str, tuple[int, ...]] = {}  # digest -> what its file looked like when it was verified
-        self._sound: dict[str, dict[Path, tuple[int, ...]]] = {}  # digest -> files that a peer doubted in vain
+        self._trusted: dict[str, FileLook] = dict(verified or {})
+        self._sound: dict[str, dict[Path, FileLook]] = {}  # digest -> files that a peer doubted in vain
         _remove_older(self._temporary, _STALE_TEMPORARY_S)
         _remove_older(self.parts, _STALE_AFTER_S)
 
@@ -70,6 +79,10 @@ class DiskBlobStore:
     def has(self, digest: str) -> bool:
         """Whether the blob is there, complete and verified."""
         return self.path(digest).is_file()
+
+    def verified(self, digests: Iterable[str]) -> dict[str, FileLook]:
+        """Return those that need not be read again, for a store of another process."""
+        return {each: self._trusted[each] for each in digests if each in self._trusted}
 
     def put(self, data: bytes | memoryview) -> str:
         """Store decoded bytes durably; returns their digest. Idempotent."""
@@ -274,7 +287,7 @@ class DiskBlobStore:
             _flush_directory(target.parent)
 
 
-def _look(path: Path) -> tuple[int, ...]:
+def _look(path: Path) -> FileLook:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 

@@ -8,6 +8,7 @@ import pytest
 
 from replayfleet.federation.errors import ArtefactRejected, MalformedMessage, Reason
 from replayfleet.federation.wire.protocol.tensors import decompress, digest
+from replayfleet.federation.wire.transport import blob_store
 from replayfleet.federation.wire.transport.blob_store import DiskBlobStore
 
 
@@ -41,6 +42,29 @@ def test_a_damaged_blob_is_removed_so_that_it_is_fetched_again(tmp_path: Path) -
         store.read(name)
     assert caught.value.reason is Reason.WRONG_DIGEST
     assert not store.has(name)
+
+
+def test_what_another_process_verified_is_hashed_again_only_if_its_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskBlobStore(tmp_path)
+    kept, changed = store.put(b"kept"), store.put(b"blob")
+    told = store.verified([kept, changed, "0" * 64])
+    assert list(told) == [kept, changed]
+    store.path(changed).unlink()
+    store.path(changed).write_bytes(b"blub")
+    hashed: list[bytes] = []
+
+    def hashing(data: bytes) -> str:
+        hashed.append(bytes(data))
+        return digest(data)
+
+    monkeypatch.setattr(blob_store, "digest", hashing)
+    other = DiskBlobStore(tmp_path, told)
+    assert (other.read(kept), hashed) == (b"kept", [])
+    with pytest.raises(ArtefactRejected):
+        other.read(changed)
+    assert hashed == [b"blub"]
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
