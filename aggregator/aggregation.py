@@ -28,7 +28,7 @@ from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
-from replayfleet.federation.methods.kit.promises import aggregated
+from replayfleet.federation.methods.kit.promises import aggregated, faults_named
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
@@ -217,7 +217,8 @@ class Aggregation:
         quarantined |= culprits
         if result is None:
             if errors:  # not even alone: it may be the method's mistake, and no client's
-                _log.exception("aggregation fails with every upload", errors[-1], method=self._method.name)
+                again = "each client goes on with the model that it had"
+                _log.exception("aggregation fails with every upload", errors[-1], method=self._method.name, next=again)
             result = self._unchanged(round_index, uploads, before, former)
         missing = {
             client_id: self._method.download_for(result.new_state, client_id, self._initial)
@@ -314,7 +315,8 @@ class Aggregation:
             rng = seeded_generator(self._spec.run_seed, round_index, "aggregator")
             there = {client_id: placed(upload, device) for client_id, upload in uploads.items()}
             spread = self._spread if device.type == "cpu" else None
-            with contextlib.nullcontext() if spread is None else spread_by(spread):
+            within = contextlib.nullcontext() if spread is None else spread_by(spread)
+            with within, faults_named(self._method, "aggregate"):
                 made = self._method.aggregate(placed(before, device), there, rng, sampler=self._sampler)
             state, downloads = aggregated(self._method, made, lambda: placed(self._initial, device))
             back: dict[int, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+from replayfleet.federation.errors import told
 from replayfleet.federation.methods.kit.records import ClientId
 
 MAX_TRIES = 64
@@ -59,7 +60,7 @@ def settle(
             outcome, _ = _tried(attempt, together)
         if outcome is not None:
             return outcome, left_out | dict.fromkeys(left.keys() - together.keys(), _told(error))
-    return None, left_out | dict.fromkeys(left, _told(error))
+    return None, left_out | dict.fromkeys(left, _told(error, "with no upload can the round be aggregated"))
 
 
 class _Groups(Generic[U]):
@@ -122,5 +123,5 @@ def _tried(
         return None, error
 
 
-def _told(error: Exception | None) -> str:
-    return f"with it the round can't be aggregated: {type(error).__name__}: {error}"[:500]
+def _told(error: Exception | None, what: str = "with it the round can't be aggregated") -> str:
+    return "" if error is None else f"{what}: {told(error)}"[:500]

@@ -17,7 +17,7 @@ from replayfleet.aggregator.parts import Parts
 from replayfleet.aggregator.presence import DEAD_AFTER_S, Change
 from replayfleet.aggregator.records.roll import expected_uploads
 from replayfleet.aggregator.rounds.machine import Decision, Phase, Rounds
-from replayfleet.aggregator.rounds.opening import Signs
+from replayfleet.aggregator.rounds.opening import Signs, since
 from replayfleet.aggregator.steps import Step
 from replayfleet.aggregator.sync.downloads import DownloadDesk
 from replayfleet.aggregator.sync.finish import Finish
@@ -187,7 +187,9 @@ class Coordinator:
             expected = [client for client, standing in standings.items() if standing.is_expected]
             num_samples = parts.presence.samples_waiting(expected, self.rounds.index)
             lowest = parts.presence.least_accurate(expected, self.rounds.index)
-            self.rounds.signs = Signs(num_samples, parts.wall_clock(), parts.store.round().opened_at, *lowest)
+            wall_s = parts.wall_clock()
+            begins_s = since(self.rounds.signs, parts.store.round().opened_at, wall_s)
+            self.rounds.signs = Signs(num_samples, wall_s, begins_s, *lowest)
 
     def _leave_out_who_counts_no_more(self) -> None:
         """Take uploads of those who were revoked, or never enrolled, out of the open round before it closes."""

@@ -353,6 +353,8 @@ class AggregatorService:
             raise VerbRefused(f"{', '.join(self.growth[0])} is being added; the aggregator begins anew for it")
         grown = planned(self._store, names)
         if not only_plan:
+            if self._parts.disk.problem:
+                raise VerbRefused(f"{self._parts.disk.problem}; nothing was changed")
             self.growth = (names, who)
         return Plan(grown.text)
 

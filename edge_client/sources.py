@@ -23,7 +23,7 @@ from replayfleet.edge_client.learning.labels.lessons import BoxLabeller, BoxLess
 from replayfleet.edge_client.learning.labels.operators_word import Desk
 from replayfleet.edge_client.learning.labels.teacher import TeacherBoxes, TeacherLabels, load_teacher
 from replayfleet.edge_client.learning.settings import LearningSettings
-from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest
+from replayfleet.federation.errors import ReplayfleetError, SettingsError, nearest, told
 from replayfleet.federation.service.fleet.growth import grown_task
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.models.specs import AnyTaskSpec, DetectionSpec, TaskSpec
@@ -104,11 +104,11 @@ def _opened(uri: CameraUri) -> Camera:
         camera: Camera = kind.camera()(uri.settings, uri.name)
         if uri.scheme not in CAMERAS:
             _check_added(camera, uri.name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if uri.scheme in CAMERAS or isinstance(error, ReplayfleetError):
             raise
         raise SettingsError(
-            f"source {uri.name}: {uri.scheme}://, of an installed package, failed ({type(error).__name__}: {error})"
+            f"source {uri.name}: {uri.scheme}://, of an installed package, failed ({told(error)})"
         ) from error
     return camera
 
@@ -120,6 +120,9 @@ def _check_added(camera: Camera, name: str) -> None:
     for what, kind in kinds.items():
         if not isinstance(said[what], kind):
             raise TypeError(f"its {what} is {said[what]!r:.80}, expected {kind.__name__}")
+    names = camera.class_names
+    if not all(isinstance(each, str) for each in names) or len(set(names)) != len(names):
+        raise TypeError(f"its class_names are {names!r:.80}, expected names that differ")
     if camera.name != name or not callable(camera.pictures):
         raise TypeError(f"its name is {camera.name!r:.80}, expected {name!r}")
 

@@ -16,6 +16,15 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoders of JSON and msgpack raise for bytes that are none: also letters that don't decode, and deep nesting."""
 
 
+def told(error: BaseException) -> str:
+    """Return an error in words, also one whose own words fail."""
+    try:
+        text = str(error)
+    except Exception as worse:  # of whatever package
+        text = f"its text can't be made: {type(worse).__name__}"
+    return f"{type(error).__name__}: {text}"
+
+
 class Reason(str, enum.Enum):
     """Why an upload was rejected, an artefact refused or a served model rolled back; the value travels in messages."""
 

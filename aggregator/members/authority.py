@@ -102,8 +102,9 @@ class Authority:
     def revocations(self, serials: Iterable[int]) -> bytes:
         """Return the list of certificates that count no more, PEM."""
         builder = x509.CertificateRevocationListBuilder().issuer_name(self.certificate.subject)
-        # One that has expired would shut everybody out.
-        builder = builder.last_update(self._now - BACKDATED).next_update(self.certificate.not_valid_after_utc)
+        # One that has expired would shut everybody out; one that a clock ahead of time dates, until that time.
+        begins, ends = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
+        builder = builder.last_update(begins).next_update(ends)
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(own, critical=False)
         for serial in sorted(serials):

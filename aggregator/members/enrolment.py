@@ -242,7 +242,7 @@ class Registry:
         hosts = self._hosts or (() if kept is None else _hosts_in(kept)) or LOCAL
         if kept is not None and has_key and self._authority.signed(kept) and _hosts_in(kept) == hosts:
             left_s = (kept.not_valid_after_utc - self._now).total_seconds()
-            if left_s > identity.SOON_S:
+            if left_s > identity.SOON_S and kept.not_valid_before_utc <= self._now:  # made by a clock that was ahead
                 return
         key = new_key()
         files.write_if_new(broker / files.KEY, private_pem(key), private=True)

@@ -104,11 +104,15 @@ class Members:
 
     def renew(self, client: str, certificate: Issued, until: float) -> None:
         """Give a member another certificate; those before count until ``until`` at most."""
-        self._change(self._end(client, until), self._issue(client, certificate))
+        ended = "UPDATE certificates SET ends_at = min(ends_at, ?) WHERE client = ?"
+        self._change((ended, (until, client)), self._issue(client, certificate))
 
     def revoke(self, client: str, now: float) -> None:
         """Shut a client out; all its certificates end."""
-        self._change(("UPDATE members SET revoked_at = ? WHERE client = ?", (now, client)), self._end(client, now))
+        # Not at ``now``, which a clock that is ahead puts off.
+        revoked = ("UPDATE members SET revoked_at = ? WHERE client = ?", (now, client))
+        ended = "UPDATE certificates SET ends_at = min(ends_at, issued_at, ?) WHERE client = ?"
+        self._change(revoked, (ended, (now, client)))
 
     def ended(self, now: float) -> set[int]:
         """Serial numbers of certificates that count no more, though they haven't expired."""
@@ -125,10 +129,6 @@ class Members:
     def _issue(client: str, issued: Issued) -> tuple[str, Sequence[object]]:
         row = (str(issued.serial), client, issued.issued_at, issued.ends_at, issued.expires_at)
         return "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)", row
-
-    @staticmethod
-    def _end(client: str, until: float) -> tuple[str, Sequence[object]]:
-        return "UPDATE certificates SET ends_at = min(ends_at, ?) WHERE client = ?", (until, client)
 
     def _change(self, *statements: tuple[str, Sequence[object]]) -> None:
         try:

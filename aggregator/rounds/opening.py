@@ -22,7 +22,7 @@ class Signs:
     Attributes:
         num_samples: labelled samples that wait at the members for whom rounds wait, by their presences.
         wall_s: Unix time now.
-        since_s: Unix time at which the round before was committed, or the fleet founded.
+        since_s: Unix time at which the round before was committed, or the fleet founded; 0 before the first look.
         lowest: share of labelled things that the least accurate member's model answers rightly, of those that were
             asked about enough.
         whose: which member that is; empty if none was.
@@ -33,6 +33,11 @@ class Signs:
     since_s: float = 0.0
     lowest: float = 1.0
     whose: str = ""
+
+
+def since(before: Signs, committed_s: float, wall_s: float) -> float:
+    """Return ``Signs.since_s``: where the clock was ahead then and was put right since, the first look after that."""
+    return min(committed_s, wall_s, before.since_s or math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,8 @@ class Opening:
 
     def _due_s(self, signs: Signs) -> float:
         """Unix time of the first of the times after the round before."""
-        since_s = min(signs.since_s, signs.wall_s)  # the clock may have been ahead when that ended
-        midnight = since_s // DAY_S * DAY_S
-        return min(at for day in (0, DAY_S) for time in self.times_s if (at := midnight + day + time) > since_s)
+        midnight = signs.since_s // DAY_S * DAY_S
+        return min(at for day in (0, DAY_S) for time in self.times_s if (at := midnight + day + time) > signs.since_s)
 
 
 def parse_opening(text: str) -> Opening:

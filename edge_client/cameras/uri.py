@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from replayfleet.edge_client.cameras.kinds import ALL_CAMERAS, CAMERAS, CameraKind
 from replayfleet.edge_client.flow import Rate
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.paths import expanded
 from replayfleet.federation.service.settings import WrongValueError, check_settings, settings_of
 
@@ -161,12 +161,10 @@ def parse_source(uri: str, name: str = "camera-0") -> SourceUri:
 def _settings_type(scheme: str, kind: CameraKind) -> Any:
     try:
         found = kind.settings()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if scheme in CAMERAS:
             raise
-        raise SettingsError(
-            f"source {scheme}://, of an installed package, has no settings ({type(error).__name__}: {error})"
-        ) from error
+        raise SettingsError(f"source {scheme}://, of an installed package, has no settings ({told(error)})") from error
     if not is_dataclass(found):
         raise SettingsError(f"source {scheme}://, of an installed package: its settings {found!r:.80} are no dataclass")
     try:

@@ -7,6 +7,7 @@ turn. Nothing queues, what was skipped is counted, and a camera that is lost sto
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from replayfleet.edge_client.flow import Camera, CameraError, Picture, Shown
 from replayfleet.edge_client.frames.answerer import Answerer, FrameCounts
 from replayfleet.federation.backoff import Backoff
+from replayfleet.federation.errors import told
 from replayfleet.federation.service.logs import EventLogger
 from replayfleet.federation.service.turns import CountedStop
 
@@ -41,7 +43,28 @@ class _Lane:
         self.ended = False
         self.stop = CountedStop()
         self.given = 0
+        self._newest_id, self._shift = -1, 0
         self._seen = (0, 0), math.inf
+
+    def begins_anew(self) -> None:
+        """Its next picture may have any ``frame_id``: a camera that comes back may count from 0."""
+        self._shift = -1
+
+    def numbered(self, picture: Picture) -> Picture:
+        """Return a picture whose ``frame_id`` no earlier one of this camera has.
+
+        Raises:
+            ValueError: It doesn't rise.
+        """
+        if self._shift < 0:
+            self._shift = max(0, self._newest_id + 1 - picture.frame_id)
+        number = picture.frame_id + self._shift
+        if not self._newest_id < number < 2**63:
+            raise ValueError(
+                f"frame_id is {picture.frame_id} after {self._newest_id - self._shift}, expected to rise, below 2**63"
+            )
+        self._newest_id = number
+        return dataclasses.replace(picture, frame_id=number) if self._shift else picture
 
     def problem(self, now: float) -> str:
         """Why it gives nothing; empty if it does, or has nothing to give."""
@@ -128,8 +151,10 @@ class InferenceLoop:
         backoff = Backoff(0.25, _RETRY_MAX_S)
         while not lane.stop.is_set():
             try:
-                for picture in lane.camera.pictures(lane.stop):
-                    _check(lane.camera, picture)
+                lane.begins_anew()
+                for given in lane.camera.pictures(lane.stop):
+                    _check(lane.camera, given)
+                    picture = lane.numbered(given)
                     lane.given += 1
                     if lane.error:
                         log.info("camera is back", camera=lane.camera.name)
@@ -143,8 +168,8 @@ class InferenceLoop:
                 lane.error = str(lost) or type(lost).__name__
                 lane.stop.wait(backoff.next_s())
             except BaseException as error:  # root of a thread, exits too: this camera is done, the others go on
-                lane.error = f"{type(error).__name__}: {error}"
-                log.exception("camera failed", camera=lane.camera.name)
+                lane.error = told(error)
+                log.exception("camera failed", camera=lane.camera.name, next="it is tried again at the next start")
                 return
         if not lane.stop.is_set():
             log.info("recording ended", camera=lane.camera.name)

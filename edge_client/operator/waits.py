@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from replayfleet.federation.wire.protocol.messages import spoken
 
 CLOCK_SLACK_S = 120.0
 """A clock that is further from the fleet's is told; so much apart two aggregators may be (``sync.trust``)."""
+_STANDS_S = 10.0
+"""What is signed must have gone on by half of this time."""
 PATIENCE = {
     Why.BROKER_REFUSES: COMMON_PATIENCE[Why.BROKER_REFUSES],
     Why.NO_BROKER: COMMON_PATIENCE[Why.NO_BROKER],
@@ -88,13 +91,15 @@ class FleetClock:
     """How far this device's clock is from the fleet's time, which the aggregator signs several times a minute.
 
     Attributes:
-        ahead_s: of it; 0 while it isn't known.
+        ahead_s: of it; 0 while it isn't known, and where it stands: an aggregator whose clock was ahead, and was put
+            right, signs every message a moment later than the one before until that time has come.
     """
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
         self._heard_us = 0
-        self._is_live = False
+        self._is_live = self._stands = False
+        self._compared = (0, math.inf)
 
     def reconnected(self) -> None:
         """What the broker retains comes now: it may have been said long ago."""
@@ -105,7 +110,11 @@ class FleetClock:
         if heard_us == self._heard_us:
             return
         if self._is_live:
-            self.ahead_s = wall_s - heard_us / 1e6
+            then_us, then_s = self._compared
+            if abs(passed_s := wall_s - then_s) >= _STANDS_S:
+                self._stands = math.isfinite(passed_s) and (heard_us - then_us) / 1e6 < passed_s / 2
+                self._compared = heard_us, wall_s
+            self.ahead_s = 0.0 if self._stands else wall_s - heard_us / 1e6
         self._heard_us, self._is_live = heard_us, True
 
 

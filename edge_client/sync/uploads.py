@@ -116,7 +116,7 @@ class UploadDesk:
     def let_go(self) -> None:
         """The upload's round is over, with it or without; the state it came from stays."""
         if self._counts_in is not None and self._commit is not None:
-            log.info("upload used", round=self._commit.round)
+            log.info("upload's round is over", round=self._commit.round)
             self._parts.records.settle(self._commit.version, "accepted")
             self._commit = None
         else:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from replayfleet.federation.errors import told
+
 T = TypeVar("T")
 
 Outcome: TypeAlias = Callable[[float], None]
@@ -81,7 +83,7 @@ def outcome_of(
     """Run ``work`` here and now; returns what is left to do."""
     try:
         result = work()
-    except Exception as caught:  # root of a thread: the loop decides what a failure means
-        error = caught
+    except BaseException as caught:  # root of a thread, exits too: the loop decides what a failure means
+        error = caught if isinstance(caught, Exception) else RuntimeError(f"it would end the process ({told(caught)})")
         return lambda now: failed(error, now)
     return lambda now: then(result, now)

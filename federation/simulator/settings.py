@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest, told
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.presets import SETTINGS, settings_for_task
 from replayfleet.federation.service.settings import in_words
@@ -177,10 +177,10 @@ def method_from(kind: type[Any], task: AnyTaskSpec, preset: str, overrides: Mapp
         return kind(task=task, **fields)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{kind.name}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_ours(kind):
             raise
-        raise SettingsError(f"{kind.name}: {type(error).__name__}: {error}") from error
+        raise SettingsError(f"{kind.name}: {told(error)}") from error
 
 
 def method_fields(kind: type[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import spread_by
 from replayfleet.federation.methods.kit.packing import sub_generators_among
 from replayfleet.federation.methods.kit.placement import placed, placed_data, torch_device
-from replayfleet.federation.methods.kit.promises import Untouched, aggregated, local_result
+from replayfleet.federation.methods.kit.promises import Untouched, aggregated, faults_named, local_result
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import published, remainder_among, sent, with_remainder
@@ -232,7 +232,7 @@ class Simulation:
         if uploads:
             before = state.aggregator
             untouched = Untouched(self.method, before, *uploads.values())
-            with spread_by(threads.map):
+            with spread_by(threads.map), faults_named(self.method, "aggregate", all_of_them=True):
                 made = self.method.aggregate(before, uploads, rng, sampler=state.aggregator_sampler)
             untouched.check("aggregate")
             state.aggregator, downloads = aggregated(self.method, made, self._initial_download, state.clients)
@@ -337,7 +337,9 @@ class Simulation:
             arguments, rng = self._arguments(round_index, name, index, state)
             handed += [arguments[0], arguments[2]]
             works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
-        untouched, results = Untouched(self.method, *handed), together(works)
+        untouched = Untouched(self.method, *handed)
+        with faults_named(self.method, "local_work", all_of_them=True):
+            results = together(works)
         untouched.check("local_work")
         each_s = (self.clock() - started) / max(1, len(results))
         return {
@@ -500,7 +502,9 @@ def _local_round(
     """Return what a client's half of a round makes, how long it took, and what was counted."""
     started, meter = clock(), Meter()
     untouched = Untouched(method, arguments[0], arguments[2])
-    result = local_result(method, meter.local_round(method, arguments, sampler))
+    with faults_named(method, "local_round", all_of_them=True):
+        made = meter.local_round(method, arguments, sampler)
+    result = local_result(method, made)
     untouched.check("local_round")
     return result, clock() - started, meter
 

@@ -41,7 +41,7 @@ from replayfleet.edge_client.learning.training.job import (
 from replayfleet.edge_client.learning.training.stored import load_state, sampler_for, samples_of
 from replayfleet.edge_client.state_store import StateStore, TrainingCommit, spec_digest
 from replayfleet.federation.children import Parent
-from replayfleet.federation.errors import ReplayfleetError
+from replayfleet.federation.errors import ReplayfleetError, told
 from replayfleet.federation.service.artefact_codec import EncodedOnce, encode_artefacts, open_artefacts
 from replayfleet.federation.service.disk import disk_errno
 from replayfleet.federation.service.fleet.spec import method_of
@@ -102,7 +102,10 @@ def run_job(job: TrainJob, say: Callable[[FromTrainer], None] = lambda _: None) 
         rng = seeded_generator(job.spec.run_seed, manifest.round, job.client_id)
         more = paced.begin(sized, known.speed)
         # whatever the aggregator could draw itself hides nothing from it
-        with noise_by(lambda: entropy_generator(os.urandom(NUM_ENTROPY_BYTES))):
+        with (
+            noise_by(lambda: entropy_generator(os.urandom(NUM_ENTROPY_BYTES))),
+            promises.faults_named(sized, "local_round"),
+        ):
             result = sized.local_round(
                 placed(held, device),
                 placed_data(data, device),
@@ -257,9 +260,9 @@ def answer(job: AnyJob, say: Callable[[FromTrainer], None] = lambda _: None) -> 
     except (ReplayfleetError, ValueError, OSError) as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return TrainFailed(job.manifest.round, text, disk_errno(error))
-    except Exception as error:  # root of the process
+    except (Exception, SystemExit) as error:  # root of the process
         log.exception("training failed", round=job.manifest.round)
-        return TrainFailed(job.manifest.round, f"{type(error).__name__}: {error}"[:500])
+        return TrainFailed(job.manifest.round, told(error)[:500])
 
 
 def _jobs(parent: Parent) -> Iterator[AnyJob]:

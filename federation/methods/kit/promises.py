@@ -5,12 +5,15 @@ Our own methods are passed over: what is asked of others here, tests hold of the
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from replayfleet.federation.errors import MethodFault
+from replayfleet.federation.errors import MethodFault, ReplayfleetError, told
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
@@ -76,6 +79,31 @@ def aggregated(
                 "is what a client gets after a restart",
             )
     return state, downloads
+
+
+@contextlib.contextmanager
+def faults_named(method: Any, half: str, *, all_of_them: bool = False) -> Iterator[None]:
+    """Have what another package's method raises say whose it is; it ends no process.
+
+    Args:
+        method: whose half of a round is done in the block.
+        half: its name.
+        all_of_them: every error, but for those of disk and memory; otherwise ``SystemExit`` alone.
+
+    Raises:
+        MethodFault: Instead of those, which it names with the line of the method's file.
+    """
+    try:
+        yield
+    except (ReplayfleetError, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if is_ours(type(method)) or not (all_of_them or isinstance(error, SystemExit)):
+            raise
+        file = getattr(sys.modules.get(type(method).__module__), "__file__", None)
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+        place = f" ({file}, line {lines[-1]})" if lines else ""
+        raise _fault(method, f"{half} raised {told(error)}{place}") from error
 
 
 class Untouched:

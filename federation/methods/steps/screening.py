@@ -193,11 +193,14 @@ def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Square
             nearest, start = min(
                 ((_changes(matrices, start, sizes), start) for start in starts), key=lambda one: one[0][""]
             )
-            found |= _vectors(name, parameters, start)
-            found[name] = _Measured(f"{name}: its change in this round", nearest.pop(""), max_change, max_change / 2, 4)
+            moved = _vectors(name, parameters, start)
+            moved[name] = _Measured(f"{name}: its change in this round", nearest.pop(""), max_change, max_change / 2, 4)
             for key, change in nearest.items():
                 what = f"{name}: the change of {key} in this round"
-                found[f"{name} {key}"] = _Measured(what, change, 4 * max_change, 1.75, 3)
+                moved[f"{name} {key}"] = _Measured(what, change, 4 * max_change, 1.75, 3)
+            # An upload is finite by now: where its start isn't, its client trained from the model that it had before.
+            if all(math.isfinite(one.value) for one in moved.values()):
+                found |= moved
         said = answers(parameters)
         if said is not None:
             earlier = [answered for base in one.bases.values() if (answered := answers(base)) is not None]

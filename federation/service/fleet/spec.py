@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from replayfleet.federation.errors import SettingsError, nearest
+from replayfleet.federation.errors import SettingsError, nearest, told
+from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.service.fleet.presets import settings_for_task
 from replayfleet.federation.service.fleet.task import task_fields, task_of
 from replayfleet.federation.wire.protocol.messages import FleetSpec
@@ -119,3 +120,7 @@ def _build(kind: type[Any], task: AnyTaskSpec, fields: Mapping[str, Any]) -> Met
         return cast("Method", kind(task=task, **fields))
     except (TypeError, ValueError) as error:
         raise SettingsError(f"method {kind.name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        if is_ours(kind):
+            raise
+        raise SettingsError(f"method {kind.name!r}, of an installed package: {told(error)}") from error

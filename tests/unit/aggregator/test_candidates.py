@@ -55,6 +55,12 @@ def test_where_nobody_goes_with_anybody_all_are_left_out():
     assert len(calls) <= 8
 
 
+def test_where_no_upload_goes_at_all_none_of_them_is_blamed():
+    outcome, left_out, _ = settled("a", lambda who: True)
+    assert left_out == {"a": "with no upload can the round be aggregated: ValueError: broken by a"}
+    assert outcome is None
+
+
 def test_of_one_client_that_breaks_it_nothing_is_left():
     outcome, left_out, calls = settled("a", lambda who: True)
     assert outcome is None

@@ -142,6 +142,31 @@ def test_a_revoked_member_is_in_no_rule_and_its_signature_counts_no_more(tmp_pat
     assert store.is_enrolled("cam-1"), "nobody else takes its name"
 
 
+@pytest.mark.parametrize("ahead", [timedelta(days=3), timedelta(days=90)])
+def test_who_was_revoked_while_the_clock_was_ahead_stays_revoked_and_nobody_else_is(
+    ahead: timedelta, tmp_path: Path
+) -> None:
+    enrolled(tmp_path, "cam-1", "cam-2")
+    shut_out = {certificate(tmp_path / "members" / "cam-1").serial_number}
+    with opened(tmp_path, now=NOW + ahead) as registry:
+        registry.revoke("cam-1")
+    for later in (ahead, timedelta(), timedelta(days=1)):
+        with opened(tmp_path, now=NOW + later):
+            pass
+        assert revoked(tmp_path) == shut_out
+        crl = x509.load_pem_x509_crl((tmp_path / "broker" / "revoked.crl").read_bytes())
+        assert crl.last_update_utc <= NOW, "a list from the future lets nobody in"
+    with opened(tmp_path, new=True, now=NOW + timedelta(days=2)) as registry:
+        registry.enrol("cam-1", Terms())
+    assert revoked(tmp_path) == shut_out
+
+
+def test_a_renewed_member_that_is_revoked_has_no_certificate_that_counts(tmp_path: Path) -> None:
+    run("enroll", "cam-1", "--data-dir", tmp_path)
+    assert "the former one counts until" in run("renew", "cam-1", "--data-dir", tmp_path).output
+    assert "counts until" not in run("revoke", "cam-1", "--data-dir", tmp_path).output
+
+
 def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1")
     first = certificate(tmp_path / "members" / "cam-1").serial_number
@@ -238,7 +263,10 @@ def test_the_brokers_certificate_follows_its_names_and_is_renewed_in_time(tmp_pa
     second = at(3, "other.example")
     assert second != first
     assert at(700) == second
-    assert at(800) != second
+    assert (ahead := at(800)) != second
+    assert (right := at(4)) != ahead, "one from the future is no use to anybody"
+    assert at(5) == right
+    assert at(800) != right
     (tmp_path / "broker" / "broker.key").unlink()
     third = at(801)
     made = x509.load_pem_x509_certificate((tmp_path / "broker" / "broker.crt").read_bytes())

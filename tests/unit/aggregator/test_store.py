@@ -11,7 +11,7 @@ from support.tiny_fleet import tiny_spec
 from replayfleet.aggregator.members.table import Issued, Members
 from replayfleet.aggregator.rounds.machine import Phase
 from replayfleet.aggregator.store import DATABASE, KEEP_ROUNDS, AggregatorStore, StoredArtefacts, added_classes
-from replayfleet.federation.errors import SettingsError
+from replayfleet.federation.errors import ReplayfleetError, SettingsError
 from replayfleet.federation.wire.protocol.limits import MAX_COUNTER
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 
@@ -234,6 +234,24 @@ def test_who_has_a_place_is_told_of_one_as_of_all(store: AggregatorStore, tmp_pa
     table.revoke("c", 2.0)
     assert of_each() == {"a", "b"}
     table.close()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_database_that_a_full_disk_keeps_closed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, read_only: bool
+) -> None:
+    """A service is started again after exit code 1, which this error leads to, and after 2 never."""
+    AggregatorStore(tmp_path).close()
+
+    def full(*_: object, **__: object) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(ReplayfleetError, match="can't be opened, the disk refuses; is it full") as caught:
+        AggregatorStore(tmp_path, read_only=read_only)
+    assert not isinstance(caught.value, SettingsError)
 
 
 def test_a_database_that_was_cut_off_to_nothing_is_no_fleet(tmp_path: Path):

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.tiny_fleet import Crash, TinyFleet
@@ -526,3 +527,19 @@ def test_other_threads_are_answered_by_the_loop(fleet: TinyFleet) -> None:
     while asking.is_alive():
         fleet.service.loop.pump(0.01)
     assert answers == ["aggregator readmit cam-5"] * 2 + ["cam-5 is excluded already, by ana", 4]
+
+
+def test_a_full_disk_lets_no_aggregator_begin_anew_for_more_classes(
+    fleet: TinyFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replayfleet.aggregator.service.planned", lambda _, names: SimpleNamespace(text=str(names)))
+    waits_for_the_fifth(fleet)
+    service = fleet.service
+    service._parts.disk.problem = "disk full: 0 MB free of 80 MB; uploads wait"
+    with pytest.raises(VerbRefused, match="disk full: 0 MB free of 80 MB; uploads wait; nothing was changed"):
+        service._grow(("tram",), "ana", False)
+    assert service.growth is None
+    assert "tram" in service._grow(("tram",), "ana", True).text
+    service._parts.disk.problem = ""
+    service._grow(("tram",), "ana", False)
+    assert service.growth == (("tram",), "ana")

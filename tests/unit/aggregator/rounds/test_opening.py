@@ -4,12 +4,18 @@ import math
 
 import pytest
 
-from replayfleet.aggregator.rounds.opening import Opening, Signs, parse_opening
+from replayfleet.aggregator.rounds.opening import Opening, Signs, parse_opening, since
 from replayfleet.federation.errors import SettingsError
 
 DAY_S, HOUR_S = 86400, 3600
 MIDNIGHT = 20_000.0 * DAY_S
 TWICE = parse_opening("14:30,02:00")
+
+
+def looked(before: Signs, committed_h: float, now_h: float) -> Signs:
+    """What a look says that comes after ``before``; hours after midnight."""
+    committed_s, now_s = MIDNIGHT + committed_h * HOUR_S, MIDNIGHT + now_h * HOUR_S
+    return Signs(0, now_s, since(before, committed_s, now_s))
 
 
 @pytest.mark.parametrize(
@@ -26,8 +32,18 @@ TWICE = parse_opening("14:30,02:00")
 def test_a_round_begins_at_the_first_time_after_the_one_before(
     committed_h: float, now_h: float, left_h: float, words: str
 ) -> None:
-    signs = Signs(0, MIDNIGHT + now_h * HOUR_S, MIDNIGHT + committed_h * HOUR_S)
+    signs = looked(Signs(), committed_h, now_h)
     assert (TWICE.left_s(signs), TWICE.awaits(signs)) == (left_h * HOUR_S, words)
+
+
+def test_where_the_clock_was_ahead_the_first_time_after_it_was_put_right_comes() -> None:
+    signs = Signs()
+    for now_h in (40.0, 0.5, 1.0, 1.999):
+        signs = looked(signs, 40.0, now_h)
+        assert TWICE.left_s(signs) > 0
+    for now_h in (2.0, 2.001, 2.5):
+        signs = looked(signs, 40.0, now_h)
+        assert (TWICE.left_s(signs), TWICE.awaits(signs)) == (0, "at 02:00 UTC")
 
 
 def test_samples_are_awaited_without_a_clock() -> None:

@@ -381,6 +381,21 @@ def test_cameras_take_turns_and_one_that_is_lost_stops_nobody(caplog: pytest.Log
     assert sum("camera is back" in message for message in caplog.messages) == 1
 
 
+def test_a_camera_that_comes_back_may_count_from_0_and_no_two_pictures_have_one_number() -> None:
+    camera, done = ScriptedCamera(), queue.Queue[Shown]()
+    loop = InferenceLoop([camera], Answerer(_slot(says(1, 0)), VIEW), done.put)
+    loop.start()
+    seen = []
+    for given in (picture(0), picture(5), CameraError("unplugged"), picture(0), picture(2), CameraError(), picture(40)):
+        camera.queue.put(given)
+        if isinstance(given, Picture):
+            seen.append(done.get(timeout=10).picture.frame_id)
+    assert seen == [0, 5, 6, 8, 40]
+    camera.queue.put(picture(40))
+    wait_for(lambda: "frame_id is 40 after 40, expected to rise" in loop.error)
+    loop.stop()
+
+
 def test_whoever_watches_may_fail_and_serving_goes_on() -> None:
     camera, seen = ScriptedCamera(), queue.Queue[int]()
 
@@ -444,6 +459,11 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
     assert loop.error == "cam: OSError: driver bug"
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        return str(1 // 0)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -454,7 +474,9 @@ def test_a_camera_that_breaks_is_reported_not_hidden() -> None:
         (replace(picture(0), captured_at=time.time()), "expected seconds of time.monotonic()"),
         (replace(picture(0), frame_id=np.int64(3)), "frame_id is np.int64(3)"),
         (replace(picture(0), place=5), "and place 5, expected int and str"),
+        (replace(picture(0), frame_id=2**63), "expected to rise, below 2**63"),
         (SystemExit(3), "SystemExit: 3"),
+        (Unspeakable(), "Unspeakable: its text can't be made: ZeroDivisionError"),
     ],
 )
 def test_a_camera_of_others_that_gives_nonsense_is_done_and_the_others_are_served(given: Any, problem: str) -> None:

@@ -121,3 +121,15 @@ def test_what_the_broker_retained_says_nothing_about_the_clock() -> None:
     assert clock.ahead_s == 0.0
     clock.hear(8_995_000_000, 9000.0)
     assert clock.ahead_s == 5.0
+
+
+def test_a_time_that_stands_says_nothing_about_the_clock() -> None:
+    """That of an aggregator whose clock was ahead: it signs no message as earlier than one before it."""
+    clock, year_us = FleetClock(), 31_536_000_000_000
+    clock.hear(year_us, 0.0)
+    for second in range(1, 60):
+        clock.hear(year_us + second, float(second))
+        assert clock.ahead_s == (0.0 if second >= 11 else second - (year_us + second) / 1e6)
+    for second in range(61, 90):  # that time has come
+        clock.hear(year_us + 1_000_000 * second, 5.0 + second)
+    assert clock.ahead_s == 5.0 - year_us / 1e6

@@ -11,7 +11,7 @@ import torch
 from replayfleet.federation.errors import MethodFault
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.methods.fedavg import FedAvg
-from replayfleet.federation.methods.kit.promises import Untouched, aggregated, local_result
+from replayfleet.federation.methods.kit.promises import Untouched, aggregated, faults_named, local_result
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.lockstep import alone, together
 from replayfleet.models.specs import TaskSpec
@@ -92,6 +92,28 @@ def test_a_state_that_gives_a_model_of_another_kind_is_the_methods_fault_and_no_
     for kept in (with_bias(MODEL[BIAS].double()), with_bias(torch.zeros(1)), with_bias(torch.zeros(3))):
         with pytest.raises(MethodFault, match="isn't the download that aggregate returned"):
             aggregated(METHOD, (TaskModels(common=kept), {"cam-1": INITIAL}), lambda: INITIAL)
+
+
+def test_what_a_half_raises_is_named_with_its_line_and_ends_no_process() -> None:
+    def half(error: BaseException, method: Any = METHOD, **how: bool) -> None:
+        with faults_named(method, "aggregate", **how):
+            raise error
+
+    ours = FedAvg(task=METHOD.task)
+    for exits in (SystemExit(0), SystemExit("done")):
+        with pytest.raises(MethodFault, match=r"'theirs', of an installed package: aggregate raised SystemExit"):
+            half(exits)
+    with pytest.raises(MethodFault, match=r"aggregate raised ValueError: odd \(.*test_promises.py, line \d+\)"):
+        half(ValueError("odd"), all_of_them=True)
+    for passes, method, how in (
+        (RuntimeError("a GPU's"), METHOD, {}),
+        (MemoryError(), METHOD, {"all_of_them": True}),
+        (OSError(28, "full"), METHOD, {"all_of_them": True}),
+        (KeyboardInterrupt(), METHOD, {"all_of_them": True}),
+        (ValueError(), ours, {"all_of_them": True}),
+    ):
+        with pytest.raises(type(passes)):
+            half(passes, method, **how)
 
 
 def test_what_is_changed_in_place_is_noticed_for_others_share_it() -> None:

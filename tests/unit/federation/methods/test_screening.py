@@ -19,6 +19,33 @@ def test_a_variance_just_below_zero_is_none() -> None:
     assert "negative variance" in screened({"norm.running_var": torch.tensor([0.5, -1e-7])}, 100)["a"]
 
 
+def test_a_bias_that_ends_a_channel_for_everybody_is_seen_though_no_matrix_moved() -> None:
+    start = {"head.weight": torch.ones(2, 2), "head.bias": torch.zeros(2), "norm.running_mean": torch.zeros(2)}
+    for key, moved, is_refused in (
+        ("head.bias", -101.0, True),
+        ("head.bias", -99.0, False),
+        ("norm.running_mean", 1e4, 0),
+    ):
+        uploaded = {**start, key: torch.tensor([0.0, moved])}
+        found = screen({"a": Candidate(Artefacts({"task": uploaded}), {"task": start}, 100)}, lambda _: None, 1.0)
+        assert found == (
+            {"a": f"task: what {key} moved by in this round is 101, at most 100 is plausible"} if is_refused else {}
+        )
+
+
+def test_of_a_model_that_is_not_finite_itself_nothing_is_said_against_who_began_with_another() -> None:
+    """A method may leave NaN in the aggregator's state; who would have got it goes on with the model before."""
+    uploaded = {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)}
+    for spoilt in ("head.weight", "head.bias"):
+        for value in (float("nan"), float("inf")):
+            start = {key: torch.full_like(tensor, value if key == spoilt else 0.5) for key, tensor in uploaded.items()}
+            one = Candidate(Artefacts({"task": uploaded}), {"task": start}, 100)
+            assert not screen({"a": one}, lambda _: None, max_change=2.0)
+    far = {key: torch.full_like(tensor, 1e-3) for key, tensor in uploaded.items()}
+    one = Candidate(Artefacts({"task": uploaded}), {"task": far}, 100)
+    assert "its change in this round" in screen({"a": one}, lambda _: None, max_change=2.0)["a"]
+
+
 def test_a_count_has_a_bound_though_there_is_no_other() -> None:
     parameters = {"head.weight": torch.ones(2, 2)}
     assert not screened(parameters, MAX_SAMPLES_A_ROUND)

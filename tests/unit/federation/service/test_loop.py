@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -205,11 +206,13 @@ def test_jobs_run_off_the_loops_thread_and_their_ends_on_it():
     here = threading.get_ident()
     try:
         jobs.submit(threading.get_ident, lambda found, now: heard.append((found != here, now)), lambda *_: None)
-        jobs.submit(lambda: 1 // 0, lambda *_: None, lambda error, now: heard.append(type(error)))
+        jobs.submit(lambda: 1 // 0, lambda *_: None, lambda error, now: heard.append(str(error)))
+        jobs.submit(lambda: sys.exit(3), lambda *_: None, lambda error, now: heard.append(str(error)))
         assert not jobs.idle
-        for now in (1.0, 2.0):
+        for now in (1.0, 2.0, 3.0):
             outcomes.get(timeout=30)(now)
-        assert heard == ["prepared", (True, 1.0), ZeroDivisionError]
+        assert heard[:2] == ["prepared", (True, 1.0)]
+        assert heard[2:] == ["integer division or modulo by zero", "it would end the process (SystemExit: 3)"]
         assert jobs.idle
     finally:
         jobs.stop()
