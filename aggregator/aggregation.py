@@ -28,7 +28,7 @@ from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.late import drawn_back
 from replayfleet.federation.methods.kit.packing import weights_among
 from replayfleet.federation.methods.kit.placement import CPU, placed
-from replayfleet.federation.methods.kit.promises import aggregated, faults_named
+from replayfleet.federation.methods.kit.promises import aggregated, faults_named, remembered_layout
 from replayfleet.federation.methods.kit.records import Artefacts, Method, Parameters, Sampler
 from replayfleet.federation.methods.kit.seeding import seeded_generator
 from replayfleet.federation.methods.kit.travel import Rounded, published
@@ -37,7 +37,6 @@ from replayfleet.federation.service.artefact_codec import (
     BlobFiles,
     BlobWriter,
     EncodedOnce,
-    Layout,
     StoredParameters,
 )
 from replayfleet.federation.service.fleet.presets import MAX_CHANGE
@@ -164,7 +163,7 @@ class Aggregation:
         self._publisher = publisher
         self._max_change = terms.max_change
         self._answers = TaskAnswers(task_of(spec))
-        self._layout = upload_layout(method)
+        self._layout = remembered_layout(method)
         self._latest: tuple[StoredArtefacts | None, Any] = (None, method.initial_states()[1])
 
     def run(
@@ -387,21 +386,6 @@ class Aggregation:
         if stored is None:
             return self._method.initial_states()[1]
         return self._method.AggregatorState.unpack(restore_artefacts(stored, self._blobs))
-
-
-def upload_layout(method: Method) -> Layout:
-    """Return ``method.upload_layout`` with a memory: it builds a module for each call."""
-    known: dict[str, Any] = {}
-
-    def layout(name: str) -> Any:
-        if name not in known:
-            found = method.upload_layout(name)
-            if found is None:
-                return None
-            known[name] = found
-        return known[name]
-
-    return layout
 
 
 def store_artefacts(artefacts: Artefacts, blobs: BlobWriter, once: EncodedOnce | None = None) -> StoredArtefacts:

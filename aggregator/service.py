@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replayfleet.aggregator.admission import Gate
-from replayfleet.aggregator.aggregation import Aggregation, Terms, upload_layout
+from replayfleet.aggregator.aggregation import Aggregation, Terms
 from replayfleet.aggregator.control.door import Control
 from replayfleet.aggregator.control.exported import FleetCollector
 from replayfleet.aggregator.control.growing import planned
@@ -39,6 +39,7 @@ from replayfleet.aggregator.trust.key_ring import KeyRing
 from replayfleet.aggregator.trust.release import Releases
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.placement import torch_device
+from replayfleet.federation.methods.kit.promises import remembered_layout
 from replayfleet.federation.service.credentials.certificates import CertificateEnd
 from replayfleet.federation.service.credentials.keys import KEYS
 from replayfleet.federation.service.disk import Disk
@@ -132,7 +133,7 @@ class AggregatorService:
             spec=fleet.spec,
             rules=fleet.rules,
             method=fleet.method,
-            gate=Gate(fleet.spec.fleet, upload_layout(fleet.method), fleet.caps),
+            gate=Gate(fleet.spec.fleet, remembered_layout(fleet.method), fleet.caps),
             store=self._store,
             blobs=blobs,
             disk=disk,

@@ -18,6 +18,27 @@ from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.methods.kit.records import ClientId, Parameters
 
 
+def remembered_layout(method: Any) -> Callable[[str], Parameters | None]:
+    """Return ``method.upload_layout``, which builds a module, with a memory: the same while one method is asked for."""
+    newest = _layouts.get("newest")
+    if newest is None or newest[0] is not method:
+        known: dict[str, Parameters] = {}
+
+        def layout(name: str) -> Parameters | None:
+            if name not in known:
+                found: Parameters | None = method.upload_layout(name)
+                if found is None:
+                    return None
+                known[name] = found
+            return known[name]
+
+        newest = _layouts["newest"] = method, layout
+    return newest[1]
+
+
+_layouts: dict[str, tuple[Any, Callable[[str], Parameters | None]]] = {}
+
+
 def local_result(method: Any, result: Any) -> tuple[Any, Any]:
     """Return what a client's half made, checked.
 
@@ -28,9 +49,9 @@ def local_result(method: Any, result: Any) -> tuple[Any, Any]:
     if is_ours(kind):
         return result  # type: ignore[no-any-return]
     _expect(method, "local_round", result, kind.ClientState, kind.Upload)
-    upload = result[1]
+    upload, layout = result[1], remembered_layout(method)
     for name, parameters in upload.pack().parameter_sets.items():
-        expected = method.upload_layout(name)
+        expected = layout(name)
         if expected is None:
             raise _fault(method, f"an upload has a set {name!r}, which upload_layout doesn't know")
         _expect_layout(method, f"an upload's {name!r}", parameters, expected)
@@ -63,6 +84,7 @@ def aggregated(
     state, downloads = result
     begun = initial()
     sets = begun.pack().parameter_sets
+    checked: dict[tuple[str, int], Parameters] = {}  # most clients get the same
     for client, download in downloads.items():
         if clients is not None and client not in clients:
             raise _fault(method, f"aggregate gave a download for {client!r}, who isn't one of {', '.join(clients)}")
@@ -70,7 +92,9 @@ def aggregated(
             raise _fault(method, f"aggregate gave {_name(download)} for {client}, expected {kind.Download.__name__}")
         packed = download.pack().parameter_sets
         for name in sets.keys() & packed.keys():
-            _expect_layout(method, f"a download's {name!r}", packed[name], sets[name])
+            if (name, id(packed[name])) not in checked:
+                _expect_layout(method, f"a download's {name!r}", packed[name], sets[name])
+                checked[name, id(packed[name])] = packed[name]
         kept = method.download_for(state, client, begun).pack().parameter_sets
         if kept.keys() != packed.keys() or not all(_equal(kept[name], packed[name]) for name in packed):
             raise _fault(
@@ -116,11 +140,12 @@ class Untouched:
 
     def __init__(self, method: Any, *records: Any) -> None:
         self._method = method
-        self._before = [] if is_ours(type(method)) else [(tensor, tensor._version) for tensor in _tensors(records)]
+        self._tensors = [] if is_ours(type(method)) else _tensors(records)
+        self._versions = [tensor._version for tensor in self._tensors]
 
     def check(self, half: str) -> None:
         """Raise MethodFault if ``half`` of a round changed something."""
-        if any(tensor._version != version for tensor, version in self._before):
+        if [tensor._version for tensor in self._tensors] != self._versions:
             raise _fault(self._method, f"{half} changed its arguments in place; others have the same tensors, so copy")
 
 
@@ -146,7 +171,9 @@ def _expect_layout(method: Any, what: str, parameters: Parameters, expected: Par
 
 
 def _equal(one: Parameters, other: Parameters) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] or _same(one[name], other[name]) for name in one)
+    return one is other or (
+        one.keys() == other.keys() and all(one[name] is other[name] or _same(one[name], other[name]) for name in one)
+    )
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -155,10 +182,9 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and torch.allclose(one.cpu(), other.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
-def _tensors(records: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    for record in records:
-        for parameters in record.pack().parameter_sets.values():
-            yield from (tensor for tensor in parameters.values() if not tensor.is_inference())
+def _tensors(records: tuple[Any, ...]) -> list[torch.Tensor]:
+    sets = [parameters for record in records for parameters in record.pack().parameter_sets.values()]
+    return [tensor for parameters in sets for tensor in parameters.values() if not tensor.is_inference()]
 
 
 def _name(value: object) -> str:

@@ -11,7 +11,13 @@ import torch
 from replayfleet.federation.errors import MethodFault
 from replayfleet.federation.extensions import is_ours
 from replayfleet.federation.methods.fedavg import FedAvg
-from replayfleet.federation.methods.kit.promises import Untouched, aggregated, faults_named, local_result
+from replayfleet.federation.methods.kit.promises import (
+    Untouched,
+    aggregated,
+    faults_named,
+    local_result,
+    remembered_layout,
+)
 from replayfleet.federation.methods.kit.task_records import NoState, TaskDownload, TaskModels, TaskUpload
 from replayfleet.federation.methods.lockstep import alone, together
 from replayfleet.models.specs import TaskSpec
@@ -92,6 +98,26 @@ def test_a_state_that_gives_a_model_of_another_kind_is_the_methods_fault_and_no_
     for kept in (with_bias(MODEL[BIAS].double()), with_bias(torch.zeros(1)), with_bias(torch.zeros(3))):
         with pytest.raises(MethodFault, match="isn't the download that aggregate returned"):
             aggregated(METHOD, (TaskModels(common=kept), {"cam-1": INITIAL}), lambda: INITIAL)
+
+
+def test_the_layout_of_uploads_is_made_once_and_of_names_that_are_not_known_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Making it builds a module, which takes longer than to average a hundred uploads."""
+    asked: list[str] = []
+
+    def upload_layout(self: Theirs, name: str) -> Any:
+        asked.append(name)
+        return MODEL if name == "task" else None
+
+    monkeypatch.setattr(Theirs, "upload_layout", upload_layout)
+    one, other = (dataclasses.replace(METHOD, task=TaskSpec(1, 28, names)) for names in (("a", "b"), ("c", "d")))
+    for _ in range(3):
+        local_result(one, (NoState(), upload()))
+        assert remembered_layout(one)("odd") is None
+    assert asked == ["task", *["odd"] * 3]
+    local_result(other, (NoState(), upload()))
+    assert asked.count("task") == 2, "another method has layouts of its own"
 
 
 def test_what_a_half_raises_is_named_with_its_line_and_ends_no_process() -> None:
