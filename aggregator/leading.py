@@ -74,7 +74,8 @@ class Leadership:
         self._place = place
         self._claim = claim
         self._highest = -1  # epoch in which anybody led, and round that was reached: a last will says
-        self._reached = 0  # those of its process's start
+        self._reached = 0  # those of its process's start, so where nothing else was heard it may have been further
+        self._heard_alive = False
         self._since: float | None = None  # when the broker accepted us
         self._asked_at: float | None = None
         self._heard_at = 0.0
@@ -136,6 +137,7 @@ class Leadership:
             return Deed.NOTHING
         if word.state != "standby":
             self._highest, self._reached = max(self._highest, word.epoch), max(self._reached, word.round)
+            self._heard_alive |= word.state != "offline"
         if self.leads:
             return self._heard_beside(word, now, round_index)
         ours_ended = word.state == "offline" and self._is_ours(word)  # a process before us: no word of who leads
@@ -164,7 +166,8 @@ class Leadership:
             return Deed.NOTHING
         if self._asked_at is None:
             return self._decided(now) if now - self._since >= LISTEN_S else Deed.NOTHING
-        older = self._behind and self.epoch <= self._highest  # after a power cut the one that led may begin later
+        # After a power cut, or a crash, the one that led may begin later.
+        older = (self._behind or not self._heard_alive) and self.epoch <= self._highest
         answer_s = GONE_S if older else ANSWER_S
         if now - self._asked_at < answer_s:
             return Deed.NOTHING

@@ -130,6 +130,17 @@ def test_nobody_answers_for_a_leader_that_was_killed_a_moment_ago(round_index: i
     assert second.epoch == 1
 
 
+def test_a_will_says_the_round_of_a_start_and_who_crashed_has_the_time_of_a_restart_to_come_back() -> None:
+    """Its process may have done a hundred rounds since; the spare's store is of before them."""
+    spares = [begun("spare", round_index=4) for _ in range(2)]
+    for spare in spares:
+        spare.heard(said("first-0", 2, "offline"), 0.5)
+        assert spare.tick(LISTEN_S) is Deed.ASK
+        assert spare.tick(LISTEN_S + GONE_S - 0.1) is Deed.NOTHING
+    assert spares[0].heard(said("first-1", 102), LISTEN_S + GONE_S - 0.1) is Deed.STAND_BY
+    assert spares[1].tick(LISTEN_S + GONE_S) is Deed.LEAD
+
+
 def standing_by(round_index: int, led: int) -> Leadership:
     spare = begun("spare", round_index=round_index)
     spare.heard(said("first-0", led), 0.1)
