@@ -86,13 +86,15 @@ def run(spec: RunSpec, command: list[str]) -> None:
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
     kept = f", kept {100 * summary['earlier_kept']:.1f} % of the earlier towns" if "earlier_kept" in summary else ""
     what = "town" if spec.scenario == DRIVING else "task"
+    first = min(progress.diverged.values(), default=None)
+    diverged = "" if first is None else f"; DIVERGED: models are not finite from round {first} on"
     towns = f" ({100 * summary['place_accuracy']:.2f} % per {what})" if "place_accuracy" in summary else ""
     click.echo(
         f"final {job.measure} {100 * summary['final_accuracy']:.2f} %{towns}, "
         f"average {100 * summary['average_accuracy']:.2f} %{regret}{kept}, "
         f"forgetting {100 * summary['average_forgetting']:.2f}; "
         f"{summary['sub_generator_updates']:.1f} sub-generator updates per client; "
-        f"wrote {spec.out / 'result.json'} and accuracy.png"
+        f"wrote {spec.out / 'result.json'} and accuracy.png{diverged}"
     )
 
 

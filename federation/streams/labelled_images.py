@@ -116,7 +116,8 @@ class LabelledImages:
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
-            raise ValueError(f"labels must be 0 to {len(self.class_names) - 1}, got up to {self.labels.max()}")
+            found = f"got {self.labels.min()} to {self.labels.max()}"
+            raise ValueError(f"labels must be 0 to {len(self.class_names) - 1}, {found}")
 
     def counts(self) -> list[int]:
         """Images of each class, K numbers."""

@@ -56,6 +56,7 @@ class AnnotatedLabels:
         if boxes is None or ids is None:
             return None
         if len(boxes) and not 0 <= boxes.class_ids.min() <= boxes.class_ids.max() < len(ids):
-            raise ValueError(f"boxes have class ids up to {boxes.class_ids.max()}, the camera names {len(ids)} classes")
+            found = f"{boxes.class_ids.min()} to {boxes.class_ids.max()}"
+            raise ValueError(f"boxes have class ids {found}, the camera names {len(ids)} classes")
         classes: NDArray[np.int64] = ids[boxes.class_ids]
         return classes

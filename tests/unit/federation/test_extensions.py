@@ -287,7 +287,7 @@ class Camera:
         ("2, 32, 32, 1", "uint8", "[0, 1]", r"train images are \(2, 32, 32, 1\) uint8, not \(N, 28, 28, 1\) uint8"),
         ("2, 28, 28, 3", "uint8", "[0, 1]", r"train images are \(2, 28, 28, 3\) uint8, not"),
         ("2, 28, 28, 1", "float32", "[0, 1]", "float32, not"),
-        ("2, 28, 28, 1", "uint8", "[0, 2]", "can't be read from .*: labels must be 0 to 1, got up to 2"),
+        ("2, 28, 28, 1", "uint8", "[0, 2]", "can't be read from .*: labels must be 0 to 1, got 0 to 2"),
         ("2, 28, 28, 1", "uint8", "[0]", "can't be read from .*: 2 images but 1 labels"),
         ("2, 28, 28, 1", "uint8", "[0., 1.]", r"train labels are \(2,\) float64, not \(N,\) int64"),
         ("2, 28, 28, 1", "uint8", "np.array([0, 1], np.uint8)", r"train labels are \(2,\) uint8, not \(N,\) int64"),

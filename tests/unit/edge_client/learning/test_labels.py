@@ -63,7 +63,7 @@ def test_another_cameras_pictures_have_no_annotation() -> None:
 
 
 def test_boxes_with_impossible_class_ids_are_an_error_not_a_wrong_label() -> None:
-    with pytest.raises(ValueError, match="up to 7"):
+    with pytest.raises(ValueError, match="class ids 1 to 7"):
         AnnotatedLabels({"front": TASK.class_names}, TASK.class_names).labels(shown(boxes(1, 7)))
 
 

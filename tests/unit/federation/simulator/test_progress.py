@@ -60,12 +60,15 @@ def test_the_line_of_a_round_estimates_the_time_left(capsys: pytest.CaptureFixtu
     assert "about 5 min left" in line
 
 
-def test_a_model_that_training_ruined_is_named_in_the_line():
+def test_a_model_that_training_ruined_is_named_in_the_line(capsys: pytest.CaptureFixture[str]):
     fine, ruined = (TaskDownload({"weight": torch.tensor([1.0, value])}) for value in (2.0, math.nan))
-    done = outcome(record(0, client(0.5), client(0.5)))
-    line = Progress(1, 2).line(dataclasses.replace(done, downloads={"client-0": fine, "client-1": ruined}))
-    assert line.endswith("DIVERGED: models of client-1 are not finite")
-    assert "DIVERGED" not in Progress(1, 2).line(dataclasses.replace(done, downloads={"client-0": fine}))
+    first, second = (outcome(record(index, client(0.5), client(0.5))) for index in (0, 1))
+    progress = Progress(2, 2)
+    progress.round_done(dataclasses.replace(first, downloads={"client-0": fine, "client-1": ruined}))
+    assert "DIVERGED: models of client-1 are not finite  about" in capsys.readouterr().out
+    progress.round_done(dataclasses.replace(second, downloads={"client-0": ruined, "client-1": ruined}))
+    assert progress.diverged == {"client-1": 0, "client-0": 1}, "the first round of each"
+    assert "DIVERGED" not in Progress(1, 2).line(dataclasses.replace(first, downloads={"client-0": fine}))
 
 
 def test_absent_clients_are_counted_in_the_line():

@@ -245,7 +245,7 @@ def test_cifar_100_is_read_from_its_binary_version_by_its_fine_labels(tmp_path: 
         ({"train.bin": cifar_record(0, 0)}, r"lacks test\.bin; expected CIFAR-100's binary version"),
         ({"train.bin": cifar_record(0, 0)[:-1], "test.bin": cifar_record(0, 0)}, "3073 bytes are no whole number"),
         ({"train.bin": b"", "test.bin": cifar_record(0, 0)}, "0 bytes are no whole number"),
-        ({"train.bin": cifar_record(0, 100), "test.bin": cifar_record(0, 0)}, "labels must be 0 to 99, got up to 100"),
+        ({"train.bin": cifar_record(0, 100), "test.bin": cifar_record(0, 0)}, "labels must be 0 to 99, got 100 to 100"),
     ],
 )
 def test_damaged_files_of_cifar_100_are_refused(tmp_path: Path, files: dict[str, bytes], complaint: str):
