@@ -12,7 +12,7 @@ Axes: B batch, K classes, M clients, N new classes, C_B old classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -221,8 +221,9 @@ class SDD(ImageSynthesisMethod):
         rate = self.session_learning_rate if new_classes else 0.0
         settings = replace(self, learning_rate=rate or self.learning_rate)
         request = settings.descending(start, len(data.labels), rng, batch_loss)
-        if new_classes:
-            request = replace(request, after_backward=self._gently(torch.tensor(new_classes, device=device)))
+        if new_classes:  # rows of the session's other classes move as far: they learn that this client has none of them
+            rows = torch.tensor(absent_rows(self.task.num_classes, download.seen), device=device)
+            request = replace(request, after_backward=self._gently(rows))
         parameters = yield request
         return state, CountedUpload(parameters, counts)
 
@@ -279,6 +280,7 @@ class SDD(ImageSynthesisMethod):
                 share = weights.to(rows.device).reshape(*weights.shape, *[1] * (rows.ndim - 2))
                 average[name] = average[name].clone()
                 average[name][place] = (share * rows).sum(dim=0).to(average[name].dtype)  # Eq. 16 to 18
+        average = with_fresh_rows(average, absent_rows(self.task.num_classes, seen), rng)
         buffer = dict(sorted({**state.synthetic, **synthetic}.items()))
         known = tuple(sorted({*state.clients, *uploads}))
         download = records.Download(average, buffer, seen)
@@ -312,6 +314,26 @@ class SDD(ImageSynthesisMethod):
 
 _ROWS = {"head.weight", "head.bias"}
 """Parameters with one row for each class."""
+
+
+def absent_rows(num_classes: int, seen: Collection[int]) -> list[int]:
+    """Return the classes that nobody has met yet."""
+    return [class_id for class_id in range(num_classes) if class_id not in seen]
+
+
+def with_fresh_rows(
+    parameters: Mapping[str, Tensor], classes: Sequence[int], rng: torch.Generator
+) -> dict[str, Tensor]:
+    """Return a task model whose rows of these classes are drawn anew, as a head is at first: W_new, below Eq. 13.
+
+    While others are learned, rows of classes to come learn to answer nothing; those that were long then turn slowly.
+    """
+    made, bound = dict(parameters), parameters["head.weight"].shape[1] ** -0.5
+    for name in sorted(_ROWS & parameters.keys() if classes else ()):
+        place = torch.tensor(classes, device=made[name].device)
+        drawn = torch.empty(len(classes), *made[name].shape[1:]).uniform_(-bound, bound, generator=rng)
+        made[name] = made[name].index_copy(0, place, drawn.to(made[name]))
+    return made
 
 
 class _UnsureRound(FastRound):

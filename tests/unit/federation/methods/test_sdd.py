@@ -127,11 +127,16 @@ def test_an_ensemble_answers_with_the_mean_and_shows_every_members_statistics() 
     torch.testing.assert_close(together.layers[-1].mean, alone[1].layers[-1].mean)
 
 
-def test_the_base_session_is_fedavg_to_the_bit_and_fills_the_replay_buffer() -> None:
+def test_the_base_session_is_fedavg_but_for_rows_of_classes_to_come_and_fills_the_replay_buffer() -> None:
     state, downloads = run_rounds(SDD(task=TOY, **QUICK), SESSIONS[:1])
     plain = {key: QUICK[key] for key in ("local_epochs", "batch_size", "learning_rate")}
     _, expected = run_rounds(FedAvg(task=TOY, **plain), SESSIONS[:1])
-    assert same_bits(downloads["a"].task_parameters, expected["a"].task_parameters)
+    made, plainly = downloads["a"].task_parameters, expected["a"].task_parameters
+    assert [name for name in plainly if not torch.equal(made[name], plainly[name])] == ["head.weight", "head.bias"]
+    for name in ("head.weight", "head.bias"):
+        torch.testing.assert_close(made[name][:2], plainly[name][:2], rtol=0, atol=0)
+        assert made[name][2:].abs().max() <= made["head.weight"].shape[1] ** -0.5, "they begin as any row does"
+        assert not torch.equal(made[name][2:], plainly[name][2:])
     assert sorted(downloads["a"].synthetic) == [0, 1]
     assert {len(each[IMAGES]) <= 6 for each in downloads["a"].synthetic.values()} == {True}
     assert same_bits(SDD.AggregatorState.unpack(state.pack()).synthetic[0], state.synthetic[0])
@@ -155,10 +160,10 @@ def test_images_of_a_session_are_labelled_among_all_classes_seen_if_so_wished() 
         SDD(task=TOY, **QUICK, labelled_among="old")
 
 
-def local_round(method: SDD, **changes: Any) -> dict[str, torch.Tensor]:
+def local_round(method: SDD, data: Any = None, **changes: Any) -> dict[str, torch.Tensor]:
     images = (torch.rand(6, *TOY.image_shape, generator=torch.Generator().manual_seed(5)) * 255).to(torch.uint8)
     download = Download(model(), {0: {IMAGES: images}, 1: {IMAGES: images.flip(0)}}, (0, 1))
-    data = toy_data({2: 4, 3: 4})
+    data = data or toy_data({2: 4, 3: 4})
     rng = seeded_generator(0, 1, "a")
     _, upload = replace(method, **changes).local_round(NoState(), data, download, rng, sampler=eager_sampler(TOY))
     return upload.task_parameters
@@ -186,6 +191,12 @@ def test_a_session_has_a_step_size_of_its_own_and_the_base_session_the_other() -
         run_rounds(each, SESSIONS[:1])[1] for each in (method, replace(method, session_learning_rate=0.7))
     )
     assert same_bits(plain["a"].task_parameters, changed["a"].task_parameters)
+
+
+def test_a_client_learns_as_fast_of_which_classes_of_a_session_it_has_none() -> None:
+    method, start = SDD(task=TOY, **QUICK), model()
+    moved = (local_round(method, data=toy_data({2: 4}))["head.weight"] - start["head.weight"]).abs().amax(dim=1)
+    assert moved[3] > 50 * moved[:2].max()
 
 
 @pytest.mark.parametrize("loss", ["noise-aware", "cross-entropy", "distillation"])
