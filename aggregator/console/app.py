@@ -61,7 +61,7 @@ class Console:
                 self._page("/clients/{client}", "client.html", views.client_page),
                 self._page("/methods", "methods.html", views.methods_page),
                 self._page("/journal", "journal.html", views.journal_page),
-                Route("/samples/{client}/{class_id:int}.png", self._sample),
+                Route("/samples/{client}/{class_id}.png", self._sample),
                 Route("/pictures/{client}/{name}.jpg", self._picture),
                 Route("/live", self._live),
                 Route("/static/{name}", self._static),
@@ -128,7 +128,7 @@ class Console:
     async def _sample(self, request: Request) -> Response:
         client, class_id = request.path_params["client"], request.path_params["class_id"]
         known = await run_in_threadpool(self._watch.read, lambda fleet, story, number: fleet.held)
-        found = (await self._samples.of(client, known)).get(class_id)
+        found = {str(number): one for number, one in (await self._samples.of(client, known)).items()}.get(class_id)
         return self._missing(request, None) if found is None else Response(found.png, media_type="image/png")
 
     async def _picture(self, request: Request) -> Response:

@@ -188,7 +188,7 @@ class Story:
             story = self.clients[client]
             story.seen_at = event.get("time")
             self._tell_of_client(story, event)
-        if isinstance(index, int):
+        if isinstance(index, int) and index >= 0:  # before the first: a journal of a former version
             self._tell_of_round(self._round(index), event)
         if event["event"] == "aggregator started":
             self.started = event
@@ -204,7 +204,7 @@ class Story:
                 story.online = False
             case "client report":
                 told, index = event.get("metrics"), event.get("round")
-                if isinstance(told, dict) and isinstance(index, int):
+                if isinstance(told, dict) and isinstance(index, int) and index >= 0:
                     metrics = {name: float(value) for name, value in told.items() if isinstance(value, (int, float))}
                     story.reports.append((index, metrics))
             case "upload accepted":

@@ -159,7 +159,7 @@ class Planner:
         others = sorted(set(self._parts.store.clients()) - set(targets))
         stay = (
             f"; {', '.join(others)} stay as they are: excluded or revoked, or nothing earlier is kept of them"
-            if others
+            if others and verb.client == EVERYBODY
             else ""
         )
         return Plan(

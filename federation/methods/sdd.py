@@ -12,7 +12,7 @@ Axes: B batch, K classes, M clients, N new classes, C_B old classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from replayfleet.federation.methods.fedprox import squared_distance
 from replayfleet.federation.methods.image_synthesis_method import Answered, ImageSynthesisMethod, ReplayPool
 from replayfleet.federation.methods.kit import checks
 from replayfleet.federation.methods.kit.records import ClientId, Parameters, RoundData, Sampler
-from replayfleet.federation.methods.kit.seeding import split_generator
+from replayfleet.federation.methods.kit.seeding import digest_generator, split_generator
 from replayfleet.federation.methods.kit.task_records import NoState
 from replayfleet.federation.methods.lockstep import Work
 from replayfleet.federation.methods.steps import data_free
@@ -194,7 +194,8 @@ class SDD(ImageSynthesisMethod):
         if not old:
             parameters = yield self.training(data, start, rng)
             return state, CountedUpload(parameters, counts)
-        device = data.images.device
+        device, new_classes = data.images.device, sorted(counts.keys() - set(download.seen))
+        unmet = [class_id for class_id in range(self.task.num_classes) if class_id not in download.seen]
         replay = ReplayPool(
             images=data_free.from_bytes(torch.cat([download.synthetic[class_id][IMAGES] for class_id in old])),
             teacher=data_free.frozen_task_model(self.task, start),
@@ -205,6 +206,8 @@ class SDD(ImageSynthesisMethod):
             rng=split_generator(rng),
         )
         absent = absent_classes(download.seen, counts, self.logits)
+        if new_classes:
+            start = with_fresh_rows(start, unmet)
 
         def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
             replayed = replay.draw()
@@ -217,13 +220,11 @@ class SDD(ImageSynthesisMethod):
                 loss = loss + self.activation_weight * activation_divergence(real)
             return loss
 
-        new_classes = sorted(counts.keys() - set(download.seen))
         rate = self.session_learning_rate if new_classes else 0.0
         settings = replace(self, learning_rate=rate or self.learning_rate)
         request = settings.descending(start, len(data.labels), rng, batch_loss)
         if new_classes:  # rows of the session's other classes move as far: they learn that this client has none of them
-            rows = torch.tensor(absent_rows(self.task.num_classes, download.seen), device=device)
-            request = replace(request, after_backward=self._gently(rows))
+            request = replace(request, after_backward=self._gently(torch.tensor(unmet, device=device)))
         parameters = yield request
         return state, CountedUpload(parameters, counts)
 
@@ -280,7 +281,6 @@ class SDD(ImageSynthesisMethod):
                 share = weights.to(rows.device).reshape(*weights.shape, *[1] * (rows.ndim - 2))
                 average[name] = average[name].clone()
                 average[name][place] = (share * rows).sum(dim=0).to(average[name].dtype)  # Eq. 16 to 18
-        average = with_fresh_rows(average, absent_rows(self.task.num_classes, seen), rng)
         buffer = dict(sorted({**state.synthetic, **synthetic}.items()))
         known = tuple(sorted({*state.clients, *uploads}))
         download = records.Download(average, buffer, seen)
@@ -316,23 +316,17 @@ _ROWS = {"head.weight", "head.bias"}
 """Parameters with one row for each class."""
 
 
-def absent_rows(num_classes: int, seen: Collection[int]) -> list[int]:
-    """Return the classes that nobody has met yet."""
-    return [class_id for class_id in range(num_classes) if class_id not in seen]
+def with_fresh_rows(parameters: Parameters, classes: Sequence[int]) -> dict[str, Tensor]:
+    """Return a task model whose rows of these classes are as a new head's: W_new of a session, below Eq. 13.
 
-
-def with_fresh_rows(
-    parameters: Mapping[str, Tensor], classes: Sequence[int], rng: torch.Generator
-) -> dict[str, Tensor]:
-    """Return a task model whose rows of these classes are drawn anew, as a head is at first: W_new, below Eq. 13.
-
-    While others are learned, rows of classes to come learn to answer nothing; those that were long then turn slowly.
+    While others are learned, rows of classes to come learn to answer nothing, and those that grew long turn slowly.
+    They are drawn from the model itself, so that all clients begin the session with the same.
     """
-    made, bound = dict(parameters), parameters["head.weight"].shape[1] ** -0.5
-    for name in sorted(_ROWS & parameters.keys() if classes else ()):
-        place = torch.tensor(classes, device=made[name].device)
+    made, weight = dict(parameters), parameters["head.weight"]
+    rng, bound = digest_generator(weight.detach().cpu().numpy().tobytes()), weight.shape[1] ** -0.5
+    for name in sorted(_ROWS & parameters.keys()):
         drawn = torch.empty(len(classes), *made[name].shape[1:]).uniform_(-bound, bound, generator=rng)
-        made[name] = made[name].index_copy(0, place, drawn.to(made[name]))
+        made[name] = made[name].index_copy(0, torch.tensor(classes, device=made[name].device), drawn.to(made[name]))
     return made
 
 

@@ -7,6 +7,7 @@ import html
 import json
 import re
 import shutil
+import urllib.error
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.request import urlopen
@@ -53,6 +54,8 @@ def test_a_clients_page_shows_what_each_of_its_sub_generators_draws(folder: Path
     assert len(set(pictures)) == len(pictures)
     again = urlopen(f"{address}/clients/{client}").read().decode()
     assert again.count(" recognised</small>") == len(places), "once drawn, the page says how many are recognised"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urlopen(f"{address}/samples/{client}/{'1' * 5000}.png")
     assert "digest" not in json.loads(urlopen(f"{address}/api/fleet").read())
 
 

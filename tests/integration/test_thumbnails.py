@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.error
 import urllib.request
@@ -69,6 +70,26 @@ def test_a_device_that_allows_it_is_seen_on_its_page(world: World) -> None:
     world.aggregator.stop()
     world.aggregator = world.start_aggregator()
     assert seen(world) == []
+
+
+def test_cameras_that_are_gone_give_their_places_to_those_that_are_there(world: World) -> None:
+    client, topic = world.clients["cam-0"], topic_of("fleet", "thumbnail", "cam-0")
+    session = world.broker.session("cam-0", on_message=lambda *_: None)
+    session.start()
+
+    def say(*cameras: str) -> None:
+        for camera in cameras:
+            session.publish(topic, client._signer.seal(topic, encode_thumbnail(Thumbnail(camera, 1, JPEG))))
+
+    former = [f"former-{number}" for number in range(MAX_CAMERAS)]
+    say(*former)
+    world.until(lambda: seen(world) == former)
+    folder = world.folder / "aggregator" / FOLDER / "cam-0"
+    for path in folder.iterdir():
+        os.utime(path, (0, time.time() - KEPT_S - 1))
+    say("front", "rear")
+    world.until(lambda: seen(world) == ["front", "rear"])
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_strangers_rubbish_and_too_many_cameras_leave_nothing(world: World) -> None:

@@ -69,7 +69,7 @@ class Access:
 
     def __init__(self, path: Path | None, *, reading_needs_token: bool) -> None:
         self._path = path
-        self._read_at: tuple[int, int] | None = None
+        self._read_at: tuple[int, ...] | None = None
         self._tokens: Mapping[str, Entry] = {}
         self._unread = ""  # why they couldn't be read
         self._sessions: OrderedDict[str, tuple[Somebody, str, float]] = OrderedDict()
@@ -122,7 +122,7 @@ class Access:
             return
         try:
             found = self._path.stat()
-            if self._read_at != (read_at := (found.st_mtime_ns, found.st_ino)):
+            if self._read_at != (read_at := (found.st_mtime_ns, found.st_ctime_ns, found.st_ino)):
                 self._tokens, self._read_at = read_tokens(self._path), read_at
                 if self._unread:
                     log.info("tokens read again", file=self._path)

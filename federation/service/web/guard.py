@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -134,7 +134,7 @@ async def body_of(request: Request, most: int) -> bytes:
     """Return what was sent with a request.
 
     Raises:
-        Refused: It is more than ``most`` bytes, or took too long.
+        Refused: It is more than ``most`` bytes, took too long, or broke off.
     """
 
     async def read() -> bytes:
@@ -147,6 +147,8 @@ async def body_of(request: Request, most: int) -> bytes:
 
     try:
         return await asyncio.wait_for(read(), BODY_S)
+    except ClientDisconnect as error:
+        raise Refused(400, "what was to be sent broke off") from error
     except asyncio.TimeoutError as error:
         raise Refused(408, f"what was to be sent didn't come within {BODY_S:g} s") from error
 

@@ -18,6 +18,8 @@ from replayfleet.federation.service.logs import EventLogger
 TRY_AGAIN_S = 10.0
 MAX_CONNECTIONS = 600
 """Open ones; more are answered with 503 at once."""
+SURPLUS = 16
+"""So many are told; beyond them nobody is."""
 FIRST_REQUEST_S = 10.0
 """A connection that has asked for nothing (more) by then, in whole, gives its place back."""
 
@@ -27,6 +29,9 @@ class _Punctual(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > (self.limit_concurrency or MAX_CONNECTIONS) + SURPLUS:
+            transport.abort()  # idle ones too would use up the descriptors that a device needs for its work
+            return
         self.loop.call_later(FIRST_REQUEST_S, self._expect_a_request)
 
     def on_response_complete(self) -> None:
@@ -76,6 +81,7 @@ class WebServer:
                 server_header=False,
                 proxy_headers=False,
                 limit_concurrency=max_connections,
+                backlog=max_connections + SURPLUS,
                 timeout_graceful_shutdown=1,
                 ssl_certfile=tls[0],
                 ssl_keyfile=tls[1],

@@ -268,7 +268,7 @@ def _check_presence(presence: Presence) -> None:
 
 def _check_report(report: Report) -> None:
     check_id(report.client_id, "client id")
-    _within(report.round, -1, MAX_COUNTER, "report's round")
+    _within(report.round, 0, MAX_COUNTER, "report's round")
     _within(report.version, -1, MAX_COUNTER, "report's version")
     _within(len(report.metrics), 0, MAX_METRICS, "number of metrics")
     _within(sum(map(len, report.metrics)), 0, MAX_METRIC_CHARACTERS, "characters in names of metrics")

@@ -61,6 +61,15 @@ def test_rubbish_in_the_right_places_is_harmless(tmp_path: Path) -> None:
     assert story.weights == {}
 
 
+def test_a_report_of_no_round_is_in_no_chart(tmp_path: Path) -> None:
+    """One is taken no more; a journal of before may have it."""
+    note(tmp_path, {"event": "client report", "client": "a", "round": -1, "metrics": {"accuracy": 0.5}})
+    story = Story(tmp_path)
+    story.follow()
+    assert not story.clients["a"].reports
+    assert not story.rounds
+
+
 def test_a_search_finds_words_in_any_order_whatever_their_case(tmp_path: Path) -> None:
     note(
         tmp_path,

@@ -344,7 +344,7 @@ def test_a_client_goes_back_to_what_it_had_and_forward_again(fleet: TinyFleet) -
     back = fleet.clients["cam-1"].manifest
     assert (back.round, back.version) == (2, served.version + 1)
     assert back.notice == "an operator rolled this client back to version 2"
-    do(fleet, RollBack("cam-1"))
+    assert "stay as they are" not in do(fleet, RollBack("cam-1")), "nobody asked for others"
     fleet.run(until=lambda: serves(0))
     plan = fleet.service.coordinator.control.plan(RollBack("cam-1", to=served.version))
     assert plan.undo == "aggregator rollback cam-1 --to 1"

@@ -22,6 +22,7 @@ from replayfleet.federation.methods.sdd import (
     class_specific_weights,
     entropy_loss,
     noise_aware_loss,
+    with_fresh_rows,
 )
 from replayfleet.federation.methods.sdd_records import AggregatorState, Download
 from replayfleet.federation.methods.steps import data_free
@@ -127,16 +128,11 @@ def test_an_ensemble_answers_with_the_mean_and_shows_every_members_statistics() 
     torch.testing.assert_close(together.layers[-1].mean, alone[1].layers[-1].mean)
 
 
-def test_the_base_session_is_fedavg_but_for_rows_of_classes_to_come_and_fills_the_replay_buffer() -> None:
+def test_the_base_session_is_fedavg_to_the_bit_and_fills_the_replay_buffer() -> None:
     state, downloads = run_rounds(SDD(task=TOY, **QUICK), SESSIONS[:1])
     plain = {key: QUICK[key] for key in ("local_epochs", "batch_size", "learning_rate")}
     _, expected = run_rounds(FedAvg(task=TOY, **plain), SESSIONS[:1])
-    made, plainly = downloads["a"].task_parameters, expected["a"].task_parameters
-    assert [name for name in plainly if not torch.equal(made[name], plainly[name])] == ["head.weight", "head.bias"]
-    for name in ("head.weight", "head.bias"):
-        torch.testing.assert_close(made[name][:2], plainly[name][:2], rtol=0, atol=0)
-        assert made[name][2:].abs().max() <= made["head.weight"].shape[1] ** -0.5, "they begin as any row does"
-        assert not torch.equal(made[name][2:], plainly[name][2:])
+    assert same_bits(downloads["a"].task_parameters, expected["a"].task_parameters)
     assert sorted(downloads["a"].synthetic) == [0, 1]
     assert {len(each[IMAGES]) <= 6 for each in downloads["a"].synthetic.values()} == {True}
     assert same_bits(SDD.AggregatorState.unpack(state.pack()).synthetic[0], state.synthetic[0])
@@ -193,8 +189,21 @@ def test_a_session_has_a_step_size_of_its_own_and_the_base_session_the_other() -
     assert same_bits(plain["a"].task_parameters, changed["a"].task_parameters)
 
 
+def test_a_session_begins_with_fresh_rows_of_its_classes_the_same_for_all_clients() -> None:
+    start = {**model(), "head.weight": model()["head.weight"] * 50}
+    fresh = with_fresh_rows(start, [2, 3])
+    assert same_bits(fresh, with_fresh_rows(dict(start), [2, 3]))
+    changed = [name for name in start if not torch.equal(fresh[name], start[name])]
+    assert sorted(changed) == ["head.bias", "head.weight"]
+    for name in changed:
+        torch.testing.assert_close(fresh[name][:2], start[name][:2], rtol=0, atol=0)
+        assert fresh[name][2:].abs().max() <= start["head.weight"].shape[1] ** -0.5
+    still = local_round(SDD(task=TOY, **QUICK), session_learning_rate=1e-12)
+    torch.testing.assert_close(still["head.weight"], with_fresh_rows(model(), [2, 3])["head.weight"])
+
+
 def test_a_client_learns_as_fast_of_which_classes_of_a_session_it_has_none() -> None:
-    method, start = SDD(task=TOY, **QUICK), model()
+    method, start = SDD(task=TOY, **QUICK), with_fresh_rows(model(), [2, 3])
     moved = (local_round(method, data=toy_data({2: 4}))["head.weight"] - start["head.weight"]).abs().amax(dim=1)
     assert moved[3] > 50 * moved[:2].max()
 

@@ -97,6 +97,16 @@ def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
         access(path)
 
 
+def test_a_file_that_others_may_write_by_now_lets_nobody_in(path: Path) -> None:
+    token = add_token(path, "anna", "viewer")
+    known = access(path)
+    assert known.by_token(token) is not None
+    path.chmod(0o620)
+    assert known.by_token(token) is None
+    path.chmod(0o600)
+    assert known.by_token(token) is not None
+
+
 def test_a_pipe_is_no_file_of_tokens_and_nobody_waits_for_it(path: Path) -> None:
     os.mkfifo(path, 0o600)
     with pytest.raises(SettingsError, match="is no file"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -53,6 +55,26 @@ def test_connections_that_never_ask_give_their_places_back(server: serving.WebSe
             each.close()
 
 
+def test_connections_beyond_all_places_are_closed_at_once_so_that_descriptors_are_left(
+    server: serving.WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "FIRST_REQUEST_S", 60.0)
+    address = server._server.servers[0].sockets[0].getsockname()
+    kept = [socket.create_connection(address, timeout=60) for _ in range(4 + serving.SURPLUS)]
+    try:
+        while len(server._server.server_state.connections) < len(kept):
+            time.sleep(0.01)
+        more = [socket.create_connection(address, timeout=60) for _ in range(3)]
+        for each in more:
+            with each, contextlib.suppress(ConnectionResetError):
+                assert each.recv(100) == b""
+        kept[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert kept[0].recv(100).startswith(b"HTTP/1.1 503"), "who is within the surplus is told"
+    finally:
+        for each in kept:
+            each.close()
+
+
 def test_connections_that_ask_once_and_never_end_their_second_question_give_their_places_back(
     server: serving.WebServer,
 ) -> None:
@@ -71,6 +93,17 @@ def test_connections_that_ask_once_and_never_end_their_second_question_give_thei
     finally:
         for each in stalled:
             each.close()
+
+
+def test_a_body_that_breaks_off_is_no_event(server: serving.WebServer, caplog: pytest.LogCaptureFixture) -> None:
+    address = server._server.servers[0].sockets[0].getsockname()
+    with socket.create_connection(address, timeout=60) as asking:
+        asking.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\nhal")
+    while server._server.server_state.connections or server._server.server_state.tasks:
+        time.sleep(0.01)
+    with urllib.request.urlopen(server.url) as answer:
+        assert answer.read() == b"here"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(("length", "sent", "status"), [(50, 50, b"200"), (50, 1, b"408"), (101, 101, b"413")])

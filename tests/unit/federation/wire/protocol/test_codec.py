@@ -112,6 +112,7 @@ BAD = {
     "ranges out of order": Progress("client", TRANSFER, 3, ((9, 9), (3, 4)), 8),
     "credit": Progress("client", TRANSFER, 3, (), 10_000),
     "transfer id": Progress("client", "abc", 3, (), 8),
+    "report of no round": Report("cam-1", -1, 1, {}),
     "nan metric": Report("cam-1", 3, 7, {"accuracy": math.nan}),
     "metric that no sum takes": Report("cam-1", 3, 7, {"train_s": 1.7e308}),
     "share of more than all": Report("cam-1", 3, 7, {"stream_accuracy/yard": 1.5}),
