@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.harness import run
 from replayfleet.aggregator.admission import decode_upload
-from replayfleet.aggregator.aggregation import upload_layout
 from replayfleet.federation.methods.fedavg import FedAvg
+from replayfleet.federation.methods.kit.promises import remembered_layout
 from replayfleet.federation.methods.kit.task_records import TaskModels, TaskUpload
 from replayfleet.federation.methods.steps.replay import eager_sampler
 from replayfleet.federation.service.artefact_codec import encode_artefacts
@@ -59,7 +59,7 @@ def alone(updates: int) -> dict[str, float]:
     method = FedAvg(task=TASK)
     with tempfile.TemporaryDirectory() as folder:
         manifests = _stored(Path(folder), updates)
-        blobs, layout = DiskBlobStore(Path(folder)), upload_layout(method)
+        blobs, layout = DiskBlobStore(Path(folder)), remembered_layout(method)
 
         def averaged(*, must_be_finite: bool) -> float:
             began = time.process_time()
