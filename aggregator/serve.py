@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from replayfleet.aggregator.admission import Caps
@@ -26,7 +25,6 @@ from replayfleet.federation.methods.kit.placement import proved_device
 from replayfleet.federation.methods.steps.memory import sampler_of
 from replayfleet.federation.service.credentials.identity import session_secret
 from replayfleet.federation.service.data_dir import claim_data_dir
-from replayfleet.federation.service.disk import LOOK_EVERY_S, disk_errno
 from replayfleet.federation.service.engine import engine
 from replayfleet.federation.service.fleet.growth import grown_spec
 from replayfleet.federation.service.fleet.spec import method_of
@@ -101,8 +99,7 @@ def serve(settings: AggregatorSettings) -> bool:
         finished = service.run(stop, manager)
         while service.growth is not None and not stop.is_set():
             with manager.busy("the fleet learns more classes"):
-                _grow(settings, *service.growth)
-                service = _once_the_disk_lets(lambda: opened(_fleet(settings, str(device))), stop)
+                service = opened(_grown(settings, str(device), *service.growth))
             finished = service.run(stop, manager)
         return finished
 
@@ -130,24 +127,13 @@ def _fleet(settings: AggregatorSettings, torch_device: str) -> Fleet:
     return fleet
 
 
-def _grow(settings: AggregatorSettings, names: tuple[str, ...], who: str) -> None:
+def _grown(settings: AggregatorSettings, torch_device: str, names: tuple[str, ...], who: str) -> Fleet:
     """Let the fleet learn more classes, between two services; if that fails, it is what it was."""
     try:
         grow(settings.data_dir, names, who, time.time())
     except Exception as error:  # a full disk, a damaged blob
         _log.exception("classes not added", reason=error, next="the fleet goes on with those that it has")
-
-
-def _once_the_disk_lets(make: Callable[[], AggregatorService], stop: threading.Event) -> AggregatorService:
-    """Return what ``make`` does; while the disk refuses, it is tried again. Raises what else went wrong."""
-    while True:
-        try:
-            return make()
-        except Exception as error:
-            if disk_errno(error) is None or stop.is_set():
-                raise
-            _log.warning("disk takes nothing", reason=error, next=f"trying again in {LOOK_EVERY_S:g} s")
-        stop.wait(LOOK_EVERY_S)
+    return _fleet(settings, torch_device)
 
 
 def _open_many_files() -> None:

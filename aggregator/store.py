@@ -112,8 +112,8 @@ class AggregatorStore:
         except sqlite3.Error as error:
             passes = disk_errno(error) is not None and (path.is_file() or not read_only)
             kind = ReplayfleetError if passes else SettingsError
-            what = " is damaged; restore a backup" if is_damage(error) else ": can't be opened"
-            what = f"{what}, the disk refuses; is it full?" if passes else what
+            closed = ": can't be opened now; is the disk full?" if passes else ": can't be opened"
+            what = " is damaged; restore a backup" if is_damage(error) else closed
             raise kind(f"{path}{what} ({error})") from error
         self._newest: dict[str, tuple[int, Manifest | None]] = {}
         self.roll, self.deeds, self.versions = Roll(self._db), Deeds(self._db), Versions(self._db)

@@ -4,8 +4,8 @@ A real mosquitto, ``aggregator serve`` and ``edge-client start`` processes with 
 them; the method's local round returns what it got, moved a little (``idle_method.py``). The model is our ResNet20 for
 28 pixels (2.8 MB). Every client serves its model in a process of its own and measures its accuracy on two pictures more
 in each round, which is an experiment's: a device with a camera has no test set. The first rounds are left out: they
-import torch and export graphs. CPU seconds are those of the broker, the aggregator, the
-clients and their children; they hold on busy machines too.
+import torch and export graphs. CPU seconds are those of the broker, the aggregator, the clients and their children;
+they hold on busy machines too.
 
     python -m benchmarks.deployed_round [--clients 2 10] [--rival-python PATH] [--out FILE]
 

@@ -188,7 +188,7 @@ class Story:
             story = self.clients[client]
             story.seen_at = event.get("time")
             self._tell_of_client(story, event)
-        if isinstance(index, int) and index >= 0:  # before the first: a journal of a former version
+        if isinstance(index, int) and index >= 0:  # a journal of before may say -1
             self._tell_of_round(self._round(index), event)
         if event["event"] == "aggregator started":
             self.started = event

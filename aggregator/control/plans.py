@@ -156,10 +156,10 @@ class Planner:
             words.append(f"{client} serves version {spoken(target.origin)} of round {target.manifest.round} again")
             if verb.client == client and current is not None:
                 undo = f"aggregator rollback {client} --to {spoken(current.origin)}"
-        others = sorted(set(self._parts.store.clients()) - set(targets))
+        others = sorted(set(self._parts.store.clients()) - set(targets)) if verb.client == EVERYBODY else []
         stay = (
             f"; {', '.join(others)} stay as they are: excluded or revoked, or nothing earlier is kept of them"
-            if others and verb.client == EVERYBODY
+            if others
             else ""
         )
         return Plan(

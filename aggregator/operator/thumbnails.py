@@ -81,20 +81,19 @@ class ThumbnailDesk:
         folder = self._folder / address.peer
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / hashlib.sha256(found.camera.encode()).hexdigest()[:16]
-        if not path.exists() and len(_kept_in(folder)) >= MAX_CAMERAS:
+        if not path.exists() and _num_kept(folder) >= MAX_CAMERAS:
             return
         fresh = path.with_suffix(".new")
         fresh.write_bytes(frame)  # unlike all else, it may be lost
         fresh.replace(path)
 
 
-def _kept_in(folder: Path) -> list[Path]:
-    """Return the files of a client's folder; those of cameras that are gone are deleted."""
-    files = list(folder.iterdir())
-    for path in files:
+def _num_kept(folder: Path) -> int:
+    """Delete the pictures of cameras that are gone, and return how many are left."""
+    for path in list(folder.iterdir()):
         if abs(time.time() - path.stat().st_mtime) > KEPT_S:
             path.unlink()
-    return [path for path in files if path.exists()]
+    return len(list(folder.iterdir()))
 
 
 def pictures_of(data_dir: Path, client: str, now: float | None = None) -> list[Picture]:

@@ -194,7 +194,7 @@ class SDD(ImageSynthesisMethod):
         if not old:
             parameters = yield self.training(data, start, rng)
             return state, CountedUpload(parameters, counts)
-        device, new_classes = data.images.device, sorted(counts.keys() - set(download.seen))
+        device, begins = data.images.device, not counts.keys() <= set(download.seen)  # a session
         unmet = [class_id for class_id in range(self.task.num_classes) if class_id not in download.seen]
         replay = ReplayPool(
             images=data_free.from_bytes(torch.cat([download.synthetic[class_id][IMAGES] for class_id in old])),
@@ -206,7 +206,7 @@ class SDD(ImageSynthesisMethod):
             rng=split_generator(rng),
         )
         absent = absent_classes(download.seen, counts, self.logits)
-        if new_classes:
+        if begins:
             start = with_fresh_rows(start, unmet)
 
         def batch_loss(module: ResNet, batch: Tensor) -> Tensor:
@@ -220,10 +220,10 @@ class SDD(ImageSynthesisMethod):
                 loss = loss + self.activation_weight * activation_divergence(real)
             return loss
 
-        rate = self.session_learning_rate if new_classes else 0.0
+        rate = self.session_learning_rate if begins else 0.0
         settings = replace(self, learning_rate=rate or self.learning_rate)
         request = settings.descending(start, len(data.labels), rng, batch_loss)
-        if new_classes:  # rows of the session's other classes move as far: they learn that this client has none of them
+        if begins:  # rows of the session's other classes move as far: they learn that this client has none of them
             request = replace(request, after_backward=self._gently(torch.tensor(unmet, device=device)))
         parameters = yield request
         return state, CountedUpload(parameters, counts)
@@ -236,8 +236,8 @@ class SDD(ImageSynthesisMethod):
         beta = self.beta if self.replay_loss == "noise-aware" else 0.0
         return noise_aware_loss(logits[:, replayed.known], pseudo_labels, len(replayed.known), self.alpha, beta)
 
-    def _gently(self, new_classes: Tensor) -> Callable[[nn.Module], None]:
-        """Return what scales a step of SGD, weight decay included, for all but the rows of new classes."""
+    def _gently(self, rows: Tensor) -> Callable[[nn.Module], None]:
+        """Return what scales a step of SGD, weight decay included, for all but these rows of the head."""
         scale, decay = self.fine_tuning_scale, self.weight_decay
 
         def scale_down(module: nn.Module) -> None:
@@ -247,7 +247,7 @@ class SDD(ImageSynthesisMethod):
                 gradient = parameter.grad.clone()
                 parameter.grad.add_(parameter.detach(), alpha=decay).mul_(scale).sub_(parameter.detach(), alpha=decay)
                 if name in _ROWS:
-                    parameter.grad[new_classes] = gradient[new_classes]
+                    parameter.grad[rows] = gradient[rows]
 
         return scale_down
 

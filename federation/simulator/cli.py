@@ -86,8 +86,7 @@ def run(spec: RunSpec, command: list[str]) -> None:
     regret = f", average regret {100 * summary['average_regret']:.2f}" if "average_regret" in summary else ""
     kept = f", kept {100 * summary['earlier_kept']:.1f} % of the earlier towns" if "earlier_kept" in summary else ""
     what = "town" if spec.scenario == DRIVING else "task"
-    first = min(progress.diverged.values(), default=None)
-    diverged = "" if first is None else f"; DIVERGED: models are not finite from round {first} on"
+    diverged = "" if progress.diverged is None else f"; DIVERGED in round {progress.diverged}"
     towns = f" ({100 * summary['place_accuracy']:.2f} % per {what})" if "place_accuracy" in summary else ""
     click.echo(
         f"final {job.measure} {100 * summary['final_accuracy']:.2f} %{towns}, "

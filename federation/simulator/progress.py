@@ -36,8 +36,8 @@ class Progress:
         self._started = clock()
         self._num_done = 0
         self._place = 0
-        self.diverged: dict[str, int] = {}
-        """Client -> the first round whose model for it isn't finite."""
+        self.diverged: int | None = None
+        """The first round that left somebody a model that isn't finite."""
 
     def client_begins(self, round_index: int, name: str) -> None:
         """Show who trains; only on a terminal, where the line can be taken back."""
@@ -77,8 +77,8 @@ class Progress:
         models = {name: getattr(download, "task_parameters", {}) for name, download in outcome.downloads.items()}
         finite = {key: _is_finite(model) for key, model in {id(model): model for model in models.values()}.items()}
         diverged = sorted(name for name, model in models.items() if not finite[id(model)])
-        self.diverged = {**dict.fromkeys(diverged, record.round), **self.diverged}
         if diverged:
+            self.diverged = record.round if self.diverged is None else self.diverged
             parts.append(f"DIVERGED: models of {', '.join(diverged)} are not finite")
         left = self._num_rounds - 1 - record.round
         if left:

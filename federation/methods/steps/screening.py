@@ -191,7 +191,8 @@ def _measures(one: Candidate, answers: Answers, max_change: float, sizes: Square
             generators.append(_norm(list(matrices.values())))
         elif starts and matrices:
             nearest, start = min(
-                ((_changes(matrices, start, sizes), start) for start in starts), key=lambda one: one[0][""]
+                ((_changes(matrices, start, sizes), start) for start in starts),
+                key=lambda one: math.inf if math.isnan(one[0][""]) else one[0][""],
             )
             moved = _vectors(name, parameters, start)
             moved[name] = _Measured(f"{name}: its change in this round", nearest.pop(""), max_change, max_change / 2, 4)

@@ -249,7 +249,7 @@ def test_a_database_that_a_full_disk_keeps_closed_is_tried_again(
         raise error
 
     monkeypatch.setattr(sqlite3, "connect", full)
-    with pytest.raises(ReplayfleetError, match="can't be opened, the disk refuses; is it full") as caught:
+    with pytest.raises(ReplayfleetError, match="can't be opened now; is the disk full") as caught:
         AggregatorStore(tmp_path, read_only=read_only)
     assert not isinstance(caught.value, SettingsError)
 

@@ -46,6 +46,14 @@ def test_of_a_model_that_is_not_finite_itself_nothing_is_said_against_who_began_
     assert "its change in this round" in screen({"a": one}, lambda _: None, max_change=2.0)["a"]
 
 
+def test_a_model_that_is_not_finite_hides_nothing_while_the_client_has_another() -> None:
+    uploaded = {"head.weight": torch.ones(2, 2)}
+    spoilt, far = ({"head.weight": torch.full((2, 2), value)} for value in (float("nan"), 1e-3))
+    for own, average in ((spoilt, far), (far, spoilt)):
+        one = Candidate(Artefacts({"task": uploaded}), {"task": own, "average": average}, 100)
+        assert "its change in this round" in screen({"a": one}, lambda _: None, max_change=2.0)["a"]
+
+
 def test_a_count_has_a_bound_though_there_is_no_other() -> None:
     parameters = {"head.weight": torch.ones(2, 2)}
     assert not screened(parameters, MAX_SAMPLES_A_ROUND)
