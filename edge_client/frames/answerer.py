@@ -11,12 +11,15 @@ from replayfleet.edge_client.flow import Answers, Inputs, Picture, Prediction, S
 from replayfleet.edge_client.serving.probation.failures import Failures
 from replayfleet.edge_client.serving.probation.guard import Answered
 from replayfleet.edge_client.serving.slot import ModelSlot
+from replayfleet.federation.errors import told
 from replayfleet.federation.service.logs import EventLogger
 
 log = EventLogger(__name__)
 
 _AGES_KEPT = 1000
 _ASKED_AT_MOST = 4
+_TOLD_AFTER = 10
+"""Pictures in a row that can't be looked at: then it is the camera, and not a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Answerer:
         self._ages: collections.deque[float] = collections.deque(maxlen=_AGES_KEPT)
         self._answered = self._failed = 0
         self._newest_ids: dict[str, int] = {}
-        self._unusable: set[str] = set()  # cameras whose last picture couldn't be looked at: one line for many
+        self._unusable: dict[str, tuple[int, str]] = {}  # camera -> pictures in a row that can't be looked at, and why
 
     def answer(self, picture: Picture) -> Shown | None:
         """Return the picture with its prediction; None if it can't even be looked at."""
@@ -71,12 +74,18 @@ class Answerer:
             inputs = self._view.inputs(picture)
         except Exception as error:  # of a picture that no model is to blame for
             self._failed += 1
-            if picture.camera not in self._unusable:
+            before, _ = self._unusable.get(picture.camera, (0, ""))
+            if not before:
                 log.warning("picture can't be used", camera=picture.camera, frame=picture.frame_id, error=error)
-            self._unusable.add(picture.camera)
+            self._unusable[picture.camera] = before + 1, told(error)
             return None
-        self._unusable.discard(picture.camera)
+        self._unusable.pop(picture.camera, None)
         return Shown(picture, inputs, self._predict(picture, inputs))
+
+    def problem(self, camera: str) -> str:
+        """Why a camera's newest pictures can't even be looked at; empty if they can. Safe from another thread."""
+        in_a_row, why = self._unusable.get(camera, (0, ""))
+        return f"its last {in_a_row} pictures can't be used: {why}" if in_a_row >= _TOLD_AFTER else ""
 
     @property
     def counts(self) -> FrameCounts:

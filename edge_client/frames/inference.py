@@ -132,7 +132,8 @@ class InferenceLoop:
     def error(self) -> str:
         """What is wrong now, for the health endpoint; empty while everything delivers or is back."""
         now = self._clock()
-        problems = [f"{lane.camera.name}: {why}" for lane in self._lanes if (why := lane.problem(now))]
+        found = {(name := lane.camera.name): lane.problem(now) or self._answerer.problem(name) for lane in self._lanes}
+        problems = [f"{name}: {why}" for name, why in found.items() if why]
         return "; ".join([*problems, *([self._serving_error] if self._serving_error else [])])
 
     @property

@@ -336,7 +336,8 @@ class Simulation:
                 on_client(round_index, name)
             arguments, rng = self._arguments(round_index, name, index, state)
             handed += [arguments[0], arguments[2]]
-            works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
+            with faults_named(self.method, "local_work", all_of_them=True):
+                works[name] = self.method.local_work(*arguments, rng, sampler=self.sampler)
         untouched = Untouched(self.method, *handed)
         with faults_named(self.method, "local_work", all_of_them=True):
             results = together(works)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Picture, PictureSource, Prediction, Shown
+from replayfleet.edge_client.flow import Answers, Boxes, CameraError, Inputs, Picture, PictureSource, Prediction, Shown
 from replayfleet.edge_client.frames.answerer import Answerer
 from replayfleet.edge_client.frames.frame_service import FrameService
 from replayfleet.edge_client.frames.inference import InferenceLoop
@@ -130,6 +130,24 @@ def test_a_picture_that_cannot_be_looked_at_is_no_failure_of_the_model(caplog: p
     assert [answerer.answer(picture(index)) for index in range(5)] == [None] * 5
     assert (answerer.counts.num_failed, slot.num_rollbacks) == (5, 0)
     assert caplog.messages == ["picture can't be used"]
+
+
+def test_a_camera_whose_pictures_cannot_be_looked_at_one_after_another_is_told() -> None:
+    class OftenBlind(WholePicture):
+        def inputs(self, picture: Picture) -> Inputs:
+            if picture.frame_id < 10:
+                raise ValueError("blind")
+            return super().inputs(picture)
+
+    answerer = Answerer(_slot(says(1, 0)), OftenBlind(TASK))
+    loop = InferenceLoop([ScriptedCamera(name="other"), ScriptedCamera()], answerer)
+    for frame_id in range(9):
+        answerer.answer(picture(frame_id))
+    assert not loop.error, "a few are a hiccup"
+    answerer.answer(picture(9))
+    assert loop.error == "cam: its last 10 pictures can't be used: ValueError: blind"
+    answerer.answer(picture(10))
+    assert not loop.error
 
 
 def _answered_by(answerer: Answerer, num_frames: int) -> list[int | None]:
