@@ -234,5 +234,8 @@ class MFCL(SynthesisMethod):
 
 
 def _asked_for(latents: Tensor, classes: Tensor) -> Tensor:
-    """Return (B,) which of ``classes`` (q,) latents (B, Z) name in Eq. 1: the place of the greatest of q entries."""
-    return latents[:, : len(classes)].argmax(dim=1)
+    """Return (B,) which of ``classes`` (q,) latents (B, Z) name in Eq. 1: the place of the greatest of their entries.
+
+    A class keeps its entry whichever classes are met later, as does one in the paper, which counts them as they come.
+    """
+    return latents[:, classes].argmax(dim=1)

@@ -17,7 +17,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "der-fedgp": ("fedgp", {"base": "der"}),
     "er-fedgp": ("fedgp", {"base": "der", "alpha": 0.0, "beta": 1.0}),
     "fedcurv-fedgp": ("fedgp", {"base": "fedcurv"}),
-    "fedlwf-2t": ("lwf", {"new_weight": 0.33, "past_weight": 0.33, "server_weight": 0.34}),
+    "fedlwf-2t": ("lwf", {"new_weight": 0.33, "past_weight": 0.33, "server_weight": 0.34, "logits": "all"}),
     "fedprox-plus": ("ewc", {"weighting": "even", "importance": 0.01}),
     "fedprox-fedgp": ("fedgp", {"base": "fedprox"}),
     "pfedgrp-as1": ("pfedgrp", {"filter_replay": False}),

@@ -189,6 +189,12 @@ def _of_tasks(result: Result) -> dict[str, float]:
     if result.run["stream"]["scenario"] not in TASK_BY_TASK:
         return values
     ends = [rounds[place] for place in metrics.task_ends(len(rounds), result.stream["changes"])]
+    late = [
+        {name: client.accuracy_by_place for name, client in record.clients.items() if not client.hostile}
+        for record in rounds[-max(1, len(rounds) // 10) :]
+    ]
+    if all(tested for by_place in late for tested in by_place.values()):
+        values["PAL"] = 100 * metrics.average_accuracy([metrics.place_accuracy(by_place) for by_place in late])
     values["SA"] = 100 * metrics.average_accuracy([record.accuracy for record in ends])
     for metric, key in (("TF", "accuracy_by_place"), ("KF", "accuracy_in_task")):
         honest = [name for name, client in sorted(ends[-1].clients.items()) if not client.hostile]
@@ -206,9 +212,9 @@ def judged(aim: Aim, cells: Sequence[Cell]) -> Summary | None:
         aim: of a table.
         cells: of one of its columns.
     """
-    by_method = {cell.row.method: cell.values for cell in cells}
-    own = by_method.get(aim.method, {}).get(aim.metric, {})
-    other = by_method.get(aim.beside, {}).get(aim.beside_metric or aim.metric, {})
+    named = {name: cell.values for cell in reversed(cells) for name in (cell.row.method, cell.row.label)}
+    own = named.get(aim.method, {}).get(aim.metric, {})
+    other = named.get(aim.beside, {}).get(aim.beside_metric or aim.metric, {})
     seeds = sorted(own.keys() & other.keys())
     if not seeds or (aim.share and not all(other[seed] for seed in seeds)):
         return None

@@ -144,9 +144,9 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         text: for people.
-        method: of the number.
+        method: of the number; of several rows the first one's, or a row's label.
         metric: of the number.
-        beside: the method that it is compared with.
+        beside: the method that it is compared with, likewise.
         beside_metric: its metric, where that is another.
         share: whether the number is to be a share of the other, in percent; else points above it.
         at_least: what is asked.

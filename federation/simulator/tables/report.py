@@ -36,6 +36,7 @@ _HEADINGS = {
     "AUC": "AUC",
     "FID": "FID",
     "PA": "per town or task [%]",
+    "PAL": "the same, last tenth of the rounds [%]",
     "TA": "with the task known [%]",
     "FA": "last round [%]",
     "SA": "at the end of each task [%]",

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from replayfleet.federation.methods.kit import packing
 from replayfleet.federation.methods.kit.records import Parameters
-from replayfleet.federation.methods.mfcl import MFCL
+from replayfleet.federation.methods.mfcl import MFCL, _asked_for
 from replayfleet.federation.methods.mfcl_records import AggregatorState, Download
 from replayfleet.federation.methods.steps import data_free
 from replayfleet.federation.methods.synthesis_records import CountedUpload
@@ -47,7 +47,7 @@ def test_the_generators_loss_is_the_weighted_sum_of_its_four_terms() -> None:
     latents = torch.randn(6, method.latent_size, generator=rng(1))
     torch.testing.assert_close(method.generator_loss(teacher, images, torch.tensor([0, 2]), latents), expected)
     by_latents = dataclasses.replace(method, replay_labels="latents")
-    asked = (latents[:, 1] > latents[:, 0]).long()
+    asked = (latents[:, 2] > latents[:, 0]).long()
     expected += F.cross_entropy(logits, asked) - F.cross_entropy(logits / 7, logits.argmax(dim=1))
     torch.testing.assert_close(by_latents.generator_loss(teacher, images, torch.tensor([0, 2]), latents), expected)
 
@@ -97,6 +97,12 @@ def test_latents_name_all_seen_classes_where_the_old_model_names_one() -> None:
     assert torch.bincount(labels, minlength=4).tolist()[1] == 0
     assert min(torch.bincount(labels, minlength=4)[seen].tolist()) >= 8
     assert torch.equal(images, own._replay(generator, old, seen, rng())()[0])
+
+
+def test_a_latent_that_names_a_class_goes_on_naming_it_when_a_lower_one_is_met() -> None:
+    latents = torch.tensor([[0.0, 1.0, 3.0, 2.0], [0.0, 1.0, 2.0, 3.0]])
+    for seen in (torch.tensor([2, 3]), torch.tensor([0, 1, 2, 3])):
+        assert seen[_asked_for(latents, seen)].tolist() == [2, 3]
 
 
 def test_latents_can_only_name_classes_that_they_have_entries_for() -> None:
