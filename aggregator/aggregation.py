@@ -22,7 +22,7 @@ from replayfleet.aggregator.precision.rounding import Rounder
 from replayfleet.aggregator.precision.wishes import Wish
 from replayfleet.aggregator.publisher import Publisher
 from replayfleet.aggregator.store import StoredArtefacts
-from replayfleet.federation.errors import ArtefactRejected, UploadRejected
+from replayfleet.federation.errors import ArtefactRejected, UploadRejected, told
 from replayfleet.federation.methods.kit.beginning import first_download
 from replayfleet.federation.methods.kit.each import Map, spread_by
 from replayfleet.federation.methods.kit.late import drawn_back
@@ -141,6 +141,9 @@ class Aggregation:
         blobs: tensors, in and out.
         publisher: makes manifests of downloads.
         terms: the operator's.
+
+    Attributes:
+        failure: why the newest round has no aggregation; empty if it has one.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Aggregation:
         self._initial_parameters = terms.initial
         self._device = terms.device
         self._gpu_rest = GpuRest()
+        self.failure = ""
         self._spread, self._rounder = terms.spread, terms.rounder
         self._spec = spec
         self._method = method
@@ -214,8 +218,10 @@ class Aggregation:
             lambda some: self._rehearsed(round_index, some, before, former),
         )
         quarantined |= culprits
+        self.failure = ""
         if result is None:
             if errors:  # not even alone: it may be the method's mistake, and no client's
+                self.failure = f"round {round_index} has no aggregation, its uploads were in vain: {told(errors[-1])}"
                 again = "each client goes on with the model that it had"
                 _log.exception("aggregation fails with every upload", errors[-1], method=self._method.name, next=again)
             result = self._unchanged(round_index, uploads, before, former)

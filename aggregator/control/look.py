@@ -77,6 +77,7 @@ def facts_of(parts: Parts, rounds: Rounds, now: float) -> Facts:
     views = [_view(parts, rounds, standing, now) for standing in standings if standing.is_client]
     return Facts(
         disk=parts.disk.problem,
+        failure=parts.aggregation.failure,
         standby=parts.leadership.notice,
         paused=rounds.course is Course.PAUSED and rounds.phase is not Phase.FINISHED,
         rests_s=rounds.rests_s(now),

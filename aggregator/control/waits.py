@@ -20,6 +20,7 @@ from replayfleet.federation.wire.protocol.messages import Presence, spoken
 MAX_NAMED = 5
 
 PATIENCE: dict[Why, Patience] = COMMON_PATIENCE | {
+    Why.AGGREGATION_FAILS: Patience(0, 0),
     Why.STANDBY: Patience(),
     Why.TOO_FEW_CLIENTS: Patience(10, 60),
     Why.ROUND_LATE: Patience(0, 0),
@@ -88,6 +89,7 @@ class Facts(MemberFacts):
     """All that decides why an aggregator waits.
 
     Attributes:
+        failure: why the newest round has no aggregation; empty if it has one.
         standby: why it doesn't lead; empty if it does.
         round: the current round.
         is_open: whether it takes uploads.
@@ -101,6 +103,7 @@ class Facts(MemberFacts):
     """
 
     member: str = "aggregator"
+    failure: str = ""
     standby: str = ""
     round: int = 0
     is_open: bool = True
@@ -119,6 +122,8 @@ def fleet_waits(facts: Facts) -> tuple[Wait, ...]:
         rest: Iterable[Wait] = [Wait(Why.STANDBY, facts.standby)]
     else:
         rest = _of_the_round(facts) if facts.is_open and not (facts.paused or facts.rests_s) else ()
+    if facts.failure:
+        rest = (Wait(Why.AGGREGATION_FAILS, facts.failure), *rest)
     return ordered((*common_waits(facts), *rest), PATIENCE)
 
 

@@ -38,6 +38,7 @@ class Why(str, enum.Enum):
     STANDBY = "standby"
     TOO_FEW_CLIENTS = "too-few-clients"
     ROUND_LATE = "round-late"
+    AGGREGATION_FAILS = "aggregation-fails"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from support.tiny_fleet import SEED, Crash, TinyFleet, tiny_spec
 from support.tiny_method import TinyMethod, TinyState, TinyUpload
 
 from replayfleet.aggregator.aggregation import restore_artefacts
+from replayfleet.aggregator.control.look import facts_of
+from replayfleet.aggregator.control.waits import fleet_waits
 from replayfleet.aggregator.leading import Claim
 from replayfleet.aggregator.operator.journal import read_journal
 from replayfleet.aggregator.operator.status import read_status
@@ -22,6 +24,7 @@ from replayfleet.aggregator.sync import downloads
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.methods.kit.records import Artefacts
 from replayfleet.federation.methods.kit.seeding import seeded_generator
+from replayfleet.federation.service.waits import Why
 from replayfleet.federation.wire.protocol.limits import EVERYBODY
 from replayfleet.federation.wire.protocol.messages import BlobEntry, Manifest
 from tests.support.memory_broker import Faults
@@ -441,6 +444,9 @@ def test_a_mistake_of_the_method_itself_is_in_the_log_and_every_client_goes_on(
         (record,) = [one for one in caplog.records if "aggregation fails with every upload" in one.getMessage()]
         assert record.exc_info is not None
         assert "aggregate returned None, expected" in str(record.exc_info[1])
+        waits = fleet_waits(facts_of(fleet.service._parts, fleet.rounds, 0.0))
+        assert [wait.reason for wait in waits] == [Why.AGGREGATION_FAILS]
+        assert "round 0 has no aggregation, its uploads were in vain: " in waits[0].text
         assert list(fleet.store.quarantined()) == ["cam-1", "cam-2", "cam-3"]
         assert fleet.rounds.index == 1
     finally:

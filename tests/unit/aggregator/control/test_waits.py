@@ -61,6 +61,7 @@ AWAITED = [(f"cam-{number}", "offline") for number in range(1, 8)]
         ({"refusal": "not authorized"}, [Why.BROKER_REFUSES], "not authorized"),
         ({"connected": False, "broker": "refused"}, [Why.NO_BROKER], "refused"),
         ({"disk": "disk full"}, [Why.DISK], "disk full"),
+        ({"failure": "round 1 has none"}, [Why.AGGREGATION_FAILS], "round 1 has none"),
         ({"standby": "standing by", "num_uploads": 0}, [Why.STANDBY], "standing by"),
         ({"paused": True, "quorum": 5}, [Why.PAUSED], "resume"),
         ({"rests_s": 40.0, "begins": "in 40 s", "quorum": 5}, [Why.NOT_DUE], "isn't due yet: it begins in 40 s"),
