@@ -99,6 +99,12 @@ BLOCKS = (
         *("sub_generator=pca-mixture", "gate=false", "smooth_share=1", "detail_share=0.5"),
         methods=("pfedgrp", "fedavg-replay"),
     ),
+    _beside_pilot(
+        "ungated",
+        "pFedGRP whose sub-generators learn in every round, as pFedGRP-plus's do: its gate lets each learn once here",
+        methods=("pfedgrp-as2",),
+        number="3",
+    ),
     _beside_pilot("epochs", "whether twice as many epochs change Centralized", "local_epochs=16", **_CENTRALIZED),
     _beside_pilot(
         "full",

@@ -282,7 +282,7 @@ def _floors(runs: Sequence[Found]) -> list[str]:
 
 
 def _ahead(runs: Sequence[Found]) -> list[str]:
-    """Say by how much ours is ahead of pFedGRP, and that of each other method, client by client and seed by seed."""
+    """Say by how much ours is ahead of pFedGRP, and that of each other method, seed by seed."""
     by_name: dict[str, dict[int, Raw]] = {}
     for found in runs:
         if PERTURBED not in found.name and found.name != "centralized":
@@ -296,7 +296,10 @@ def _ahead(runs: Sequence[Found]) -> list[str]:
 
 
 def _paired(their_runs: Mapping[int, Raw], our_runs: Mapping[int, Raw], what: str) -> str:
-    """Say how much less regret ours has over the last rounds; nothing where no seed has both."""
+    """Say how much less regret ours has over the last rounds; nothing where no seed has both.
+
+    A seed counts once: its clients share an initialisation, an aggregation and most test images.
+    """
     seeds = sorted(their_runs.keys() & our_runs.keys())
     if not seeds:
         return ""
@@ -305,13 +308,18 @@ def _paired(their_runs: Mapping[int, Raw], our_runs: Mapping[int, Raw], what: st
     differences = []
     for seed in seeds:
         theirs, ours = their_runs[seed].rounds, our_runs[seed].rounds
-        differences += [
-            100 * _mean(ours[t].clients[client].accuracy - theirs[t].clients[client].accuracy for t in late)
-            for client in sorted(ours[0].clients)
-        ]
+        differences.append(
+            100
+            * _mean(
+                ours[t].clients[client].accuracy - theirs[t].clients[client].accuracy
+                for t in late
+                for client in sorted(ours[0].clients)
+            )
+        )
+    each = ", ".join(f"{difference:+.2f}" for difference in differences)
     return (
         f"- {what}, rounds {late[0]} to {late[-1]}: {_mean(differences):+.2f} points of accuracy, as much less "
-        f"regret; over {len(differences)} pairs of client and seed{_interval(differences)}."
+        f"regret; by seed {each}{_interval(differences)}."
     )
 
 
@@ -338,7 +346,7 @@ def _of_fewer_bytes(runs: Sequence[Found], lossless: Sequence[Found]) -> list[st
 
 def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
-        return ", too few for an interval"
+        return ", too few seeds for an interval"
     quantile = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 2.0
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return f", 95 % interval {_mean(values) - half:+.2f} to {_mean(values) + half:+.2f}"
