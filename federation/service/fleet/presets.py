@@ -104,7 +104,7 @@ _DEMO: dict[str, Fields] = {
 }
 
 _SMALLER: dict[str, Fields] = {
-    # Twice as many epochs change Centralized by 2.1 points at most in a round, a point or more in 2 of 10: docs/results.md.
+    # Twice as many epochs change Centralized by 2.1 points at most, by one or more in 2 rounds of 10: docs/results.md.
     "task-model": {"learning_rate_schedule": "cosine"},
     "memory": {"gan_batch_size": 16, "sub_generator_epochs": 120},  # 840 critic steps on 100 images; the paper: 800
     # Joined: normalised by small batches of two classes, both methods remember less (docs/experiments.md).
