@@ -186,7 +186,11 @@ def task(classes: str | None, stem: str | None, **options: Any) -> None:
 
 @main.command("sub-generator")
 @_image
-@_of_model("--class", "class_", help="Class whose sub-generator of --from it is, by name or number; all: the one of pfedgrp-as3.")
+@_of_model(
+    "--class",
+    "class_",
+    help="Class whose sub-generator of --from it is, by name or number; all: the one of pfedgrp-as3.",
+)
 @_of_model("--width", type=int, help="Channels of the last hidden layer.  [default: the model's, else 16]")
 @_exports("sub-generator")
 def sub_generator(width: int | None, **options: Any) -> None:

@@ -69,7 +69,8 @@ def average_forgetting_measure(acc: Sequence[float]) -> float:
 def forgetting(history: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """f_c = max_{t < T} a_c^t - a_c^T for every class c met before the last round.
 
-    Of all rounds, where ``task_forgetting``'s is of the ends of tasks: its maximum is higher. Negative where the model ends better on the class than it ever was.
+    Of all rounds, where ``task_forgetting`` is of the ends of tasks alone: it is higher for that.
+    Negative where the model ends better on the class than it ever was.
 
     Args:
         history: per round, class id -> accuracy on the cumulative test samples of that class; absent until first met.
