@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -115,6 +116,7 @@ class Registry:
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
         self._authority = Authority(folder / MEMBERS, fleet, now)
+        self._learn_keys()
         self._keep_up()
 
     def close(self) -> None:
@@ -194,6 +196,9 @@ class Registry:
                 signs = Ed25519PrivateKey.generate()
                 content[SIGNING_KEY] = private_pem(signs)
                 public = signs.public_key().public_bytes_raw()
+        keys = [self._own_key(client, "TLS key", key)]
+        if public is not None:
+            keys.append(self._own_key(client, "signing key", Ed25519PublicKey.from_public_bytes(public)))
         certificate = self._authority.sign(key, client, terms.days)
         content[identity.CERTIFICATE] = pem_of(certificate)
         identity.write_identity(folder, content)
@@ -202,7 +207,27 @@ class Registry:
         if public is not None:
             self._store.pin(client, public)
         expires_at = certificate.not_valid_after_utc.timestamp()
-        return folder, Issued(certificate.serial_number, self._now.timestamp(), expires_at, expires_at)
+        return folder, Issued(certificate.serial_number, self._now.timestamp(), expires_at, expires_at, tuple(keys))
+
+    def _own_key(self, client: str, what: str, key: CertificatePublicKeyTypes) -> str:
+        """Return a key's digest, unless it was revoked or is another member's: one image on many devices."""
+        keeper, revoked = self._table.keeper(digest := _digest(key)) or (client, False)
+        if revoked or keeper != client:
+            why = f"was revoked with {keeper}" if revoked else f"is also {keeper}'s, and each could speak as the other"
+            raise SettingsError(
+                f"{client}'s {what} {why}; nothing was changed: make new keys on the device of {client}"
+            )
+        return digest
+
+    def _learn_keys(self) -> None:
+        """Note keys of members whom an earlier version took in: those that are still known."""
+        for member in self._table.keyless():
+            signs = self._store.signing_key(member.client)
+            keys = [] if signs is None else [_digest(Ed25519PublicKey.from_public_bytes(signs))]
+            with contextlib.suppress(OSError, *NOT_PEM):
+                certificate = (self._folder_of(member.client) / identity.CERTIFICATE).read_bytes()
+                keys.append(_digest(x509.load_pem_x509_certificate(certificate).public_key()))
+            self._table.learn(member.client, keys, revoked=member.revoked_at is not None)
 
     def _root(self) -> bytes:
         """Whose word clients take: the aggregator's, whose keys are made here if it hasn't run yet."""
@@ -346,6 +371,11 @@ def read_terms(
     if enrols and key is not None and public is None and client not in _ROLES:
         raise SettingsError("--request needs --signing-key: without one nothing that the client says counts")
     return Terms(days, key, public, out)
+
+
+def _digest(key: CertificatePublicKeyTypes) -> str:
+    public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(public).hexdigest()
 
 
 def _read_public(path: Path) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from replayfleet.aggregator.records.roll import make_members_table
 from replayfleet.aggregator.store import DATABASE
@@ -14,10 +15,13 @@ from replayfleet.federation.errors import SettingsError
 
 BUSY_S = 30.0
 """A running aggregator writes for moments."""
+_Statement: TypeAlias = tuple[str, Sequence[object]]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS certificates (
     serial TEXT PRIMARY KEY, client TEXT NOT NULL, issued_at REAL NOT NULL, ends_at REAL NOT NULL,
     expires_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS keys (
+    digest TEXT PRIMARY KEY, client TEXT NOT NULL, revoked INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 """
 
 
@@ -30,12 +34,14 @@ class Issued:
         issued_at: Unix time.
         ends_at: from then on it counts no more: its expiry, or earlier if it was revoked or replaced.
         expires_at: its own expiry.
+        keys: digests of the public keys that its member brought with it, to write; none where it was read.
     """
 
     serial: int
     issued_at: float
     ends_at: float
     expires_at: float
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +106,34 @@ class Members:
             "INSERT INTO members (client, enrolled_at, revoked_at) VALUES (?, ?, NULL) ON CONFLICT (client) DO UPDATE "
             "SET enrolled_at = excluded.enrolled_at, revoked_at = NULL"
         )
-        self._change((enrolled, (client, now)), self._issue(client, certificate))
+        self._change((enrolled, (client, now)), *self._issue(client, certificate))
 
     def renew(self, client: str, certificate: Issued, until: float) -> None:
         """Give a member another certificate; those before count until ``until`` at most."""
         ended = "UPDATE certificates SET ends_at = min(ends_at, ?) WHERE client = ?"
-        self._change((ended, (until, client)), self._issue(client, certificate))
+        self._change((ended, (until, client)), *self._issue(client, certificate))
 
     def revoke(self, client: str, now: float) -> None:
         """Shut a client out; all its certificates end."""
         # Not at ``now``, which a clock that is ahead puts off.
         revoked = ("UPDATE members SET revoked_at = ? WHERE client = ?", (now, client))
         ended = "UPDATE certificates SET ends_at = min(ends_at, issued_at, ?) WHERE client = ?"
-        self._change(revoked, (ended, (now, client)))
+        keys = ("UPDATE keys SET revoked = 1 WHERE client = ?", (client,))
+        self._change(revoked, (ended, (now, client)), keys)
+
+    def keeper(self, key: str) -> tuple[str, bool] | None:
+        """Who had the key of this digest first, and whether it was revoked; None for one never seen."""
+        row = self._db.execute("SELECT client, revoked FROM keys WHERE digest = ?", (key,)).fetchone()
+        return None if row is None else (str(row[0]), bool(row[1]))
+
+    def keyless(self) -> tuple[Member, ...]:
+        """Members of an earlier version, which kept no keys."""
+        known = {client for (client,) in self._db.execute("SELECT DISTINCT client FROM keys")}
+        return tuple(member for member in self.all() if member.client not in known)
+
+    def learn(self, client: str, keys: Iterable[str], *, revoked: bool) -> None:
+        """Note keys of a member; those that are known stay whose they are."""
+        self._change(*_kept(client, keys, revoked=revoked))
 
     def ended(self, now: float) -> set[int]:
         """Serial numbers of certificates that count no more, though they haven't expired."""
@@ -126,11 +147,12 @@ class Members:
         return tuple(Issued(int(serial), *times) for serial, *times in self._db.execute(question, (client,)))
 
     @staticmethod
-    def _issue(client: str, issued: Issued) -> tuple[str, Sequence[object]]:
+    def _issue(client: str, issued: Issued) -> list[_Statement]:
         row = (str(issued.serial), client, issued.issued_at, issued.ends_at, issued.expires_at)
-        return "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)", row
+        text = "INSERT INTO certificates (serial, client, issued_at, ends_at, expires_at) VALUES (?, ?, ?, ?, ?)"
+        return [(text, row), *_kept(client, issued.keys)]
 
-    def _change(self, *statements: tuple[str, Sequence[object]]) -> None:
+    def _change(self, *statements: _Statement) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             for text, values in statements:
@@ -140,6 +162,11 @@ class Members:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise SettingsError(f"the table of members can't be written ({error}); nothing was changed") from error
+
+
+def _kept(client: str, keys: Iterable[str], *, revoked: bool = False) -> list[_Statement]:
+    text = "INSERT OR IGNORE INTO keys (digest, client, revoked) VALUES (?, ?, ?)"
+    return [(text, (key, client, int(revoked))) for key in keys]
 
 
 def expiries(folder: Path) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from replayfleet.aggregator.cli import cli
 from replayfleet.aggregator.members import authority, broker_files, enrolment, table
 from replayfleet.aggregator.members.enrolment import Broker, Terms, opened
-from replayfleet.aggregator.store import AggregatorStore
+from replayfleet.aggregator.store import DATABASE, AggregatorStore
 from replayfleet.federation.errors import SettingsError
 from replayfleet.federation.service import data_dir
 from replayfleet.federation.service.credentials import identity
@@ -178,6 +179,40 @@ def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     assert named_in_rules(tmp_path) == {"aggregator", "cam-1"}
     assert revoked(tmp_path) == {first}
     assert store.uploads(0) == {}, "what its former key signed"
+
+
+def terms(tls: ec.EllipticCurvePrivateKey, signs: ed25519.Ed25519PrivateKey) -> Terms:
+    return Terms(key=tls.public_key(), signing_key=signs.public_key().public_bytes_raw())
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_keys_that_were_revoked_or_are_another_member_s_are_refused_and_those_of_a_renewal_are_not(
+    is_old: bool, tmp_path: Path
+) -> None:
+    tls = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
+    signs = [ed25519.Ed25519PrivateKey.generate() for _ in range(3)]
+    with opened(tmp_path, new=True, now=NOW) as registry:
+        registry.enrol("cam-2", terms(tls[0], signs[0]))
+        registry.enrol("cam-3", terms(tls[1], signs[1]))
+        registry.renew("cam-2", terms(tls[0], signs[0]), 14)
+    if is_old:  # the data dir of a version that kept no keys
+        with sqlite3.connect(tmp_path / DATABASE) as database:
+            database.execute("DROP TABLE keys")
+    with opened(tmp_path, now=NOW) as registry:
+        registry.revoke("cam-3")
+        for client, brought, says in (
+            ("cam-3", terms(tls[1], signs[2]), "cam-3's TLS key was revoked with cam-3; nothing was changed: make new"),
+            ("cam-3", terms(tls[2], signs[1]), "cam-3's signing key was revoked with cam-3"),
+            ("cam-4", terms(tls[2], signs[1]), "cam-4's signing key was revoked with cam-3"),
+            ("cam-4", terms(tls[0], signs[2]), "cam-4's TLS key is also cam-2's, and each could speak as the other"),
+            ("cam-4", terms(tls[2], signs[0]), "cam-4's signing key is also cam-2's"),
+        ):
+            with pytest.raises(SettingsError, match=says):
+                registry.enrol(client, brought)
+        assert {member.client for member in registry.members()} == {"aggregator", "cam-2", "cam-3"}
+        assert not (tmp_path / "members" / "cam-4").exists()
+        registry.enrol("cam-3", terms(tls[2], signs[2]))
+        registry.renew("cam-2", terms(tls[0], signs[0]), 14)
 
 
 def test_the_list_says_who_is_what(tmp_path: Path) -> None:
