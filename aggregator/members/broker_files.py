@@ -1,7 +1,8 @@
 """What a mosquitto needs to serve a fleet: configuration, access rules, revocations, made from the table of members.
 
 Only who is a member is named, so whoever was revoked may say and hear nothing as soon as the broker has read the rules
-again, also on a connection that it has already.
+again, also on a connection that it has already. The list of revocations is asked at handshakes alone: where the name is
+enrolled again, a connection made with a revoked certificate would be that member's again until the broker restarts.
 """
 
 from __future__ import annotations

@@ -105,8 +105,12 @@ def _tell(done: Done, what: str) -> None:
     place = place_in(done.broker / CONFIG)
     here = place == str(done.broker.absolute())
     copy = "its files are in place" if here else f"copy {done.broker}/* to {place}/ there, the key for its user alone"
-    lines.append(f"broker:     {copy}; then reload it")
-    lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
+    if done.returns:
+        lines.append(f"broker:     {copy}; then RESTART it (systemctl restart mosquitto); don't reload it:")
+        lines.append(f"            a connection made with a revoked certificate would be {done.member.client}'s again")
+    else:
+        lines.append(f"broker:     {copy}; then reload it")
+        lines.append("            (systemctl reload mosquitto, or kill -HUP), which ends no connection")
     if done.hosts == LOCAL:
         lines.append("            its certificate is for this machine alone; enroll with --host NAME makes another")
     lines.append(f"            the first time: {CONFIG} (for mosquitto 2.1: {CONFIG_2_1}) into conf.d, and a restart")

@@ -14,7 +14,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -82,6 +82,7 @@ class Done:
         own_identity: the aggregator's identity folder, if that was written.
         hosts: names and addresses in the broker's certificate.
         strangers: clients that took part and never were enrolled.
+        returns: it was revoked before.
     """
 
     member: Member
@@ -91,6 +92,7 @@ class Done:
     own_identity: Path | None
     hosts: tuple[str, ...]
     strangers: tuple[str, ...] = ()
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Registry:
             self.enrol(files.AGGREGATOR, Terms())
         written, issued = self._made(client, terms)
         self._table.enrol(client, issued, self._now.timestamp())
-        return self._done(client, written, terms)
+        return replace(self._done(client, written, terms), returns=known is not None)
 
     def renew(self, client: str, terms: Terms, overlap_days: int) -> Done:
         """Give a member a new certificate; the one before counts ``overlap_days`` longer.

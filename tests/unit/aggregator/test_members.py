@@ -174,11 +174,15 @@ def test_a_revoked_member_can_come_back_with_other_keys(tmp_path: Path) -> None:
     store = AggregatorStore(tmp_path)
     store.found(FleetSpec("street", "fedavg", {}, {}, 0), 0.0)
     assert store.accept_upload(Manifest("up", "street", "cam-1", 0, 1, ()), 7, 0)
-    run("revoke", "cam-1", "--data-dir", tmp_path)
-    assert run("enroll", "cam-1", "--data-dir", tmp_path).exit_code == 0
+    assert "kill -HUP" in run("revoke", "cam-1", "--data-dir", tmp_path).output
+    again = run("enroll", "cam-1", "--data-dir", tmp_path)
+    assert again.exit_code == 0
+    assert "RESTART it" in again.output, "a reload leaves a connection that was made with the revoked certificate"
+    assert "kill -HUP" not in again.output
     assert named_in_rules(tmp_path) == {"aggregator", "cam-1"}
     assert revoked(tmp_path) == {first}
     assert store.uploads(0) == {}, "what its former key signed"
+    assert "RESTART" not in run("enroll", "cam-2", "--data-dir", tmp_path).output
 
 
 def terms(tls: ec.EllipticCurvePrivateKey, signs: ed25519.Ed25519PrivateKey) -> Terms:
