@@ -54,6 +54,11 @@ def enroll(
 
     agreed = read_terms(client, **terms, enrols=True)
     with opened(data_dir, check_fleet(fleet), check_broker(hosts, broker_dir), new=True) as registry:
+        if registry.is_new:
+            click.echo(
+                f"a new fleet begins in {data_dir}, with an authority and keys of its own; if {registry.fleet} exists "
+                "already, this is the wrong --data-dir: copy nothing from it"
+            )
         _tell(registry.enrol(client, agreed), f"{client} is a member of fleet {registry.fleet}")
 
 

@@ -109,7 +109,11 @@ class Broker:
 
 
 class Registry:
-    """The members of one fleet. Use ``opened``; one command at a time has it."""
+    """The members of one fleet. Use ``opened``; one command at a time has it.
+
+    Attributes:
+        is_new: nobody was enrolled in the folder, and no aggregator has run there.
+    """
 
     def __init__(self, folder: Path, fleet: str, asked: Broker, now: datetime) -> None:
         self.folder, self.fleet, self._hosts, self._now = folder, fleet, asked.hosts, now
@@ -117,6 +121,7 @@ class Registry:
         self._own_identity: Path | None = None
         self._store = AggregatorStore(folder)
         self._table = Members(folder)
+        self.is_new = not self._table.all() and self._store.spec() is None
         self._authority = Authority(folder / MEMBERS, fleet, now)
         self._learn_keys()
         self._keep_up()

@@ -245,6 +245,18 @@ def test_a_broker_that_other_machines_can_t_reach_is_told(tmp_path: Path) -> Non
     assert alone not in run("renew", "cam-1", "--data-dir", tmp_path).output, "its names stay"
 
 
+def test_who_founds_a_fleet_is_told_so_first_and_nobody_else(tmp_path: Path) -> None:
+    def first_line(folder: Path, client: str) -> str:
+        return run("enroll", client, "--data-dir", folder).output.splitlines()[0]
+
+    wrong = first_line(tmp_path / "mistyped", "cam-1")
+    assert wrong.startswith(f"a new fleet begins in {tmp_path / 'mistyped'}")
+    assert "wrong --data-dir" in wrong
+    assert first_line(tmp_path / "mistyped", "cam-2").startswith("cam-2 is a member")
+    AggregatorStore(tmp_path).found(FleetSpec("fleet", "fedavg", {}, {}, 0), 0.0)
+    assert first_line(tmp_path, "cam-1").startswith("cam-1 is a member"), "an aggregator has run there"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
