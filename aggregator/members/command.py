@@ -97,6 +97,8 @@ def _tell(done: Done, what: str) -> None:
 
     newest = done.member.certificates[0]
     lines = [what if done.folder is None else f"{what}; its certificate is valid until {day(newest.expires_at)}"]
+    if done.excluded:
+        lines.append(f"it is still excluded; `aggregator readmit {done.member.client}` lets it take part")
     former = [each for each in done.member.certificates[1:] if each.ends_at > newest.issued_at]
     if former:
         until = day(max(each.ends_at for each in former))

@@ -83,6 +83,7 @@ class Done:
         hosts: names and addresses in the broker's certificate.
         strangers: clients that took part and never were enrolled.
         returns: it was revoked before.
+        excluded: it takes no part, whatever keys it has.
     """
 
     member: Member
@@ -93,6 +94,7 @@ class Done:
     hosts: tuple[str, ...]
     strangers: tuple[str, ...] = ()
     returns: bool = False
+    excluded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ class Registry:
             self.enrol(files.AGGREGATOR, Terms())
         written, issued = self._made(client, terms)
         self._table.enrol(client, issued, self._now.timestamp())
-        return replace(self._done(client, written, terms), returns=known is not None)
+        excluded = self._store.roll.excludes(client)
+        return replace(self._done(client, written, terms), returns=known is not None, excluded=excluded)
 
     def renew(self, client: str, terms: Terms, overlap_days: int) -> Done:
         """Give a member a new certificate; the one before counts ``overlap_days`` longer.

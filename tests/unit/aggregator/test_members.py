@@ -219,6 +219,15 @@ def test_keys_that_were_revoked_or_are_another_member_s_are_refused_and_those_of
         registry.renew("cam-2", terms(tls[0], signs[0]), 14)
 
 
+def test_who_is_enrolled_again_and_still_excluded_is_told_so(tmp_path: Path) -> None:
+    enrolled(tmp_path, "cam-1")
+    assert run("exclude", "cam-1", "--data-dir", tmp_path, "--yes").exit_code == 0
+    assert run("revoke", "cam-1", "--data-dir", tmp_path).exit_code == 0
+    again = "it is still excluded; `aggregator readmit cam-1`"
+    assert again in run("enroll", "cam-1", "--data-dir", tmp_path).output
+    assert again not in run("enroll", "cam-2", "--data-dir", tmp_path).output
+
+
 def test_the_list_says_who_is_what(tmp_path: Path) -> None:
     enrolled(tmp_path, "cam-1", "cam-2", "cam-3")
     run("renew", "cam-2", "--data-dir", tmp_path)
