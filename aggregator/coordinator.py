@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sqlite3
 from collections import Counter
@@ -192,9 +193,14 @@ class Coordinator:
             self.rounds.signs = Signs(num_samples, wall_s, begins_s, *lowest)
 
     def _leave_out_who_counts_no_more(self) -> None:
-        """Take uploads of those who were revoked, or never enrolled, out of the open round before it closes."""
+        """Send nothing to those who were revoked, or never enrolled, and take their uploads out of the open round."""
         parts = self._parts
-        if not (parts.leadership.leads and self.rounds.is_open) or parts.disk.problem:
+        if not parts.leadership.leads:
+            return
+        for client_id in parts.presence.live:
+            if parts.store.shut_out(client_id):
+                self.left_out(client_id)
+        if not self.rounds.is_open or parts.disk.problem:
             return
         durable = parts.store.round().accepted
         for client_id in self.rounds.accepted:
@@ -391,6 +397,9 @@ class Coordinator:
 
     def _commit(self, result: RoundResult, now: float) -> None:
         parts = self._parts
+        # Methods make a download for each client of their state. Who is enrolled again gets one as a newcomer does.
+        drafts = {client: draft for client, draft in result.drafts.items() if not parts.store.shut_out(client)}
+        result = dataclasses.replace(result, drafts=drafts)
         committed = parts.store.commit_round(
             result.round, result.state, result.drafts, parts.wall_clock(), result.quarantined
         )

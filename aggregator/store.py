@@ -345,6 +345,10 @@ class AggregatorStore:
             return f"isn't enrolled; `aggregator enroll {client_id}` lets it in"
         return ""
 
+    def leaves_out(self, client_id: str) -> bool:
+        """Whether this client gets no models: excluded or shut out, as of the roll's last ``refresh``."""
+        return self.roll.excludes(client_id) or bool(self.shut_out(client_id))
+
     def withdraw(self, client_id: str) -> bool:
         """Take a client's upload out of the open round; returns whether it had one there."""
         with transaction(self._db):

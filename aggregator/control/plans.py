@@ -87,7 +87,7 @@ class Planner:
             if target is None:
                 raise VerbRefused(f"{client} has no such version to go back to; {_kept(versions.of(client))}")
             return {client: target}
-        there = [client for client in store.clients() if not (roll.excludes(client) or store.shut_out(client))]
+        there = [client for client in store.clients() if not store.leaves_out(client)]
         found = {client: target_of(versions.of(client), verb.to) for client in there}
         targets = {client: target for client, target in found.items() if target is not None}
         if not targets:

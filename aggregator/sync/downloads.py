@@ -66,7 +66,7 @@ class DownloadDesk:
         A client that came back gets the offer even if it confirmed it before: it may have lost its disk. One that is
         gone gets none until then.
         """
-        if self._parts.store.roll.excludes(client_id) or not self._parts.presence.is_live(client_id):
+        if self._parts.store.leaves_out(client_id) or not self._parts.presence.is_live(client_id):
             return
         self._catch_up(client_id)
         manifest = self._parts.store.download(client_id)
@@ -143,7 +143,7 @@ class DownloadDesk:
     def publish(self, result: RoundResult, now: float) -> None:
         """Send a committed round's downloads to all who are there: what they share once, the rest one by one."""
         parts = self._parts
-        there = [client for client in parts.presence.live if not parts.store.roll.excludes(client)]
+        there = [client for client in parts.presence.live if not parts.store.leaves_out(client)]
         live = [client for client in there if client in result.drafts]
         self._broadcasted = self._broadcast(result, live, now)
         self._unoffered = dict.fromkeys(there)
@@ -172,7 +172,7 @@ class DownloadDesk:
 
     def _provide_anew(self, client_id: str, now: float) -> None:
         store = self._parts.store
-        manifest = None if store.roll.excludes(client_id) else store.download(client_id)
+        manifest = None if store.leaves_out(client_id) else store.download(client_id)
         if manifest is None or manifest.round != self._rounds.index:
             return
         if manifest.version == self._sent_back.get(client_id):

@@ -320,7 +320,7 @@ def test_a_revoked_member_takes_no_place(desk: Desk) -> None:
     desk.coordinator.tick(3.0)
     desk.online("d", now=3.0)
     desk.online("e", now=3.0)
-    assert [client for client, *_ in desk.offered()] == ["a", "b", "c", "d"]
+    assert [client for client, *_ in desk.offered()] == ["b", "c", "d"]
     desk.upload("d", now=4.0)
     assert ("d", True) in desk.courier.verdicts
     table.enrol("e", Issued(5, 0.0, 9e9, 9e9), 5.0)
@@ -469,6 +469,32 @@ def test_an_upload_that_arrives_after_its_client_was_revoked_counts_no_more(tmp_
     desk.hears(Arrived("a", "0" * 32, Manifest("up", "street", "a", 0, 1, ()), 7), now=3.1)
     assert (desk.courier.verdicts[-1], desk.courier.reasons[-1]) == (("a", False), "excluded")
     assert (desk.coordinator.rounds.accepted, desk.aggregation.ran) == (("b",), [])
+
+
+def test_who_is_revoked_is_offered_nothing_more_and_who_is_enrolled_again_gets_the_newest(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, num_clients=None)
+    run = desk.aggregation.run  # as methods do: a download for each client of their state
+    desk.aggregation.run = lambda index, uploads, *more: run(index, {"a": None, **uploads}, *more)  # type: ignore
+    table = enrolled(desk, "a", "b")
+    desk.coordinator.tick(1.5)
+    desk.online("a", "b", now=1.6)
+    assert [client for client, *_ in desk.offered()] == ["a", "b"]
+    table.revoke("a", 2.0)
+    desk.coordinator.tick(3.0)
+    assert [client for client, *_ in desk.offered()] == ["b"], "what was on its way to it ends too"
+    desk.upload("b", now=3.1)
+    desk.jobs.run(3.2)
+    desk.coordinator.tick(3.3)
+    assert desk.coordinator.rounds.index == 1
+    assert [client for client, *_ in desk.offered()] == ["b", "b"]
+    download = desk.store.download("a")
+    assert download is not None
+    assert download.round == 0, "a commit makes none for it"
+    table.enrol("a", Issued(9, 0.0, 9e9, 9e9), 4.0)
+    desk.coordinator.tick(5.0)
+    desk.hears(Received("a", Presence("a", "online", "with its new keys", 1)), now=5.0)
+    desk.jobs.run(5.0)
+    assert desk.offered()[-1][:2] == ("a", 1)
 
 
 def test_who_was_revoked_and_enrolled_again_within_a_second_has_no_upload_in_the_round(tmp_path: Path) -> None:
